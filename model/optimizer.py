@@ -53,6 +53,14 @@ class CourseAdamW(Optimizer):
         return loss
 
 
+def completed_steps(optimizer: Optimizer) -> int:
+    """Return the number of steps in which one of these optimizers changed parameters."""
+    # A gradient scaler skips the fused optimizer's step on the device, where no hook of torch sees
+    # it; only the optimizer's own count stands still.
+    counts = [float(state["step"]) for state in optimizer.state.values()]
+    return int(max(counts, default=0))
+
+
 _TORCH_ADAMW: dict[str, Any] = {
     "lr": LEARNING_RATE,
     "betas": BETAS,

@@ -24,6 +24,7 @@ from tasks.process.journal import FinalStatus, Journal
 from tasks.process.lifeline import die_with_parent
 from tasks.process.phase_file import Progress
 from tasks.spec.attempt import PHASE_FILE, PREPARATION_S, Attempt, StartMethod
+from tasks.spec.error_text import error_text, message_of
 from tasks.spec.registry import all_tasks, read_attempt
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
@@ -145,7 +146,7 @@ def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: 
     journal.facts({"start_method": start_method, **pin_to_cores(attempt.settings.cores)})
     if not by_hand:
         faulthandler.dump_traceback_later(PREPARATION_S * _STACK_BEFORE_TIMEOUT)
-    # Appended, so that a user's `model.py` next to the config does not hide our package `model`.
+    # Appended, so that a user's file does not hide a package that this program imports.
     sys.path.extend(attempt.settings.import_paths)
     progress = Progress(None if by_hand else attempt.path / PHASE_FILE)
     evidence: dict[str, Any] = {}
@@ -168,8 +169,11 @@ def _run_stages(
 
     evidence: filled by instruments with what they know about an error that ends a stage.
     """
+    import torch
+
     from tasks.harness.precision import require_precision
     from tasks.harness.stage import Session
+    from tasks.harness.stage_checks import StageChecks
     from tasks.harness.workload import StaticResult
     from tasks.instruments import stages_of
     from tasks.process.environment import fingerprint, read_environment
@@ -180,6 +184,7 @@ def _run_stages(
     journal.stage("build")
     if not by_hand:
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
+    threads = torch.get_num_threads()
     built: Any = task.build(params)  # a Workload or a StaticResult
     facts = {**built.device.facts(), **built.facts}
     journal.facts({**facts, "fingerprint": fingerprint({**environment, **facts})})
@@ -190,27 +195,18 @@ def _run_stages(
     require_precision(params)
     folder = None if by_hand else attempt.path
     session = Session(built, params, progress, folder=folder, evidence=evidence)
+    checks = StageChecks(session, threads)
     for stage in stages_of(attempt.settings.instruments):
         journal.stage(stage.name)
         try:
             _journal_samples(stage.run(session), journal)
-            _require_as_configured(session)
+            checks.check(stage.name)
         except Exception as error:
             for explain in session.on_error:
                 explain(error)
             raise
         finally:
             _journal_rows(session, journal)
-
-
-def _require_as_configured(session: Session) -> None:
-    """Raise if a stage changed the precision, or if torch compiled nothing."""
-    from tasks.harness.compilation import require_compiled
-    from tasks.harness.precision import require_precision
-
-    require_precision(session.params)
-    if session.workload.compiled and session.steps:
-        require_compiled()
 
 
 def _journal_samples(samples: Iterable[Sample], journal: Journal) -> None:
@@ -248,7 +244,6 @@ def _final_status(
         backend_refused,
         device_refused,
         host_refused,
-        message_of,
         thread_refused,
     )
 
@@ -256,7 +251,7 @@ def _final_status(
         return FinalStatus(Status.SKIPPED, {"reason": message_of(error)})
     found: dict[str, Any] = {
         "exception": type(error).__qualname__,
-        "message": message_of(error),
+        "message": error_text(error),
         "traceback": "".join(traceback.format_exception(error)),
         **evidence,
     }
@@ -281,7 +276,7 @@ def _memory_at_death(attempt: Attempt) -> dict[str, Any]:
     try:
         return {**open_device(params.device).memory_evidence(), **limit}
     except Exception as broken:  # a device that fails now must not hide the first error
-        return {"memory_evidence": f"unreadable: {broken}", **limit}
+        return {"memory_evidence": f"unreadable: {error_text(broken)}", **limit}
 
 
 if __name__ == "__main__":

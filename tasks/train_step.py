@@ -6,6 +6,7 @@ This module is read when planning, on machines that need no torch: what needs it
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from model.accounting import (
@@ -35,16 +36,18 @@ def build(params: TrainStepParams) -> Workload:
 
 def build_on(device: Device, params: TrainStepParams) -> Workload:
     """Build the cell on a device that is set up, which may be another one than the cell names."""
-    from model.optimizer import OPTIMIZERS
+    from model.optimizer import OPTIMIZERS, completed_steps
     from tasks.harness.workload import Workload
     from tasks.training.model_sources import build_model, compile_model
     from tasks.training.step import TrainingStep
 
     model = build_model(params, device)
     model.train(params.pass_ != "forward")  # no dropout in inference
-    compile_model(model, params)
+    blocks = compile_model(model, params)
+    chosen = {"compile_blocks": blocks.describe()} if blocks else {}
     inputs, targets = _random_tokens(params, device)
     optimizer = OPTIMIZERS[params.optimizer](model.parameters())
+    counter = partial(completed_steps, optimizer) if params.pass_ == "train_step" else None
     return Workload(
         step=TrainingStep(params, model, optimizer, inputs, targets),
         phases=PHASES[params.pass_],
@@ -52,11 +55,12 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         tokens=params.batch_size * params.context_length,
         compiled=params.compiled,
         flops=_flops(params),
-        facts=_read_back(params, model),
+        facts=_read_back(params, model) | chosen,
         square=_square(params),
         resident=(inputs, targets, *model.parameters(), *model.buffers()),
         model=model,
         optimizer=optimizer,
+        optimizer_steps=counter,
     )
 
 

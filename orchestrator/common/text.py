@@ -40,7 +40,8 @@ def failure_reason(evidence: Mapping[str, Any]) -> str:
     """
     if isinstance(evidence.get("asked_bytes"), int):
         return _failed_allocation(evidence)
-    message = str(evidence.get("reason") or evidence.get("message") or "")
+    named = (evidence.get(name) for name in ("reason", "message", "exception"))
+    message = str(next(filter(None, named), "")).strip()
     reason = escape_unprintable(message.split("\n")[0])
     if len(reason) <= _LONGEST_REASON:
         return reason

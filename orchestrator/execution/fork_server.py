@@ -26,6 +26,7 @@ from tasks.process.fork_server import (
     ForkRequest,
 )
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
+from tasks.spec.error_text import error_text
 
 # The variable with the template's socket and the environment that it serves.
 FORK_TEMPLATE = "SWEEP_FORK_TEMPLATE"
@@ -83,7 +84,7 @@ class ForkServer:
             self.channel.send(preparation.to_message())
             self.broken = str(self.receive(PREPARATION_S).get("broken", ""))
         except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
-            self.broken = f"it did not become ready: {error}"
+            self.broken = f"it did not become ready: {error_text(error)}"
 
     def fork(
         self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int
@@ -102,7 +103,7 @@ class ForkServer:
             socket.send_fds(self.channel, [request.to_message()], [log, lifeline])
             return int(self.receive(ANSWER_S)["pid"])
         except OSError as error:  # TimeoutError is an OSError
-            raise ForkServerLost(str(error)) from error
+            raise ForkServerLost(error_text(error)) from error
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
         """Return the server's next message. Raises TimeoutError or ForkServerLost."""
@@ -110,7 +111,7 @@ class ForkServer:
         try:
             message = self.channel.recv(MESSAGE_BYTES)
         except ConnectionError as error:
-            raise ForkServerLost(str(error)) from error
+            raise ForkServerLost(error_text(error)) from error
         if not message:
             raise ForkServerLost("it has ended")
         content: dict[str, Any] = json.loads(message)
@@ -172,7 +173,7 @@ def _fork_from_template(address: str, output: int) -> ForkServer:
         return server
     except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
         server.close()
-        raise ForkServerLost(str(error)) from error
+        raise ForkServerLost(error_text(error)) from error
     finally:
         os.close(theirs)
 

@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.common.errors import PlatformError
 from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
 from orchestrator.hardware.host import HostInfo
+from tasks.spec.error_text import error_text
 
 TIMEOUT_S = 120
 # Kineto only logs that CUPTI refused to work. No function of torch reports it.
@@ -95,7 +96,7 @@ def _run_for_json(words: Sequence[str]) -> Any:
         message = f"no process could be started here: {error.strerror}"
         raise PlatformError(message, "See `ulimit -a`, and how large the environment is") from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
-        output = getattr(error, "stderr", None) or str(error)
+        output = getattr(error, "stderr", None) or error_text(error)
         message = f"torch does not work here: {output.strip().splitlines()[-1]}"
         raise PlatformError(message, "See `sweep doctor`") from error
 

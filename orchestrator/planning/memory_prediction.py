@@ -36,6 +36,7 @@ from tasks.prediction.records import (
     unsupported_reason,
 )
 from tasks.spec.cell import Cell
+from tasks.spec.error_text import error_text
 from tasks.spec.tables import Sample
 
 _COMMAND = (*PROGRAM[:-1], "tasks.prediction")
@@ -229,7 +230,7 @@ class _Child:
             self._stop()
             return unknown(f"the predictor died: {self._last_line()}")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return unknown(f"the predictor failed: {error}")
+            return unknown(f"the predictor failed: {error_text(error)}")
 
     def _answer(self, request: PredictionRequest) -> str:
         if self._process is None or self._process.poll() is not None:

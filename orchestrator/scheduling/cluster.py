@@ -21,6 +21,7 @@ from orchestrator.execution.host_probe import TIMEOUT_S
 from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.scheduling.scheduler import Notify
 from tasks.spec.attempt import PREPARATION_S, Attempt
+from tasks.spec.error_text import error_text
 
 GPU_TYPE_LABEL = "ray.io/accelerator-type"  # Ray labels each node with its first GPU
 NODE_LABEL = "ray.io/node-id"
@@ -157,7 +158,7 @@ class NodeHealth:
             raise PlatformError(message, _SEE_STATUS) from error
         except ray.RuntimeEnvSetupError as error:
             # Ray's traceback comes before the last line.
-            message = f"it does not get this program: {str(error).strip().splitlines()[-1]}"
+            message = f"it does not get this program: {error_text(error).splitlines()[-1]}"
             raise PlatformError(message, _SEE_STATUS) from error
 
     def note_success(self, node: str) -> None:

@@ -27,6 +27,7 @@ from orchestrator.scheduling.ray_session import RaySession
 from orchestrator.scheduling.ray_watch import died_error
 from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
 from tasks.spec.attempt import PREPARATION_S, Attempt
+from tasks.spec.error_text import typed_error_text
 from tasks.spec.outcome import Outcome
 
 # Added to an attempt's time-out before its supervisor is given up. Until then the supervisor may
@@ -155,7 +156,7 @@ class RayScheduler(Scheduler):
         except self._ray.exceptions.LocalRayletDiedError as error:
             raise died_error("raylet") from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
-            reason = f"its supervisor went away: {type(error).__name__}: {error}"
+            reason = f"its supervisor went away: {typed_error_text(error)}"
             wall_s = time.monotonic() - started.at_s
             self._health.check(started, error)
             # The measuring process may have finished before its supervisor was killed.

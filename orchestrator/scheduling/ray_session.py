@@ -31,6 +31,7 @@ from orchestrator.hardware.nvml import gpu_names
 from orchestrator.scheduling.ray_reaper import MARK, RAY_FOLDER
 from orchestrator.scheduling.ray_watch import RayWatch
 from tasks.spec.attempt import Attempt
+from tasks.spec.error_text import error_text
 
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
@@ -217,7 +218,9 @@ def _init_ray(address: str, remedy: str, **options: Any) -> Any:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # the class that Ray raises if its processes take too long
-        raise PlatformError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
+        raise PlatformError(
+            f"Ray does not start: {error_text(error).splitlines()[0]}", remedy
+        ) from error
     return ray
 
 
@@ -229,7 +232,9 @@ def _require_listener(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:
-        raise PlatformError(f"nothing answers at {address}: {error}", _IS_IT_RUNNING) from error
+        raise PlatformError(
+            f"nothing answers at {address}: {error_text(error)}", _IS_IT_RUNNING
+        ) from error
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from orchestrator.store.mirror import Mirror, RemoteRun, warn
 from orchestrator.store.owner import owned
 from orchestrator.store.remote_folder import reaching
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
+from tasks.spec.error_text import typed_error_text
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 
@@ -197,7 +198,7 @@ class Uploader:
             self._reason = error.message.removeprefix(f"{remote}: cannot be reached: ")
             return False
         except Exception as error:  # file systems of fsspec raise errors of their own kinds
-            self._reason = f"{type(error).__name__}: {error}"
+            self._reason = typed_error_text(error)
             return False
         return True
 

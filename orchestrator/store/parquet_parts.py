@@ -22,6 +22,7 @@ from orchestrator.common.errors import RunError
 from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
 from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.tables import JSON_COLUMNS, REQUIRED_COLUMNS
+from tasks.spec.error_text import error_text
 
 _MERGED = "merged-"
 # Copies that file managers and synchronisers make are named "x (copy)" or "x.sync-conflict".
@@ -184,7 +185,7 @@ def _damage_as_run_error(part: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: of the JSON in it
-        reason = str(error).splitlines()[0]
+        reason = error_text(error).splitlines()[0]
         raise RunError(
             f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_remedy(part)}"
         ) from error

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from tasks.spec.parameters import CUDA_GRAPH_MODES, CompiledParams, Params
 
@@ -31,6 +33,21 @@ def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:
     # fullgraph: a graph break is an error, instead of a slower measurement.
     # dynamic: with None, a second shape would be compiled as a dynamic one, into other kernels.
     return {"fullgraph": ours, "dynamic": False, "mode": params.compile_mode}
+
+
+def compile_module(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Compile a module in place, which leaves the names of its parameters unchanged."""
+    if not type(module).forward.__module__.startswith("torch."):
+        module.compile(**options)
+        return
+    # torch does not trace the frames of torch's layers: `module.compile` would capture nothing. It
+    # does trace them within a function of another package.
+    call: Any = module._call_impl
+
+    def call_layer(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    module._compiled_call_impl = torch.compile(call_layer, **options)
 
 
 def uses_cuda_graphs(params: Params) -> bool:

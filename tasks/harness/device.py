@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from tasks.spec.error_text import message_of
+
 GIB = 1024**3
 # Functions that torch computes with MKL's vector mathematics on the CPU.
 VECTOR_MATH = (
@@ -209,14 +211,6 @@ _THREAD_REFUSED = r"Resource temporarily unavailable|can't start new thread"
 _BACKEND_REFUSED = (
     r"No available kernel|No viable backend|cuDNN Frontend error|No execution plans|No valid engine"
 )
-
-
-def message_of(error: BaseException) -> str:
-    """Return an error's message, even if its `__str__` raises."""
-    try:
-        return str(error)
-    except BaseException as broken:
-        return f"its message cannot be read: {type(broken).__name__}"
 
 
 def backend_refused(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -22,20 +23,63 @@ def parts_named(model: nn.Module | None, name: Namer) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The repeated blocks of a model: the children of one container."""
+
+    path: str  # of the container
+    members: tuple[nn.Module, ...]
+
+    def describe(self) -> str:
+        """Return the container, the number of blocks and their class: `layers: 12 Block`."""
+        kinds = sorted({type(member).__name__ for member in self.members})
+        return f"{self.path or 'model'}: {len(self.members)} {' or '.join(kinds)}"
+
+
+def blocks_of(model: nn.Module) -> Blocks | None:
+    """Return the blocks that hold most of the model's parameters, or None if there are none.
+
+    A block is a child of a ModuleList, or of a ModuleDict or Sequential with children of one class.
+    Blocks that are more than one of torch's layers come first, and embeddings do not count: tables
+    of values for each token may be larger than all blocks.
+    """
+    found = [blocks for path, module in model.named_modules() if (blocks := _blocks(path, module))]
+    return max(found, key=_weight, default=None)
+
+
 def first_block(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """Return the path and the first of the model's blocks, or None without a ModuleList."""
-    return next(((f"{path}.0".lstrip("."), blocks[0]) for path, blocks in _lists(model)), None)
+    """Return the path and the module of the model's first block, or None without blocks."""
+    blocks = blocks_of(model)
+    if blocks is None:
+        return None
+    name = next(iter(dict(model.get_submodule(blocks.path).named_children())))
+    return f"{blocks.path}.{name}".lstrip("."), blocks.members[0]
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the model's blocks: the children of its first ModuleList."""
-    return next((list(blocks) for _, blocks in _lists(model)), [])
+def _blocks(path: str, container: nn.Module) -> Blocks | None:
+    if not isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        return None
+    members = tuple(container.children())
+    is_uniform = len({type(member) for member in members}) == 1
+    # Lists of lists are not called, and a dictionary of different modules is a whole model.
+    has_lists = any(isinstance(member, nn.ModuleList | nn.ModuleDict) for member in members)
+    if has_lists or not members or not (is_uniform or isinstance(container, nn.ModuleList)):
+        return None
+    return Blocks(path, members)
 
 
-def _lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module):
-            yield path, module
+def _weight(blocks: Blocks) -> tuple[bool, int]:
+    """Return the sort key of blocks: the greatest are those of the model."""
+    is_composite = any(
+        list(member.children()) or not type(member).__module__.startswith("torch.nn.")
+        for member in blocks.members
+    )
+    sizes: dict[int, int] = {}
+    for member in blocks.members:
+        for module in member.modules():
+            if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                sizes |= {id(one): one.numel() for one in module.parameters(recurse=False)}
+    return is_composite, sum(sizes.values())
 
 
 def part_functions() -> Mapping[str, str]:

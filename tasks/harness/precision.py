@@ -45,15 +45,39 @@ def require_precision(params: Params) -> None:
     """Raise RuntimeError if a flag was changed since, as many training scripts do on import."""
     if not isinstance(params, TimedParams):
         return
+    require_default_dtype(torch.float32, params)
     set_now = precision_facts(params)
     for name, value in _flags(params).items():
         if set_now[name] != value:
             changed = "something else" if set_now[name] is None else set_now[name]
-            source = getattr(params, "model", None) or "the imported modules"
             raise RuntimeError(
                 f"precision {params.precision} needs {name} {value}, but it was set to {changed} "
-                f"while the cell ran: remove that from {source}"
+                f"while the cell ran: remove that from {_source(params)}"
             )
+
+
+def require_default_dtype(expected: torch.dtype, params: Params) -> None:
+    """Raise RuntimeError if the model or an import changed the dtype of new tensors."""
+    if torch.get_default_dtype() != expected:
+        found = dtype_name(torch.get_default_dtype())
+        raise RuntimeError(
+            f"the cell needs the default dtype {dtype_name(expected)}, but it was set to {found}: "
+            f"remove torch.set_default_dtype from {_source(params)}"
+        )
+
+
+def require_threads(expected: int, params: Params) -> None:
+    """Raise RuntimeError if torch computes with another number of threads than at the start."""
+    found = torch.get_num_threads()
+    if found != expected:
+        raise RuntimeError(
+            f"torch had {expected} threads at the start of the cell and has {found} now: remove "
+            f"torch.set_num_threads from {_source(params)}, or set OMP_NUM_THREADS under env in the config"
+        )
+
+
+def _source(params: Params) -> str:
+    return getattr(params, "model", None) or "the imported modules"
 
 
 def _flags(params: TimedParams) -> dict[str, Any]:

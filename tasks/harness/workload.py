@@ -46,6 +46,8 @@ class Workload:
     # For tasks that train. The modules of the model divide a step into parts.
     model: nn.Module | None = None
     optimizer: Optimizer | None = None
+    # Counts the steps in which the optimizer changed parameters.
+    optimizer_steps: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True)

@@ -69,14 +69,22 @@ def time_kernels(session: Session) -> Iterator[Sample]:
         return
     if session.steps == 0:
         session.step()  # the first step does work that no later one repeats
+    taken: list[Sample] = []
     watched_ms = 0.0
     with uncollected():
         for number in range(_STEPS):
             samples = _step(session, number)
+            taken += samples
             yield from samples
             watched_ms += samples[-1].value or 0.0
             if watched_ms > _ENOUGH_MS:
-                return
+                break
+    busy = {sample.phase for sample in taken if sample.value != 0}
+    if idle := sorted({sample.phase for sample in taken} - busy):
+        raise RuntimeError(
+            f"the GPU ran nothing in phase {', '.join(idle)}. Check whether the model computes on "
+            "the CPU."
+        )
 
 
 def _step(session: Session, number: int) -> list[Sample]:

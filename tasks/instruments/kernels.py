@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from tasks.harness.gc_pause import uncollected
 from tasks.harness.model_parts import part_functions, parts_named
 from tasks.harness.stage import Session, Stage
 from tasks.instruments.kernel_time import REFUSED
+from tasks.process import clock
 from tasks.spec.artifact_names import artifact_name
 from tasks.spec.tables import Sample
 from tasks.traces.attribution import attribute
@@ -63,13 +63,13 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
     session.step()  # a warm-up, because no other stage may have run a step
     profiled, step_ms = _profile(session)
     yield _sample("profiled_step", "ms", step_ms)
-    began = time.perf_counter_ns()
+    began = clock.perf_counter_ns()
     with uncollected(), TemporaryDirectory(dir=_scratch_folder(session.folder)) as scratch:
         trace = Path(scratch) / "trace.json"
         # The file is the portable interface: torch 2.11 does not have all fields in its events.
         profiled.export_chrome_trace(str(trace))
         yield from _read(session, trace)
-    yield _sample("processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
+    yield _sample("processing", "ms", (clock.perf_counter_ns() - began) / _NS_PER_MS)
 
 
 def _scratch_folder(folder: Path | None) -> Path | None:
@@ -120,10 +120,10 @@ def _profile(session: Session) -> tuple[profile, float]:
         session.step(PhaseRanges())
         device.synchronize()
         profiled.step()
-        began = time.perf_counter_ns()
+        began = clock.perf_counter_ns()
         session.step(PhaseRanges())
         device.synchronize()
-        took = time.perf_counter_ns() - began
+        took = clock.perf_counter_ns() - began
     return profiled, took / _NS_PER_MS
 
 

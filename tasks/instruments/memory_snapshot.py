@@ -10,7 +10,6 @@ stage, the snapshot has the live blocks of that moment, without stacks.
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,10 +27,12 @@ from tasks.harness.device import device_refused
 from tasks.harness.model_parts import parts_named
 from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Workload
+from tasks.process import clock
 from tasks.snapshots.attribution import AT_BEGIN, AT_END, Holding, Role, attribute
 from tasks.snapshots.replay import Record, Snapshot, replay, vanished
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
 from tasks.spec.artifact_names import artifact_name
+from tasks.spec.error_text import error_text
 from tasks.spec.tables import Sample
 from tasks.traces.parts import PART_PREFIX, PHASE_PREFIX
 
@@ -81,7 +82,7 @@ class OutOfMemoryWitness:
             book = {AT_END: list(holdings(self._session.workload))}
             self._taken = Taken(memory._snapshot(), book)
         except Exception as broken:
-            self._session.evidence["snapshot"] = f"not taken: {broken}"
+            self._session.evidence["snapshot"] = f"not taken: {error_text(broken)}"
 
     def testify(self, error: Exception) -> None:
         """Store the snapshot if the attempt ends because memory ran out."""
@@ -91,7 +92,7 @@ class OutOfMemoryWitness:
         try:
             self._session.evidence["snapshot"] = self._store(self._taken)
         except Exception as broken:
-            self._session.evidence["snapshot"] = f"not saved: {broken}"
+            self._session.evidence["snapshot"] = f"not saved: {error_text(broken)}"
 
     def _store(self, taken: Taken) -> str:
         session = self._session
@@ -125,14 +126,14 @@ def take_snapshot(session: Session) -> Iterator[Sample]:
     session.workload.device.reset_peaks()
     taken = _step_on_record(session)
     peaks = session.workload.device.peaks()
-    began = time.perf_counter_ns()
+    began = clock.perf_counter_ns()
     taken.book[AT_END] += _workspaces(taken.snapshot)
     record = _replay(session, taken)
     yield from _analyse(session, record, taken, peaks)
     if session.folder is not None:
         name = artifact_name("snapshot", session.params, "pickle")
         yield _write(taken.snapshot, session.folder / name)
-    yield _sample("processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
+    yield _sample("processing", "ms", (clock.perf_counter_ns() - began) / _NS_PER_MS)
 
 
 def _unsupported_reason(session: Session) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pynvml
 
 from tasks.harness.stage import Session, Stage
+from tasks.process import clock
 from tasks.process.cpu_speed import dispatch_rate
 from tasks.spec.tables import Sample
 
@@ -104,8 +104,8 @@ def _cores() -> Iterator[Sample]:
     """Yield the clock, this process's CPU time, the waiting time of each thread since it began, and
     the busy time of each core that the process may use. All are in ns.
     """
-    yield _counter("clock", time.perf_counter_ns())
-    yield _counter("own", time.process_time_ns())
+    yield _counter("clock", clock.perf_counter_ns())
+    yield _counter("own", clock.process_time_ns())
     for path in sorted(_THREADS.glob("*/schedstat")):
         with suppress(OSError, IndexError, ValueError):  # the thread has just ended
             yield _counter("waited", int(path.read_text().split()[1]), int(path.parent.name))

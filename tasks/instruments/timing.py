@@ -12,7 +12,6 @@ when enough steps are synced.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from tasks.harness.device import Device
 from tasks.harness.gc_pause import uncollected
 from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Watcher
+from tasks.process import clock
 from tasks.spec.order_statistics import half_width
 from tasks.spec.parameters import StopRule, TimedParams
 from tasks.spec.stopping import StepDurations
@@ -50,11 +50,11 @@ class SyncedTimer:
 
     def enter(self, phase: str) -> None:
         self._device.synchronize()
-        self._began = time.perf_counter_ns()
+        self._began = clock.perf_counter_ns()
 
     def leave(self, phase: str) -> None:
         self._device.synchronize()
-        self.phases.append((phase, (time.perf_counter_ns() - self._began) / _NS_PER_MS))
+        self.phases.append((phase, (clock.perf_counter_ns() - self._began) / _NS_PER_MS))
 
 
 def _event() -> torch.cuda.Event:
@@ -74,7 +74,7 @@ class EventTimer:
         # in order, too. Gaps that a slow host causes count in the phase in which they occur.
         event = next(self._events)
         event.record()
-        self.marks.append((name, time.perf_counter_ns(), event))
+        self.marks.append((name, clock.perf_counter_ns(), event))
 
     def enter(self, phase: str) -> None:
         self.mark(phase)
@@ -187,13 +187,15 @@ def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) 
             timer.mark(_STEP)
             session.step(timer, *(watchers if step == 0 else ()))
             timer.mark(_STEP)
-        queued = time.perf_counter_ns()
+        queued = clock.perf_counter_ns()
         device.synchronize()
     # Close to 0 if the host is the bottleneck: the device then waits for each launch.
-    drain = (time.perf_counter_ns() - queued) / _NS_PER_MS
+    drain = (clock.perf_counter_ns() - queued) / _NS_PER_MS
     samples = list(_pipelined_samples(timer, mode))
     if session.workload.before_phase is not None:
         samples = _steps_as_sums(samples, mode)
+    for number, ms in enumerate(_whole(samples), start=1):
+        _require_passed(ms, number, mode)
     return [*samples, Sample("timing", "drain", "ms", drain, mode)]
 
 
@@ -243,7 +245,16 @@ def _synced_step(session: Session, mode: str, step: int, *watchers: Watcher) -> 
     # Other watchers, or the workload itself, do work between phases that is not the step's.
     if is_watched or session.workload.before_phase is not None:
         durations[-1] = (_STEP, sum(ms for _, ms in timer.phases))
+    _require_passed(durations[-1][1], step + 1, mode)
     return [Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in durations]
+
+
+def _require_passed(ms: float, number: int, mode: str) -> None:
+    if not ms > 0:
+        raise RuntimeError(
+            f"the clock did not advance in step {number} of {mode} timing. Check whether the model "
+            "replaces time.perf_counter."
+        )
 
 
 def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:

@@ -7,14 +7,20 @@ function are not seen, so that the composites that the model uses are listed, to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ContextDecorator, ExitStack, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    ContextDecorator,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from typing import Any, Self
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from tasks.prediction.kernels import SdpaCall, fused_attention
 
@@ -50,12 +56,39 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
 
     # Without a GPU `torch.autocast("cuda")` switches itself off, and the CPU's autocast has other
     # lists.
-    def autocast(device_type: str, *args: Any, **options: Any) -> _Autocast:
+    def autocast(device_type: str, *args: Any, **options: Any) -> AbstractContextManager[Any]:
+        if device_type == "cpu" != kind:
+            return nullcontext()
         return _Autocast(emulation, *args, **options)
 
+    def is_enabled(device_type: str = _CUDA) -> bool:
+        return emulation.enabled and not device_type == "cpu" != kind
+
+    # The backward pass leaves all modes. The Python code that it calls, such as a checkpoint's, may
+    # be code of a forward pass.
+    def apply(node: Any, *args: Any) -> Any:
+        with emulation.resumed():
+            return call_backward(node, *args)
+
+    def make_hooks(hooks: Any, pack: Any, unpack: Any) -> None:
+        def unpack_emulated(packed: Any) -> Any:
+            with emulation.resumed():
+                return unpack(packed)
+
+        init_hooks(hooks, pack, unpack_emulated)
+
+    call_backward: Any = torch.autograd.function.BackwardCFunction.apply
+    init_hooks = torch.autograd.graph.saved_tensors_hooks.__init__
     replaced = {
+        "torch.autograd.function.BackwardCFunction.apply": apply,
+        "torch.autograd.graph.saved_tensors_hooks.__init__": make_hooks,
         "torch.autocast": autocast,
-        "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
+        # Checkpoints read the state of both devices in the forward pass, and restore it later.
+        "torch.amp.autocast": autocast,
+        "torch.amp.autocast_mode.autocast": autocast,
+        "torch.amp.is_autocast_available": lambda device_type: True,
+        "torch.is_autocast_cache_enabled": lambda: emulation.caches,
+        "torch.is_autocast_enabled": is_enabled,
         "torch.get_autocast_dtype": lambda device_type=_CUDA: emulation.dtype,
         "torch.amp.GradScaler": lambda device, enabled=True: _Scaler(kind, enabled=enabled),
         "torch.optim.optimizer._get_fused_kernels_supported_devices": lambda: [kind],
@@ -107,8 +140,6 @@ class _Scaler(torch.amp.GradScaler):
 class GpuFunctions(TorchFunctionMode):
     """Mode in which functions cast their inputs and choose kernels like on a GPU.
 
-    It costs time, and is useful in the forward pass only.
-
     enabled, dtype, caches, depth: state of autocast. cache: its copies of weights, by the id of the
     weight; each entry also holds the weight itself, so that no other tensor gets its id.
     """
@@ -121,6 +152,11 @@ class GpuFunctions(TorchFunctionMode):
         self.depth = 0
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._labelling = labelling
+
+    def resumed(self) -> AbstractContextManager[Any]:
+        """Return a context in which the mode is active, in whatever state it is now."""
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        return nullcontext() if self in modes else self
 
     def __torch_function__(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tasks import attention, train_step
 from tasks.attention import AttentionParams
-from tasks.harness.device import CpuDevice, Skip, backend_refused, message_of
+from tasks.harness.device import CpuDevice, Skip, backend_refused
 from tasks.harness.saved_tensors import SavedTensors
 from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
@@ -31,6 +31,7 @@ from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.axes import Affects, axes_without
+from tasks.spec.error_text import typed_error_text
 from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
 from tasks.spec.tables import Sample
@@ -41,7 +42,6 @@ STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, w
 Predictable = TrainStepParams | AttentionParams
 
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
-_LONGEST_REASON = 200
 
 
 class NoData(CpuDevice):
@@ -69,9 +69,8 @@ class Predictor:
         except Skip as skip:
             return unknown(str(skip))
         except Exception as error:  # a user's model may raise anything
-            first_line = (message_of(error).splitlines() or [""])[0]
-            reason = f"it does not run without data: {type(error).__name__}: {first_line}"
-            reason = reason[:_LONGEST_REASON]
+            text = " ".join(typed_error_text(error).split())
+            reason = f"it does not run without data: {text}"
             if isinstance(params, AttentionParams) or backend_refused(error):
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)

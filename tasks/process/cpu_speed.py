@@ -9,13 +9,13 @@ trouble, but cannot correct a measured time.
 from __future__ import annotations
 
 import os
-import time
 from itertools import cycle
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from tasks.process import clock
 from tasks.process.cpu_affinity import pin_to_cores
 
 # 40 chunks of 50 additions take a few milliseconds. The median over chunks ignores interruptions
@@ -39,8 +39,8 @@ def dispatch_rates(seconds: float) -> list[float]:
     dispatch_rate()  # the first call is slower
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     turns = cycle([[core] for core in cores] or [None])
-    deadline, rates = time.monotonic() + seconds, []
-    while time.monotonic() < deadline:
+    deadline, rates = clock.monotonic() + seconds, []
+    while clock.monotonic() < deadline:
         pin_to_cores(next(turns))
         rates.append(dispatch_rate())
     return rates
@@ -48,7 +48,7 @@ def dispatch_rates(seconds: float) -> list[float]:
 
 def _chunk_ns(number: Tensor) -> int:
     with torch.inference_mode():
-        began = time.perf_counter_ns()
+        began = clock.perf_counter_ns()
         for _ in range(_OPERATIONS):
             number.add_(1)
-        return time.perf_counter_ns() - began
+        return clock.perf_counter_ns() - began

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from tasks.process import clock
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
@@ -31,7 +32,7 @@ class Journal:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._began = time.monotonic()
+        self._began = clock.monotonic()
         self._writer = os.getpid()
 
     def stage(self, name: str) -> None:
@@ -65,7 +66,7 @@ class Journal:
         if os.getpid() != self._writer:
             os._exit(1)
         # The seconds are stored, too, because the wall clock may be set back.
-        times = {"time": time.time(), "after_s": time.monotonic() - self._began}
+        times = {"time": time.time(), "after_s": clock.monotonic() - self._began}
         line = json.dumps({**times, **entry}, default=str, ensure_ascii=False)
         # Parquet stores UTF-8, which cannot hold a lone surrogate.
         self._stream.write(line.encode(errors="replace").decode() + "\n")

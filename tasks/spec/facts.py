@@ -50,6 +50,7 @@ _CELL_FACTS = (
     _text(
         "compile_cache_seen", doc="the compiler's cache had nothing, all or some: cold, warm, mixed"
     ),
+    _text("compile_blocks", doc="compile: blocks: where the model holds them, number and class"),
     _int("compile_graphs", doc="graphs that torch.compile made"),
     _int("compile_graph_breaks", doc="number of graph breaks"),
     _text("compile_break_reasons", doc="reasons for graph breaks, as torch reports them"),
@@ -58,6 +59,10 @@ _CELL_FACTS = (
     _int("compile_cache_hits", doc="hits of the compiler's cache of graphs"),
     _int("compile_cache_misses", doc="misses of the compiler's cache of graphs"),
     _int("compile_skipped_cuda_graphs", doc="how often CUDA graphs were requested and not used"),
+    _int(
+        "optimizer_steps_skipped",
+        doc="optimizer steps that changed nothing, because gradients in fp16 overflowed",
+    ),
     # Attention.
     _text("attention_asked", doc="attention backend that was requested"),
     _text("attention_seen", doc="attention backend whose kernels ran"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Self, get_args
@@ -55,7 +57,24 @@ class Axes(BaseModel):
     def _fits_a_column(cls, value: Any) -> Any:
         if isinstance(value, int) and abs(value) > LARGEST_INT:
             raise ValueError("integers must fit in 63 bits")
+        _require_json(value, "")
         return value
+
+
+def _require_json(value: Any, place: str) -> None:
+    """Raise ValueError for a value that JSON would change: cells are compared and stored as JSON."""
+    inner: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{place}: the key {key!r} is not a text. Write it in quotes")
+        inner = ((f"{place}.{key}", one) for key, one in value.items())
+    elif isinstance(value, list):
+        inner = ((f"{place}[{number}]", one) for number, one in enumerate(value))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place}: {value} is not finite. Write a number")
+    for inner_place, one in inner:
+        _require_json(one, inner_place.removeprefix("."))
 
 
 class Params(Axes):

@@ -2,32 +2,86 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
+import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 # Installed packages are identified by their version, and would take long to read.
 _INSTALLED = ("site-packages", "dist-packages")
+_IMPORTS = re.compile(r"\b(import_module|__import__)$")
+_OWN_PACKAGES = ("model", "tasks", "orchestrator")
+_PROGRAM_ROOT = Path(__file__).resolve().parents[2]
 
 
 def source_digest(model: str, paths: Sequence[str]) -> str | None:
-    """Return a digest of the top-level module or package of `package.module:Factory`.
+    """Return a digest of the code of `package.module:Factory`.
 
-    The digest covers all its Python files, and nothing is imported. Return None if the package is
-    installed, or not found in `paths`, which is like sys.path.
+    The digest covers all Python files of the top-level module or package, and of those that it
+    imports, directly or not. Installed packages, Python's own and this program's are left out, and
+    so is data that the model reads. Nothing is imported. Return None if the package is installed,
+    or not found in `paths`, which is like sys.path.
     """
-    spec = PathFinder.find_spec(model.partition(":")[0].partition(".")[0], list(paths))
+    name = model.partition(":")[0].partition(".")[0]
+    spec = shadowed_spec(name, paths) or PathFinder.find_spec(name, list(paths))
+    files = _files_of(spec)
+    if not files:
+        return None
+    pending, seen = list(files), {name, *_OWN_PACKAGES, *sys.stdlib_module_names}
+    while pending:
+        for imported in _imports(pending.pop()) - seen:
+            seen.add(imported)
+            found = _files_of(PathFinder.find_spec(imported, list(paths)))
+            files += found
+            pending += found
+    return digest_of((file.name, file) for file in sorted(set(files)))
+
+
+def shadowed_spec(name: str, paths: Sequence[str]) -> ModuleSpec | None:
+    """Return the user's own module whose name this program or Python also uses, such as `model`."""
+    if name not in _OWN_PACKAGES and name not in sys.stdlib_module_names:
+        return None
+    library = Path(sysconfig.get_path("stdlib"))
+    own = []
+    for path in map(Path, paths):
+        is_installed = path.is_relative_to(library) or set(_INSTALLED).intersection(path.parts)
+        if not is_installed and path.resolve() != _PROGRAM_ROOT:
+            own.append(str(path))
+    spec = PathFinder.find_spec(name, own)
+    return spec if spec is not None and spec.origin is not None else None
+
+
+def _files_of(spec: ModuleSpec | None) -> list[Path]:
+    """Return the files of a top-level module or package, or none if it is installed."""
     if spec is None:
-        return None
-    folders = spec.submodule_search_locations
-    roots = [Path(root) for root in folders or filter(None, [spec.origin])]
+        return []
     files: list[Path] = []
-    for root in roots:
+    for root in map(Path, spec.submodule_search_locations or filter(None, [spec.origin])):
         files += python_files(root) if root.is_dir() else [root]
-    if not files or any(part in _INSTALLED for file in files for part in file.parts):
-        return None
-    return digest_of((file.name, file) for file in sorted(files))
+    if any(part in _INSTALLED for file in files for part in file.parts):
+        return []
+    return files
+
+
+def _imports(file: Path) -> set[str]:
+    """Return the top-level names that a file imports, also within functions."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):  # an extension module, for example
+        return set()
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.append(node.module or "")
+        elif isinstance(node, ast.Call) and _IMPORTS.search(ast.unparse(node.func)):
+            names += [str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)]
+    return {name.partition(".")[0] for name in names} - {""}
 
 
 def python_files(folder: Path) -> list[Path]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location
 
 import torch
 from torch import nn
 
 from model.transformer import TransformerLM
 from tasks.harness.attention_backends import AttentionShape, choose_attention
-from tasks.harness.compilation import compile_options
+from tasks.harness.compilation import compile_module, compile_options
 from tasks.harness.device import Device, Skip
-from tasks.harness.model_parts import blocks_of
-from tasks.harness.precision import stored_dtype
+from tasks.harness.model_parts import Blocks, blocks_of
+from tasks.harness.precision import require_default_dtype, stored_dtype
+from tasks.spec.source_digest import shadowed_spec
 from tasks.training.parameters import TrainStepParams
 
 
@@ -29,6 +33,7 @@ def build_model(params: TrainStepParams, device: Device) -> nn.Module:
                 model = import_factory(params)(**params.model_args)
             else:
                 model = _build_transformer(params, device)
+            require_default_dtype(dtype, params)
             return model.to(device.torch_device, dtype)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -46,20 +51,41 @@ def _build_transformer(params: TrainStepParams, device: Device) -> nn.Module:
 def import_factory(params: TrainStepParams) -> Callable[..., nn.Module]:
     """Import the user's factory. Raise ImportError or AttributeError, which name what is missing."""
     module, _, name = str(params.model).partition(":")
-    factory: Callable[..., nn.Module] = getattr(importlib.import_module(module), name)
+    top, dot, rest = module.partition(".")
+    if spec := shadowed_spec(top, sys.path):
+        top = _import_as(f"own_{top}", spec)
+    imported = importlib.import_module(f"{top}{dot}{rest}")
+    factory: Callable[..., nn.Module] = getattr(imported, name)
     return factory
 
 
-def compile_model(model: nn.Module, params: TrainStepParams) -> None:
-    """Compile the model or its blocks in place, which leaves the names of parameters unchanged."""
+def _import_as(name: str, spec: ModuleSpec) -> str:
+    """Import a module of the user under another name, because its own is taken."""
+    if name not in sys.modules:
+        renamed = spec_from_file_location(
+            name, spec.origin, submodule_search_locations=spec.submodule_search_locations
+        )
+        assert renamed is not None
+        assert renamed.loader is not None
+        sys.modules[name] = module_from_spec(renamed)
+        renamed.loader.exec_module(sys.modules[name])
+    return name
+
+
+def compile_model(model: nn.Module, params: TrainStepParams) -> Blocks | None:
+    """Compile the model or its blocks in place, and return the blocks that were compiled."""
     if params.compile == "eager":
-        return
+        return None
     options = compile_options(params, ours=params.dimensions is not None)
     if params.compile == "model":
-        model.compile(**options)
-        return
+        compile_module(model, options)
+        return None
     blocks = blocks_of(model)
-    if not blocks:
-        raise Skip("compile: blocks needs blocks in a torch.nn.ModuleList, and this model has none")
-    for block in blocks:
-        block.compile(**options)
+    if blocks is None:
+        raise Skip(
+            "compile: blocks needs a torch.nn.ModuleList, ModuleDict or Sequential of equal blocks, "
+            "and this model has none"
+        )
+    for block in blocks.members:
+        compile_module(block, options)
+    return blocks

@@ -56,6 +56,11 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         with phase("forward"):
             loss = self._loss()
+        if not loss.requires_grad:
+            raise RuntimeError(
+                "the loss has no gradient: check whether the model detaches its logits or calls "
+                "torch.set_grad_enabled(False)"
+            )
         if "backward" in phases:
             with phase("backward"):
                 self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

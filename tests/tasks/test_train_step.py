@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -160,6 +161,14 @@ def test_same_seed_same_numbers() -> None:
             for axis in ("seed", "batch_size", "measured_steps", "vocab_size")
         ),
         ({"timing": "adaptive", "most_seconds": float("inf")}, "finite number"),
+        *(
+            ({"size": None, "model": "a:b", "model_args": {"x": given}}, message)
+            for given, message in (
+                ({2: 8}, "x: the key 2 is not a text"),
+                ([{"y": {None: 1}}], r"x\[0\].y: the key None is not a text"),
+                ([1, float("-inf")], r"x\[1\]: -inf is not finite"),
+            )
+        ),
     ],
 )
 def test_parameters_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
@@ -180,6 +189,22 @@ def test_blocks_need_blocks() -> None:
     }
     with pytest.raises(Skip, match="ModuleList"):
         build(TrainStepParams.model_validate({**params, "compile": "blocks"}))
+
+
+def test_a_model_in_a_file_called_model_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text(
+        "from dataclasses import dataclass\nfrom torch import nn\n@dataclass\nclass C:\n    n: int\n"
+        "def GPT():\n    return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "own_model", None)
+    del sys.modules["own_model"]
+    params = {**TINY, "size": None, "model": "model:GPT", "vocab_size": 9}
+    workload = build(TrainStepParams.model_validate(params))
+    assert workload.facts["parameters"] == 9 * 4 * 2 + 9
+    assert workload.facts["model_source"] is not None
 
 
 def test_the_first_step_is_watched_whichever_it_is() -> None:

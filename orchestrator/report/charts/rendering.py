@@ -20,6 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
+from tasks.spec.error_text import typed_error_text
+
 T = TypeVar("T")
 
 # Cells from which on a separate process is worth its start of half a second.
@@ -122,7 +124,7 @@ def _rounded(number: re.Match[str]) -> str:
 
 
 def described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return typed_error_text(error)
 
 
 @cache

@@ -222,7 +222,7 @@ def test_what_a_stage_knows_of_its_end_is_kept(
             session.live.append(LiveRow(3, 0.25, "forward", "activations", 14))
 
         session.on_error.append(testify)
-        raise ValueError("the end")
+        raise ValueError("this is the end")
 
     monkeypatch.setattr("tasks.instruments.stages_of", lambda names: [Stage("only", 1, run)])
     attempt = Attempt(
@@ -237,8 +237,8 @@ def test_what_a_stage_knows_of_its_end_is_kept(
     assert account.final is not None
     assert account.final.status is Status.FAILED
     assert (account.final.evidence["message"], account.final.evidence["snapshot"]) == (
-        "the end",
-        "of the end",
+        "this is the end",
+        "of this is the end",
     )
     assert [row.live_bytes for row in account.live] == [14]
 

@@ -46,9 +46,8 @@ class Event:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands still but in a step."""
     clock = SimpleNamespace(ms=0.0)
-    monkeypatch.setattr(
-        timing, "time", SimpleNamespace(perf_counter_ns=lambda: int(clock.ms * 1e6))
-    )
+    reader = SimpleNamespace(perf_counter_ns=lambda: int(clock.ms * 1e6))
+    monkeypatch.setattr(timing, "clock", reader)
     monkeypatch.setattr(timing, "_event", lambda: Event(clock))
     monkeypatch.setattr(timing, "uncollected", nullcontext)
     return clock
@@ -101,6 +100,17 @@ def test_the_protocol_of_the_write_ups_is_the_default(clock: SimpleNamespace) ->
         "pipelined": 10,
     }
     assert session.facts == {}
+
+
+@pytest.mark.parametrize(
+    ("durations", "step"),
+    [([0.0], "1 of warmup"), ([1.0] * 7 + [0.0], "3 of synced"), ([1.0] * 15 + [0.0], "1 of pipe")],
+)
+def test_a_step_in_which_the_clock_stands_still_fails_the_cell(
+    clock: SimpleNamespace, durations: list[float], step: str
+) -> None:
+    with pytest.raises(RuntimeError, match=f"the clock did not advance in step {step}"):
+        timed(clock, chain(durations, repeat(1.0)))
 
 
 def test_long_and_steady_steps_are_few(clock: SimpleNamespace) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint
 
 from model.accounting import parameter_count
 from model.config import SIZES, VOCAB_SIZE
@@ -580,3 +581,100 @@ def test_of_mixed_widths_there_is_no_formula_of_squares() -> None:
         PredictionRequest(make_cell("attention", {**shape, "projections": True}))
     )
     assert with_projections.role_bytes()["parameters"] == 4 * 4 * 16**2
+
+
+class CheckpointedBlock(nn.Module):
+    """A block whose attention or feed-forward part is one of several kinds."""
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        self.kind, self.norm = kind, nn.LayerNorm(width)
+        self.a, self.b = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind in ("linear", "norm", "dropout"):
+            inner = self.b(functional.gelu(self.a(self.norm(x) if self.kind == "norm" else x)))
+            return x + functional.dropout(inner, 0.1 if self.kind == "dropout" else 0.0)
+        heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
+        if self.kind == "sdpa":
+            mixed = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        else:
+            mixed = (heads @ heads.transpose(-1, -2)).softmax(-1) @ heads
+        return x + mixed.transpose(1, 2).flatten(-2)
+
+
+class Checkpointed(nn.Module):
+    """A model whose blocks run again in the backward pass. how: null for no checkpoints."""
+
+    def __init__(self, kind: str, how: str | None = None, width: int = 64) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, width), nn.Linear(width, 64)
+        self.blocks = nn.ModuleList(CheckpointedBlock(kind, width) for _ in range(3))
+        self.how = how
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embed(tokens)
+        for block in self.blocks:
+            if self.how is None:
+                x = block(x)
+            else:
+                x = checkpoint(block, x, use_reentrant=self.how == "reentrant")
+        logits: Tensor = self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("how", ["reentrant", "not reentrant"])
+@pytest.mark.parametrize("kind", ["linear", "norm", "dropout", "sdpa", "softmax"])
+def test_a_model_with_checkpoints_is_predicted_and_needs_no_more_than_without(
+    kind: str, how: str, precision: str
+) -> None:
+    shape = {"context_length": 256, "vocab_size": 64, "precision": precision}
+    model = {"size": None, "model": f"{__name__}:Checkpointed", **shape}
+    plain = prediction_of(**model, model_args={"kind": kind})
+    checkpointed = prediction_of(**model, model_args={"kind": kind, "how": how})
+    assert (plain.how, checkpointed.how) == ("tracked", "tracked"), checkpointed.reason
+    for metric in ("peak_allocated_bytes", "peak_reserved_bytes"):
+        assert 0 < (checkpointed.peak_bytes(metric) or 0) <= (plain.peak_bytes(metric) or 0)
+
+
+def test_code_in_the_backward_pass_calls_the_kernels_of_a_gpu() -> None:
+    """A function of the user's own that computes attention again."""
+    model = {"size": None, "model": f"{__name__}:attend_again", "vocab_size": 64}
+    short, long = (
+        prediction_of(**model, context_length=length).peak_bytes() for length in (1024, 2048)
+    )
+    assert short is not None
+    assert long is not None
+    assert long < 2.2 * short  # a square of scores would make it four times as much
+
+
+class AttendAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return functional.scaled_dot_product_attention(x, x, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * functional.scaled_dot_product_attention(x, x, x)
+
+
+def attend_again() -> nn.Module:
+    class Model(nn.Sequential):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = AttendAgain.apply(self[0](tokens).unsqueeze(1))  # type: ignore[no-untyped-call]
+            logits: Tensor = self[1](x.squeeze(1))
+            return logits
+
+    return Model(nn.Embedding(64, 16), nn.Linear(16, 64))
+
+
+def too_long() -> nn.Module:
+    raise ValueError("first line\n" + "x" * 500)
+
+
+def test_the_reason_for_no_prediction_is_a_whole_text_in_one_line() -> None:
+    reason = prediction_of(size=None, model=f"{__name__}:too_long").reason
+    assert reason.endswith("ValueError: first line " + "x" * 500)

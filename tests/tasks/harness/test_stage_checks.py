@@ -1,0 +1,216 @@
+"""Work that did not happen fails the cell: optimizer steps, blocks, gradients, settings, the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from tasks.harness import precision
+from tasks.harness.compilation import compile_module
+from tasks.harness.model_parts import blocks_of, first_block
+from tasks.harness.stage import Session
+from tasks.harness.stage_checks import StageChecks
+from tasks.instruments.timing import SyncedTimer
+from tasks.process.phase_file import Progress
+from tasks.train_step import build
+from tasks.training.parameters import TrainStepParams
+
+HERE = "tests.tasks.harness.test_stage_checks"
+
+
+class Model(nn.Module):
+    """A model whose loss may be NaN in its first steps, and which may change torch's settings."""
+
+    def __init__(self, bad_steps: int = 0, harm: str = "") -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(101, 8), nn.Linear(8, 101)
+        self.bad_steps, self.harm = bad_steps, harm
+        if harm == "dtype in the build":
+            torch.set_default_dtype(torch.float64)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.harm == "dtype":
+            torch.set_default_dtype(torch.float64)
+        logits: Tensor = self.head(self.tokens(tokens)).float()
+        self.bad_steps -= 1
+        if self.harm == "detached":
+            logits = logits.detach()
+        return logits * float("nan") if self.bad_steps >= 0 else logits
+
+
+@pytest.fixture(autouse=True)
+def _settings_as_before() -> Iterator[None]:
+    threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(matmul)
+
+
+def session_of(**values: Any) -> Session:
+    given = {"device": "cpu", "model": f"{HERE}:Model", "vocab_size": 101, "context_length": 4}
+    params = TrainStepParams.model_validate({**given, "batch_size": 2, **values})
+    return Session(build(params), params, Progress())
+
+
+def checks_of(session: Session) -> StageChecks:
+    return StageChecks(session, torch.get_num_threads())
+
+
+@pytest.mark.parametrize("optimizer", ["course", "foreach", "fused"])
+def test_steps_that_the_gradient_scaler_skips_are_counted_and_allowed_in_warm_up_only(
+    optimizer: str,
+) -> None:
+    session = session_of(precision="fp16", optimizer=optimizer, model_args={"bad_steps": 3})
+    checks = checks_of(session)
+    session.step()
+    session.step()
+    checks.check("warm-up")
+    assert session.facts == {"optimizer_steps_skipped": 2}
+    session.step()
+    session.step()
+    with pytest.raises(RuntimeError, match="changed nothing in 1 steps of timing synced"):
+        checks.check("timing synced")
+    assert session.facts == {"optimizer_steps_skipped": 3}
+
+
+def test_the_first_step_is_warm_up_in_whatever_stage_it_runs() -> None:
+    session = session_of(precision="fp16", model_args={"bad_steps": 1})
+    checks = checks_of(session)
+    session.step()
+    session.step()
+    checks.check("kernels")
+    assert session.facts == {"optimizer_steps_skipped": 1}
+
+
+def test_a_pass_without_optimizer_has_no_optimizer_steps() -> None:
+    session = session_of(**{"pass": "forward_backward"})
+    session.step()
+    checks_of(session).check("timing synced")
+    assert session.facts == {}
+
+
+def test_a_default_dtype_that_the_model_sets_fails_the_cell() -> None:
+    with pytest.raises(RuntimeError, match="float32, but it was set to float64: remove"):
+        session_of(model_args={"harm": "dtype in the build"})
+    session = session_of(model_args={"harm": "dtype"})
+    checks = checks_of(session)
+    session.step()
+    with pytest.raises(RuntimeError, match=f"remove torch.set_default_dtype from {HERE}"):
+        checks.check("warm-up")
+
+
+def test_another_number_of_threads_fails_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of()
+    checks = checks_of(session)
+    checks.check("warm-up")
+    now = torch.get_num_threads() + 1
+    monkeypatch.setattr(precision.torch, "get_num_threads", lambda: now)
+    with pytest.raises(RuntimeError, match=f"has {now} now: remove torch.set_num_threads from "):
+        checks.check("timing synced")
+
+
+@pytest.mark.parametrize("pass_", ["forward_grad", "train_step"])
+def test_a_loss_without_gradient_fails_the_cell(pass_: str) -> None:
+    session = session_of(model_args={"harm": "detached"}, **{"pass": pass_})
+    with pytest.raises(RuntimeError, match="the loss has no gradient: check"):
+        session.step()
+
+
+def test_the_clock_is_the_one_that_no_model_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+    device: Any = SimpleNamespace(synchronize=lambda: None)
+    timer = SyncedTimer(device)
+    timer.enter("forward")
+    timer.leave("forward")
+    assert timer.phases[0][1] > 0
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.up, self.heads = nn.Linear(width, width), nn.ModuleList([nn.Linear(width, width)])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.up(hidden)
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(4, 1)
+
+
+class Other(Block):
+    pass
+
+
+BLOCKS: dict[str, tuple[nn.Module, str]] = {
+    "gates first": (
+        nn.ModuleDict(
+            {"gates": nn.ModuleList([Gate(), Gate()]), "h": nn.ModuleList([Block(), Block()])}
+        ),
+        "h: 2 Block",
+    ),
+    "large embeddings first": (
+        nn.ModuleDict({"e": nn.ModuleList([nn.Embedding(999, 99)]), "h": nn.ModuleList([Block()])}),
+        "h: 1 Block",
+    ),
+    "large heads": (
+        nn.ModuleDict({"h": nn.ModuleList([Block()]), "heads": nn.ModuleList([nn.Linear(99, 99)])}),
+        "h: 1 Block",
+    ),
+    "dictionary": (nn.ModuleDict({"0": Block(), "1": Block()}), "model: 2 Block"),
+    "sequential": (
+        nn.Sequential(nn.Embedding(9, 4), nn.Sequential(Block(), Block())),
+        "1: 2 Block",
+    ),
+    "hybrid": (nn.ModuleList([Block(), Other()]), "model: 2 Block or Other"),
+    "list of lists": (
+        nn.ModuleList([nn.ModuleList([Gate()]), nn.ModuleList([Block()])]),
+        "1: 1 Block",
+    ),
+    "nothing but a list of layers": (nn.ModuleList([nn.Linear(4, 4)]), "model: 1 Linear"),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_chosen_by_what_they_hold(name: str) -> None:
+    model, expected = BLOCKS[name]
+    blocks, first = blocks_of(model), first_block(model)
+    assert blocks is not None
+    assert first is not None
+    assert blocks.describe() == expected
+    assert model.get_submodule(first[0]) is first[1] is blocks.members[0]
+
+
+def test_a_model_without_containers_has_no_blocks() -> None:
+    assert blocks_of(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU()),
+        lambda: Block(8),
+    ],
+    ids=["layer of torch", "container of torch", "own class"],
+)
+def test_a_module_is_compiled_in_place_whoever_wrote_it(make: Any) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    blocks = [make(), make()]
+    names = [name for name, _ in blocks[0].named_parameters()]
+    for block in blocks:
+        compile_module(block, {"backend": "eager", "dynamic": False})
+        block(torch.ones(2, 3, 8)).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1  # the second block uses the code of the first
+    assert [name for name, _ in blocks[0].named_parameters()] == names
