@@ -29,10 +29,13 @@ from tasks.attention import AttentionParams, build
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot
 from tasks.instruments.memory import PeakWatcher, SavedWatcher
-from tasks.prediction.predictor import track
+from tasks.prediction.allocator import cublas_workspace_bytes
+from tasks.prediction.predictor import Predictor, track
+from tasks.prediction.records import PredictionRequest
 from tasks.process.phase_file import Progress
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
+from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
@@ -813,3 +816,28 @@ def test_what_a_model_hides_is_unlabelled(make_attempt: MakeAttempt) -> None:
     hidden = [row for row in outcome.allocations if row.size_bytes == 64 * 2**20]
     assert [(row.role, row.count, row.allocated_in) for row in hidden] == [("unlabelled", 1, "")]
     assert bytes_of(outcome, "unlabelled") < 65 * 2**20
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("how", [None, "reentrant", "not reentrant"])
+@pytest.mark.parametrize("kind", ["linear", "norm", "dropout", "sdpa", "softmax"])
+def test_the_memory_of_a_model_with_checkpoints_is_predicted_within_3_percent(
+    make_attempt: MakeAttempt, kind: str, how: str | None, precision: str
+) -> None:
+    values = {
+        "model": "tests.tasks.prediction.test_prediction:Checkpointed",
+        "model_args": {"kind": kind, "how": how, "width": 512},
+        "vocab_size": 64,
+        "context_length": 1024,
+        "precision": precision,
+    }
+    settings = {"instruments": ("memory",), "import_paths": (str(ROOT),)}
+    outcome = execute(make_attempt(device="cuda", settings=settings, **values))
+    assert outcome.status is Status.OK, outcome.evidence
+    major, minor = torch.cuda.get_device_capability()
+    workspace = cublas_workspace_bytes(major + minor / 10)
+    request = PredictionRequest(make_cell("train_step", values), (), workspace)
+    prediction = Predictor().predict(request)
+    assert prediction.how == "tracked", prediction.reason
+    measured_bytes = max(measured(outcome, "peak_allocated_bytes", "steady"))
+    assert prediction.peak_bytes() == pytest.approx(measured_bytes, rel=0.03)
