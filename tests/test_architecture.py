@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "orchestrator/sweep": {
         "orchestrator/config", "orchestrator/hardware", "orchestrator/store",
         "orchestrator/execution", "orchestrator/scheduling", "orchestrator/planning",
-        "orchestrator/analysis", "tasks/prediction", "tasks/traces",
+        "orchestrator/analysis", "tasks/prediction", "tasks/traces", "tasks/snapshots",
     },
     "orchestrator/api": {"orchestrator/store", "orchestrator/analysis", "orchestrator/report"},
     "orchestrator/cli": {

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -138,7 +139,8 @@ def compare_runs(before: Run, after: Run, cells: tuple[str, str] | None = None) 
     timings = (first.kernels, second.kernels) if of_kernels else (first.steps, second.steps)
     for run, measured in zip((before, after), timings, strict=True):
         if not measured:
-            raise RunError(f"{run}: has no cell that was timed", "`sweep status` lists its cells")
+            remedy = "`sweep status` lists its cells; traces are compared with --table kernel-diff"
+            raise RunError(f"{run}: has no cell that was timed", remedy)
     parameters: dict[str, tuple[str, str]] = {}
     if cells:
         kind = "measured cell"
@@ -148,9 +150,9 @@ def compare_runs(before: Run, after: Run, cells: tuple[str, str] | None = None) 
         )
         pairs, unmatched = [named], 0
         parameters = _differing_parameters(first.results, second.results, named)
-        labels = _labels(first.results, parameters)
+        labels = cell_labels(first.results, parameters)
     else:
-        labels = _labels(first.results, {})
+        labels = cell_labels(first.results)
         common = timings[0].keys() & timings[1].keys()
         pairs = [(cell, cell) for cell in labels if cell in common]
         unmatched = len(timings[0]) + len(timings[1]) - 2 * len(pairs)
@@ -252,7 +254,9 @@ def _rates(timing: CellTiming) -> str:
     return " to ".join(dict.fromkeys(map("{:.0f}".format, timing.dispatch_rates or ())))
 
 
-def _labels(results: Results, differing: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+def cell_labels(
+    results: Results, differing: Mapping[str, tuple[str, str]] = MappingProxyType({})
+) -> dict[str, str]:
     """Return a text for each cell, in the order of the tables. `differing` shows both values."""
     axes = key_axes(results)
     replaced = {name: " → ".join(values) for name, values in differing.items()}

@@ -40,10 +40,10 @@ class Results:
     def kernels(self) -> pd.DataFrame:
         """Return the kernels of the shown attempts.
 
-        `ms` is the total of one step, or of the whole trace if the number of steps is unknown.
+        `ms` is the total of one step, null if the number of steps in the trace is unknown.
         """
         rows = self._shown_rows("kernels")
-        return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6)
+        return rows.assign(ms=rows["total_ns"] / rows["steps"] / 1e6)
 
     def allocations(self) -> pd.DataFrame:
         """Return the GPU memory that was in use at one moment of the shown attempts."""

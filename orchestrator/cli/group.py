@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -36,14 +37,15 @@ class LazyCommands(Mapping[str, click.Command]):
     """Commands by name, each imported when it is looked up.
 
     modules: the file in `orchestrator/cli/commands` that defines each command. The function has
-    the command's name, with underscores.
+    the command's name, with underscores, and one more behind a word of Python such as `import`.
     """
 
     modules: Mapping[str, str]
 
     def __getitem__(self, name: str) -> click.Command:
         module = import_module(f"orchestrator.cli.commands.{self.modules[name]}")
-        command: click.Command = getattr(module, name.replace("-", "_"))
+        function = name.replace("-", "_") + ("_" if iskeyword(name) else "")
+        command: click.Command = getattr(module, function)
         return command
 
     def __iter__(self) -> Iterator[str]:

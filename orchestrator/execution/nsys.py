@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +16,8 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 from tasks.traces.attribution import attribute
 from tasks.traces.nsys import read_nsys
+from tasks.traces.ranges import Trace
 from tasks.traces.summary import to_rows, to_samples
-from tasks.traces.timeline import Timeline
 
 INSTRUMENT = "nsys"
 _REPORT = "nsys-rep"
@@ -57,7 +58,8 @@ def with_kernels(outcome: Outcome) -> Outcome:
     if not command(outcome.attempt):
         return outcome
     try:
-        works = attribute(read_report(_report_file(outcome.attempt)))
+        traces = read_report(_report_file(outcome.attempt)).values()
+        works = [work for trace in traces for work in attribute(trace.timeline)]
     except Exception as error:  # whatever it is, the cell's own measurements must be stored
         missing = Sample("kernels", "busy", "ratio", None, note=str(error))
         return replace(outcome, samples=(*outcome.samples, missing))
@@ -73,19 +75,19 @@ def _annotated_steps(outcome: Outcome) -> int | None:
     return None
 
 
-def read_report(file: Path) -> Timeline:
-    """Read a report of nsys (`.nsys-rep`) or its SQLite export.
+def read_report(file: Path, phases: Mapping[str, str] | None = None) -> Mapping[str, Trace]:
+    """Read a report of nsys (`.nsys-rep`) or its SQLite export, by process and GPU.
 
-    Raises RunError or PlatformError.
+    phases: phases by the names of ranges. Raises RunError or PlatformError.
     """
     if not file.is_file():
         remedy = "Name the .sqlite or .nsys-rep file that nsys wrote"
         raise RunError(f"{file}: is not there", remedy)
     try:
         if file.suffix != f".{_REPORT}":
-            return read_nsys(file)
+            return read_nsys(file, phases or {})
         with TemporaryDirectory() as scratch:
-            return read_nsys(_export(file, Path(scratch) / "export.sqlite"))
+            return read_nsys(_export(file, Path(scratch) / "export.sqlite"), phases or {})
     except ValueError as error:
         remedy = "Export it with: nsys export --type sqlite FILE.nsys-rep"
         raise RunError(str(error), remedy) from error

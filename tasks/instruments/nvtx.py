@@ -1,7 +1,7 @@
 """Annotate warm steps with NVTX ranges for Nsight Systems, by the names that `kernels` uses.
 
 Run a cell with only this instrument under `nsys profile --trace=cuda,nvtx
---capture-range=cudaProfilerApi`, and read the result with `sweep import-nsys`. Phases are
+--capture-range=cudaProfilerApi`, and read the result with `sweep import`. Phases are
 start-end ranges, which hold for all threads. Every operator is a range with its sequence
 number, which connects an operator of the backward pass with its module.
 """

@@ -10,9 +10,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tasks.traces.parts import PHASE_PREFIX
+from tasks.traces.ranges import phase_of
 
 BEFORE = -1  # the moment before the first event
 
@@ -99,19 +101,30 @@ class Record:
         return [one for one in self.allocations if one.start <= moment < one.end]
 
 
-def replay(snapshot: Snapshot, device: int = 0) -> Record:
-    """Replay the record of one device. Allocations without a recorded start are older than it."""
+def replay(
+    snapshot: Snapshot, device: int = 0, chosen: Mapping[str, str] = MappingProxyType({})
+) -> Record:
+    """Replay the record of one device. Allocations without a recorded start are older than it.
+
+    chosen: phases by the names of annotations, for snapshots of other programs.
+    """
     traces = snapshot.get("device_traces") or []
     events: Sequence[Event] = traces[device] if device < len(traces) else []
     segments = [one for one in snapshot.get("segments") or [] if one["device"] == device]
     blocks = list(_live_blocks(segments))
-    times_us = [event["time_us"] for event in events]
+    # Torch 2.1 wrote no times.
+    times_us = [event.get("time_us", 0) for event in events]
     return Record(
         allocations=list(_allocations(events, blocks)),
-        phases=_phases(snapshot.get("external_annotations") or [], times_us, device),
+        phases=_phases(_annotations(snapshot, device, chosen), times_us),
         times_us=times_us,
-        rounding_bytes=sum(block["size"] - block["requested_size"] for block in blocks),
+        rounding_bytes=sum(block["size"] - _requested(block) for block in blocks),
     )
+
+
+def _requested(block: Mapping[str, Any]) -> int:
+    size: int = block.get("requested_size", block["size"])  # older versions wrote no requested size
+    return size
 
 
 def vanished(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -145,7 +158,7 @@ def _allocations(
     for block in live_at_end:
         address, frames = block["address"], block.get("frames") or ()
         if address not in begun:
-            yield Allocation(address, block["requested_size"], BEFORE, forever, "", frames)
+            yield Allocation(address, _requested(block), BEFORE, forever, "", frames)
     for start, made in begun.values():
         yield _allocation(made, start, forever)
 
@@ -155,19 +168,29 @@ def _allocation(made: Event, start: int, end: int) -> Allocation:
     return Allocation(made["addr"], made["size"], start, end, part, made.get("frames") or ())
 
 
+def _annotations(
+    snapshot: Snapshot, device: int, chosen: Mapping[str, str]
+) -> Iterator[tuple[str, str, int]]:
+    """Yield phase, stage and time of the annotations that begin and end phases."""
+    annotations = snapshot.get("external_annotations") or []
+    is_own = any(str(one["name"]).startswith(PHASE_PREFIX) for one in annotations)
+    for one in annotations:
+        name = str(one["name"])
+        if one.get("device", device) != device or (is_own and not name.startswith(PHASE_PREFIX)):
+            continue
+        if phase := phase_of(name, chosen):
+            yield phase, one["stage"], one["time_us"]
+
+
 def _phases(
-    annotations: Iterable[Mapping[str, Any]], times_us: Sequence[int], device: int
+    annotations: Iterable[tuple[str, str, int]], times_us: Sequence[int]
 ) -> list[ReplayPhase]:
     """Return phases in the order of their starts. One without an end lasts to the last event."""
     begun: dict[str, int] = {}
     phases: list[ReplayPhase] = []
-    for annotation in annotations:
-        name = str(annotation["name"])
-        if not name.startswith(PHASE_PREFIX) or annotation.get("device", device) != device:
-            continue
-        name = name.removeprefix(PHASE_PREFIX)
-        moment = bisect_right(times_us, annotation["time_us"])
-        if annotation["stage"] == "START":
+    for name, stage, time_us in annotations:
+        moment = bisect_right(times_us, time_us)
+        if stage == "START":
             begun[name] = moment
         elif name in begun:
             phases.append(ReplayPhase(name, begun.pop(name), moment))

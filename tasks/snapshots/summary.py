@@ -4,40 +4,61 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 from tasks.snapshots.attribution import Labelled, Role, RoleEvidence
 from tasks.snapshots.frames import call_chain
-from tasks.snapshots.replay import Record
+from tasks.snapshots.replay import Frames, Record
 from tasks.spec.tables import AllocationRow, LiveRow
 
-PEAK, OUT_OF_MEMORY = "peak", "out of memory"  # the moments that rows describe
+# The moments that rows describe.
+PEAK, OUT_OF_MEMORY, AT_END_OF_RECORD = "peak", "out of memory", "end of the record"
 
+# The backward pass runs on a thread without Python frames, so its chains are those of the forward.
+_FORWARD, _BACKWARD = "forward", "backward"
 _MOST_POINTS = 250
 _US_PER_MS = 1e3
 
 
 def to_rows(
-    labelled: Sequence[Labelled], at: int, moment: str, phase: str, slack_bytes: int
+    labelled: Sequence[Labelled], at: int, moment: str, phase: str, slack_bytes: int | None
 ) -> list[AllocationRow]:
     """Return rows of what lives after the event `at`, the largest first.
 
     Allocations with the same role, part, stack and size share a row. slack_bytes: size of the
-    allocator's blocks minus the requested sizes, which is a separate row without a count.
+    allocator's blocks minus the requested sizes, which is a separate row without a count; None if
+    unknown.
     """
+    of_forward = _forward_chains(labelled)
     groups: Counter[tuple[Role, str, RoleEvidence, str, str, int]] = Counter()
     for one in labelled:
         allocation = one.allocation
         if allocation.start <= at < allocation.end:
             chain = call_chain(allocation.frames)
+            if not chain and one.made_in == _BACKWARD and of_forward.get(allocation.part):
+                chain = f"backward of {of_forward[allocation.part]}"
             groups[one.role, one.part, one.how, one.made_in, chain, allocation.size_bytes] += 1
     when, none = (moment, phase), str(RoleEvidence.NONE)
-    slack = AllocationRow(*when, str(Role.SLACK), "", none, "", "", slack_bytes, 0, slack_bytes)
-    rows = [slack]
+    rows: list[AllocationRow] = []
+    if slack_bytes is not None:
+        sizes = (slack_bytes, 0, slack_bytes)
+        rows.append(AllocationRow(*when, str(Role.SLACK), "", none, "", "", *sizes))
     for (role, part, how, made_in, chain, size), n in groups.items():
         row = AllocationRow(*when, str(role), part, str(how), made_in, chain, size, n, size * n)
         rows.append(row)
     return sorted(rows, key=lambda row: -row.total_bytes)
+
+
+def _forward_chains(labelled: Sequence[Labelled]) -> dict[str, str]:
+    """Return the calls that the forward allocations of each part of the model have in common."""
+    common: dict[str, Frames] = {}
+    for one in labelled:
+        part, frames = one.allocation.part, one.allocation.frames
+        if one.made_in == _FORWARD and part and frames:
+            pairs = zip(reversed(frames), reversed(common.get(part, frames)), strict=False)
+            shared = [frame for frame, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+            common[part] = shared[::-1]
+    return {part: call_chain(frames) for part, frames in common.items()}
 
 
 def unlabelled_bytes(rows: Sequence[AllocationRow]) -> int:

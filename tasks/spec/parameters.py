@@ -146,6 +146,7 @@ class ImportedParams(Params):
     # Nsys names its files report1, report2 and so on in every folder, so the name is not enough.
     file: str = axis(..., "name of the imported file")
     content: str = axis(..., "digest of the file: another content is another cell")
+    rank: str = axis("", "process and GPU, if the file has several")
 
 
 def _without_unless_on_gpu(values: Any, name: str, kind: type) -> Any:

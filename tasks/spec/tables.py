@@ -142,6 +142,7 @@ ROLE_EVIDENCE: Mapping[str, str] = {
 MOMENTS: Mapping[str, str] = {
     "peak": "the peak of the recorded steady step",
     "out of memory": "the moment at which memory ran out and ended the attempt",
+    "end of the record": "an imported snapshot without a record, when it was taken",
 }
 SAMPLE_PHASES: Mapping[str, str] = {
     **PHASES,
@@ -230,7 +231,9 @@ class AllocationRow:
     part: Annotated[str, column("module of the model, as in `kernels`; may be empty")]
     attributed_by: Annotated[str, column("evidence for the role", values=ROLE_EVIDENCE)]
     allocated_in: Annotated[str, column("phase that made them; empty if older or outside")]
-    call_chain: Annotated[str, column("`file:line function`, then its callers after ` < `")]
+    call_chain: Annotated[
+        str, column("`file:line function`, then its callers after ` < `; `backward of` those")
+    ]
     size_bytes: Annotated[int, column("requested size of each", unit="bytes")]
     count: Annotated[int, column("number of allocations; 0 for `slack`")]
     total_bytes: Annotated[int, column("total size", unit="bytes")]

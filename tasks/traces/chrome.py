@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec import DecodeError, Struct, field
 from msgspec.json import Decoder
 
-from tasks.traces.parts import PART_PREFIX, PHASE_PREFIX
-from tasks.traces.timeline import Activity, Launch, PhaseSpan, ThreadId, Timeline, TraceSpan
+from tasks.traces.parts import PART_PREFIX
+from tasks.traces.ranges import Range, Trace, sort_ranges
+from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan
 
-_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
+# Categories in lower case: until 2021 torch wrote `Kernel`, `Memcpy`, `Runtime` and `Operator`.
+_OPERATORS = frozenset({"cpu_op", "operator"})
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver"})
+_RANGES = "user_annotation"
+_GZIP = b"\x1f\x8b"
 _NS_PER_US = 1000
 
 # Only these fields are decoded. With `gc=False` the garbage collector does not track the objects,
@@ -21,6 +30,7 @@ _NS_PER_US = 1000
 
 class _Details(Struct, frozen=True, gc=False):
     correlation: int | None = None
+    device: int = 0
     sequence: int | None = field(default=None, name="Sequence number")
     forward_thread: int = field(default=0, name="Fwd thread id")
 
@@ -45,42 +55,86 @@ class _Document(Struct):
 
 def read_chrome(path: Path) -> Timeline:
     """Read a trace file. Raise ValueError if it is not in Chrome's format."""
-    try:
-        return from_json(path.read_bytes())
-    except DecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return _parsed(path).timeline()
+
+
+def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, Trace]:
+    """Read a trace file, also a compressed one, as a trace for each GPU.
+
+    chosen: phases by the names of ranges. Raise ValueError if it is not in Chrome's format.
+    """
+    parsed = _parsed(path, chosen)
+    devices = sorted({event.details.device for event in parsed.on_device})
+    if len(devices) > 1:
+        return {f"GPU {one}": Trace(parsed.timeline(one), parsed.ranges) for one in devices}
+    timeline = parsed.timeline()
+    if not timeline.activities and not any(timeline.threads.values()):
+        raise ValueError(f"{path}: contains neither kernels nor operators of torch.profiler")
+    return {"": Trace(timeline, parsed.ranges)}
 
 
 def from_json(text: bytes) -> Timeline:
     """Parse a trace. Raise msgspec's DecodeError, a ValueError, if it is not in Chrome's format."""
-    phases: list[PhaseSpan] = []
-    spans: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
-    launches: dict[int | None, Launch] = {}
-    on_device: list[_Event] = []
-    for event in Decoder(_Document).decode(text).events:
-        category, details = event.category, event.details
-        if category == "cpu_op":
-            # Only operators of the backward pass name the thread of their forward operator.
-            is_backward = details.forward_thread != 0
-            span = TraceSpan(event.name, True, *_interval(event), details.sequence, is_backward)
-            spans[event.thread].append(span)
-        elif category in _ON_DEVICE:
-            on_device.append(event)
-        elif category in _LAUNCHES:
-            if details.correlation is not None:
-                launches[details.correlation] = Launch(event.thread, round(event.at * _NS_PER_US))
-        elif category == "user_annotation":
-            if event.name.startswith(PHASE_PREFIX):
-                phases.append(PhaseSpan(event.name.removeprefix(PHASE_PREFIX), *_interval(event)))
-            elif event.name.startswith(PART_PREFIX):
-                spans[event.thread].append(TraceSpan(event.name, False, *_interval(event)))
-    activities: list[Activity] = []
-    for event in on_device:
-        # By the correlation id. Kineto's `External id` leads to an operator directly, but in older
-        # traces it equals the correlation id and leads nowhere.
-        launch = launches.get(event.details.correlation)
-        activities.append(Activity(event.name, *_interval(event), launch))
-    return Timeline(phases, spans, activities, on_device=bool(activities or launches))
+    return _Trace(text, {}).timeline()
+
+
+def _parsed(path: Path, chosen: Mapping[str, str] = MappingProxyType({})) -> _Trace:
+    try:
+        text = path.read_bytes()
+        return _Trace(gzip.decompress(text) if text.startswith(_GZIP) else text, chosen)
+    except (DecodeError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not a trace of torch.profiler: {error}") from error
+
+
+class _Trace:
+    """The events of a trace, sorted by what they are."""
+
+    def __init__(self, text: bytes, chosen: Mapping[str, str]) -> None:
+        self.launches: dict[int | None, Launch] = {}
+        self.on_device: list[_Event] = []
+        self._operators: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
+        ranges: list[Range] = []
+        # Old versions of torch wrote numbers as texts.
+        for event in Decoder(_Document, strict=False).decode(text).events:
+            category, details = event.category.lower(), event.details
+            if category in _OPERATORS:
+                # Only operators of the backward pass name the thread of their forward operator.
+                is_backward = details.forward_thread != 0
+                span = TraceSpan(event.name, True, *_interval(event), details.sequence, is_backward)
+                self._operators[event.thread].append(span)
+            elif category in _ON_DEVICE:
+                self.on_device.append(event)
+            elif category in _LAUNCHES:
+                if details.correlation is not None:
+                    at_ns = round(event.at * _NS_PER_US)
+                    self.launches[details.correlation] = Launch(event.thread, at_ns)
+            elif category == _RANGES:
+                ranges.append(Range(event.name, *_interval(event), event.thread))
+        self.ranges = sort_ranges(ranges, chosen)
+
+    def timeline(self, device: int | None = None) -> Timeline:
+        """Return the timeline of one GPU, or of all."""
+        activities: list[Activity] = []
+        for event in self.on_device:
+            # By the correlation id. Kineto's `External id` leads to an operator directly, but in
+            # older traces it equals the correlation id and leads nowhere.
+            launch = self.launches.get(event.details.correlation)
+            activity = Activity(event.name, *_interval(event), launch)
+            is_chosen = device in (None, event.details.device)
+            if is_chosen and not self.ranges.is_warmup(activity.begun_ns):
+                activities.append(activity)
+        on_device = bool(self.on_device or self.launches)
+        return Timeline(self.ranges.phases, self._spans(), activities, on_device)
+
+    def _spans(self) -> Mapping[ThreadId, list[TraceSpan]]:
+        spans = defaultdict(list)
+        for thread, operators in self._operators.items():
+            spans[thread] = [one for one in operators if not self.ranges.is_warmup(one.start_ns)]
+        for text, start_ns, end_ns, thread in self.ranges.parts:
+            # Ranges of torch in a trace of this program are no modules.
+            if text.startswith(PART_PREFIX) or not self.ranges.is_own:
+                spans[thread].append(TraceSpan(text, False, start_ns, end_ns))
+        return spans
 
 
 def _interval(event: _Event) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Read the output of `nsys export --type sqlite`, by the tables that NVIDIA documents.
 
-A table without rows does not exist in the export. The ranges may come from the `nvtx`
-instrument or from another program: `forward`, `backward` and `optimizer` are phases, and other
-ranges are parts.
+A table without rows does not exist in the export. The ranges may come from the `nvtx` instrument or
+from another program, see `tasks/traces/ranges.py`. Each process and GPU has a timeline: the phases
+of one process say nothing about the kernels of another one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from tasks.traces.parts import PART_PREFIX, PHASE_PREFIX
-from tasks.traces.timeline import Activity, Launch, PhaseSpan, ThreadId, Timeline, TraceSpan
+from tasks.traces.parts import PART_PREFIX
+from tasks.traces.ranges import Range, Ranges, Trace, sort_ranges
+from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan
 
-_PHASES = {
-    "forward": "forward", "backward": "backward",
-    "optimizer": "optimizer", "optimizer_step": "optimizer",
-}  # fmt: skip
+# Stands for the unknown kernels of a CUDA graph.
+WHOLE_GRAPH = "[CUDA graph]"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _PUSH_POP, _START_END = 59, 60  # event types of NVTX_EVENTS
 _OF_PROCESS = 0xFFFFFFFFFF000000  # the bits of a globalTid that are the process's globalPid
@@ -32,8 +31,12 @@ _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
 _COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
 
 
-def read_nsys(path: Path) -> Timeline:
-    """Read an export. Raise ValueError if it is not one, or if it has no CUDA activity."""
+def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, Trace]:
+    """Read an export as a trace for each process and GPU; one alone has an empty name.
+
+    chosen: phases by the names of ranges. Raise ValueError if it is no export, or if it has no CUDA
+    activity.
+    """
     refusal = f"{path}: not an export of Nsight Systems"
     # As an address, because the path may contain `?`, `#` or `%`, which have a meaning there.
     address = f"{path.absolute().as_uri()}?mode=ro"
@@ -44,13 +47,27 @@ def read_nsys(path: Path) -> Timeline:
             if "StringIds" not in tables:
                 raise ValueError(f"{refusal}: it has no table StringIds")
             launches = _launches(database, tables)
-            phases, spans = _ranges(database, tables)
-            activities = list(_activities(database, tables, launches))
+            ranges = _ranges(database, tables)
+            activities = _activities(database, tables, launches)
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{refusal}: {error}") from error
     if not activities:
         raise ValueError(f"{path}: contains no CUDA kernels: trace with --trace=cuda,nvtx")
-    return Timeline(phases, spans, activities, on_device=True)
+    traces = {}
+    sorted_ranges = {process: sort_ranges(own, chosen) for process, own in ranges.items()}
+    for (process, device), own in sorted(activities.items()):
+        of_process = sorted_ranges.get(process) or sort_ranges((), chosen)
+        name = f"process {process >> 24 & 0xFFFFFF}, GPU {device}" if len(activities) > 1 else ""
+        traces[name] = Trace(_timeline(of_process, own), of_process)
+    return traces
+
+
+def _timeline(ranges: Ranges, activities: Sequence[Activity]) -> Timeline:
+    spans: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
+    for one in ranges.parts:
+        spans[one.thread].append(_span(one.text, one.start_ns, one.end_ns))
+    measured = [one for one in activities if not ranges.is_warmup(one.begun_ns)]
+    return Timeline(ranges.phases, spans, measured, on_device=True)
 
 
 _LaunchKey = tuple[int, int]  # process and correlation id
@@ -67,14 +84,11 @@ def _launches(database: sqlite3.Connection, tables: set[str]) -> Mapping[_Launch
     return launches
 
 
-def _ranges(
-    database: sqlite3.Connection, tables: set[str]
-) -> tuple[list[PhaseSpan], Mapping[ThreadId, list[TraceSpan]]]:
-    """Return phases and spans of the default domain: libraries such as NCCL use other domains."""
-    phases: list[PhaseSpan] = []
-    spans: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
+def _ranges(database: sqlite3.Connection, tables: set[str]) -> Mapping[int, list[Range]]:
+    """Return the ranges of each process in the default domain; libraries such as NCCL use others."""
+    ranges: dict[int, list[Range]] = defaultdict(list)
     if "NVTX_EVENTS" not in tables:
-        return phases, spans
+        return ranges
     rows = database.execute(
         """SELECT coalesce(event.text, string.value), event.start, event."end", event.globalTid
            FROM NVTX_EVENTS event LEFT JOIN StringIds string ON string.id = event.textId
@@ -83,18 +97,9 @@ def _ranges(
         (_PUSH_POP, _START_END),
     )
     for text, start, end, thread in rows:
-        phase = _phase_of(text or "")
-        if phase:
-            phases.append(PhaseSpan(phase, start, end))
-        elif text:
-            spans[thread].append(_span(text, start, end))
-    return phases, spans
-
-
-def _phase_of(text: str) -> str:
-    if text.startswith(PHASE_PREFIX):
-        return text.removeprefix(PHASE_PREFIX)
-    return _PHASES.get(text.lower(), "")
+        if text:
+            ranges[thread & _OF_PROCESS].append(Range(text, start, end, thread))
+    return ranges
 
 
 def _span(text: str, start: int, end: int) -> TraceSpan:
@@ -108,21 +113,24 @@ def _span(text: str, start: int, end: int) -> TraceSpan:
 
 def _activities(
     database: sqlite3.Connection, tables: set[str], launches: Mapping[_LaunchKey, Launch]
-) -> Iterator[Activity]:
-    """Yield kernels, copies and fills, and CUDA graphs if the trace has them only as a whole."""
+) -> Mapping[tuple[int, int], list[Activity]]:
+    """Return kernels, copies, fills and whole CUDA graphs of each process and GPU."""
     names = {
         "CUPTI_ACTIVITY_KIND_KERNEL": "(SELECT value FROM StringIds WHERE id = demangledName)",
         "CUPTI_ACTIVITY_KIND_MEMCPY": "copyKind",
         "CUPTI_ACTIVITY_KIND_MEMSET": "'[CUDA memset]'",
         # By default nsys records a replayed graph as a whole, without its kernels.
-        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "'[CUDA graph]'",
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"'{WHOLE_GRAPH}'",
     }
+    activities: dict[tuple[int, int], list[Activity]] = defaultdict(list)
     for table, column in names.items():
         if table not in tables:
             continue
-        columns = f'{column}, start, "end", globalPid, correlationId'
+        columns = f'{column}, start, "end", deviceId, globalPid, correlationId'
         rows = database.execute(f"SELECT {columns} FROM {table}")
-        for name, start, end, process, correlation in rows:
+        for name, start, end, device, process, correlation in rows:
             is_copy = isinstance(name, int)
             text = f"[CUDA memcpy {_COPIES.get(name, 'other')}]" if is_copy else str(name)
-            yield Activity(text, start, end, launches.get((process, correlation)))
+            launch = launches.get((process, correlation))
+            activities[process, device].append(Activity(text, start, end, launch))
+    return activities

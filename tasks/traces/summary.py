@@ -50,19 +50,26 @@ def _row(key: Key, found: Sequence[int], steps: int | None) -> KernelRow:
 def to_samples(works: Sequence[Work], steps: int | None, on_device: bool) -> Iterator[Sample]:
     """Yield time by phase, attributed shares, and for a device its busy share.
 
-    Times are means per step, or totals if `steps` is unknown.
+    Times are means per step, and null if `steps` is unknown.
     """
     inside = [work for work in works if work.name != OUTSIDE]
-    scale = _NS_PER_MS * (steps or 1)
+    scale = _NS_PER_MS * steps if steps else math.nan
     by_phase: dict[str, list[Work]] = defaultdict(list)
     for work in inside:
         by_phase[work.phase].append(work)
     for phase, members in by_phase.items():
-        yield _sample("kernel_time", "ms", _total(members) / scale, phase or "outside")
+        yield _per_step("kernel_time", _total(members), scale, phase or "outside")
     yield from _coverage(inside)
     if on_device:
         yield from _busy_by_phase(by_phase)
         yield from _gaps(inside, scale)
+
+
+def _per_step(metric: str, ns: int, scale: float, phase: str = "") -> Sample:
+    if math.isnan(scale):
+        note = "the number of steps in the trace is not known"
+        return Sample("kernels", metric, "ms", None, phase=phase, note=note)
+    return _sample(metric, "ms", ns / scale, phase)
 
 
 def _sample(metric: str, unit: str, value: float | None, phase: str = "") -> Sample:
@@ -114,8 +121,8 @@ def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
             late_ns += gap_ns
         reached_ns = max(reached_ns, work.end_ns)
     yield _sample("busy", "ratio", _busy_ns(works) / _span_ns(works))
-    yield _sample("idle", "ms", idle_ns / scale)
-    yield _sample("idle_for_host", "ms", late_ns / scale)
+    yield _per_step("idle", idle_ns, scale)
+    yield _per_step("idle_for_host", late_ns, scale)
 
 
 def _span_ns(works: Sequence[Work]) -> int:

@@ -46,6 +46,11 @@ class Activity(NamedTuple):
     # None if the trace does not contain it: 11 % of the activities in one of four GPU traces.
     launch: Launch | None
 
+    @property
+    def begun_ns(self) -> int:
+        """The moment of the launch, or of the start if the launch is unknown."""
+        return self.launch.at_ns if self.launch else self.start_ns
+
 
 class Thread:
     """The spans of one thread of the host, in the order of their starts. Spans nest.

@@ -5,6 +5,8 @@ A command that needs a GPU is planned instead, or made small enough for the CPU.
 
 from __future__ import annotations
 
+import gzip
+import pickle
 import re
 import shlex
 import shutil
@@ -16,7 +18,7 @@ from click.testing import Result
 
 from tests.conftest import ROOT
 from tests.docs.pages import TEXTS, sweep_commands
-from tests.support.traces import NsysExport
+from tests.support.traces import NsysExport, training_step
 
 pytestmark = [pytest.mark.docs, pytest.mark.timeout(600)]
 
@@ -88,6 +90,9 @@ def test_every_command_runs(
     shutil.copytree(ROOT / "results" / "published", tmp_path / "results" / "published")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     NsysExport(tmp_path / "report1.sqlite").kernel("ampere_sgemm_128x64_tn", 10, 20, 30)
+    (tmp_path / "trace.json.gz").write_bytes(gzip.compress(training_step().text))
+    snapshot = {"segments": [{"device": 0, "blocks": []}], "device_traces": [[]]}
+    (tmp_path / "memory.pickle").write_bytes(pickle.dumps(snapshot))
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "gpt.py").write_text(MODEL)
     results = tmp_path / "results"

@@ -28,7 +28,14 @@ from orchestrator.store.remote_address import RunLocation, is_address, require_n
     type=Percentage(),
     help="With --fail-on, ignore differences up to this one, such as 3%.  [0%]",
 )
-def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float) -> None:
+@click.option(
+    "--table",
+    type=click.Choice(["kernel-diff"]),
+    help="Show the kernels that differ most between two cells or imported traces.",
+)
+def compare(
+    before: str, after: str, fail_on: tuple[str, ...], threshold: float, table: str | None
+) -> None:
     """Show which cells of B are faster or slower than in A.
 
     A and B are two runs, or two cells as RUN:CELL. Measure both with --repeat: a difference must
@@ -37,10 +44,16 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
     Example: sweep compare results/demo results/other
     """
     from orchestrator.analysis.comparison import compare_runs
+    from orchestrator.report.formats.markdown import to_markdown
+    from orchestrator.report.kernel_comparison import compare_kernels
     from orchestrator.report.text.comparison_text import describe_comparison
     from orchestrator.store.mirror import open_run
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(before), _run_and_cell(after)
+    if table:
+        cells = (cell_a, cell_b)
+        click.echo(to_markdown(compare_kernels(open_run(run_a), open_run(run_b), cells)))
+        return
     if bool(cell_a) != bool(cell_b):
         raise ConfigError(
             f"{before} and {after}: one is a run and the other a cell",

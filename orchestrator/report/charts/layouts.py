@@ -182,7 +182,8 @@ class KernelClasses:
 
     def draw(self, results: Results) -> Chart | None:
         kernels = results.kernels()
-        inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
+        # Without the number of steps, the milliseconds of a step are unknown.
+        inside = kernels[(kernels["name"] != OUTSIDE_OPERATORS) & kernels["ms"].notna()]
         if inside.empty:
             return None
         titles, panels = _panels_of_cells(results, inside.groupby("cell")["ms"].sum())

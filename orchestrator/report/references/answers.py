@@ -25,6 +25,7 @@ from orchestrator.report.tables.kernel_layouts import (
     ATTENTION_MATMULS,
     GEMM,
     OUTSIDE_OPERATORS,
+    UNCLASSIFIED,
     ms_of_parts,
 )
 
@@ -66,6 +67,7 @@ _TENSORS = {
     "theoretical total": "forward_held_allocated_bytes",
     "measured": "forward_held_allocated_bytes",
 }
+_NEGLIGIBLE = 0.005  # share of kernel time without a known class; published ones have three digits
 _LARGEST = 10  # allocations of a part: the longest list of a write-up
 
 
@@ -76,14 +78,20 @@ class KernelFigures:
     kernels: pd.DataFrame
 
     @cached_property
-    def gemm_share(self) -> float:
+    def gemm_share(self) -> float | None:
+        """The share of matrix products, None if the class of too many kernels is unknown."""
+        unknown = self.kernels["kernel_class"] == UNCLASSIFIED
+        if self.kernels.loc[unknown, "ms"].sum() > _NEGLIGIBLE * self.kernels["ms"].sum():
+            return None
         of_gemm = self.kernels["kernel_class"] == GEMM
         return float(self.kernels.loc[of_gemm, "ms"].sum() / self.kernels["ms"].sum())
 
     def share(self, phase: str, among: str, rank: int) -> float | None:
         """Return the share of the phase's kernel time that its kernel of this rank takes."""
         inside = self.kernels[self.kernels["phase"].isin(_PASSES.get(phase, (phase,)))]
-        chosen = inside[inside["kernel_class"] != GEMM] if among == NOT_GEMM else inside
+        # A kernel of unknown class may be a matrix product.
+        is_product = inside["kernel_class"].isin([GEMM, UNCLASSIFIED])
+        chosen = inside[~is_product] if among == NOT_GEMM else inside
         longest = chosen.groupby("name", observed=True)["ms"].sum().nlargest(rank)
         return float(longest.iloc[-1] / inside["ms"].sum()) if len(longest) == rank else None
 

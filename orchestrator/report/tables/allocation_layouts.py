@@ -57,7 +57,7 @@ class Composition:
 class TopAllocations:
     """The allocations that take most of each cell's memory, and the largest one of each role.
 
-    A row stands for allocations of the same size, role, part and place in the code.
+    A row stands for allocations of the same size, role, part and place in the code; slack has one.
     """
 
     count: int
@@ -67,15 +67,16 @@ class TopAllocations:
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
             total_bytes = allocations["total_bytes"].sum()
-            counted = allocations[allocations["count"] > 0]  # slack is no allocation
-            in_order = counted.sort_values("total_bytes", ascending=False, kind="stable")
+            in_order = allocations.sort_values("total_bytes", ascending=False, kind="stable")
             largest = in_order.sort_values("size_bytes", ascending=False, kind="stable")
             shown = {*in_order.index[: self.count], *largest.drop_duplicates("role").index}
             for row in each(in_order[in_order.index.isin(shown)]):
-                texts = [moment, *_sizes(row, total_bytes), f"{row['size_bytes'] / MIB:.2f}"]
-                # The backward pass runs on a thread without Python frames: it has no call chain,
-                # and its rows are identified by the part of the model.
-                origin = [row["part"], row["allocated_in"] or "before", row["call_chain"]]
+                # Slack is no allocation: nothing made it.
+                is_slack = not row["count"]
+                each_mib = NOTHING if is_slack else f"{row['size_bytes'] / MIB:.2f}"
+                made_in = row["allocated_in"] or ("" if is_slack else "before")
+                texts = [moment, *_sizes(row, total_bytes), each_mib]
+                origin = [row["part"], made_in, row["call_chain"]]
                 texts += [text or NOTHING for text in (row["role"], *origin)]
                 rows.append([*axis_texts(cell, axes), *texts])
         titles = ["moment", "GiB", "share", "allocations", "MiB each", "role", "part", "made in"]

@@ -28,7 +28,8 @@ ALLOCATION_TABLES: tuple[Table, ...] = (
         "The allocations that take most, and the largest one of each role. A row stands for"
         " allocations of the same role, part, place in the code and size, with the phase that made"
         " them and the call chain, the innermost call first. The backward pass runs on a thread"
-        " without Python frames and has no call chain.",
+        " without Python frames: its chain is that of its module's forward pass. Slack is in the"
+        " order too.",
         TopAllocations(_TOP),
     ),
     Table(

@@ -144,6 +144,12 @@ def mean_sd(stem: str) -> Value:
     return show
 
 
+def total_step(row: Row) -> str:
+    """Return mean ± standard deviation of the whole step, of the first steps without warm-up."""
+    is_cold = row.get("warmup_steps") == 0 and has_value(row, "step_synced_ms_mean")
+    return mean_sd("step_synced_ms" if is_cold else "step_ms")(row)
+
+
 def median_interval(stem: str) -> Value:
     """Return a formatter of a median with its 95 % interval, which a single sample does not have."""
 

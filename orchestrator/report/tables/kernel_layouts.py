@@ -16,8 +16,11 @@ PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
 # A row of time that no operator accounts for. It is no kernel, so that no share counts it.
 OUTSIDE_OPERATORS = "outside operators"
-WHOLE_STEP = "step"
+BOTH_PASSES, WHOLE_STEP = "forward + backward", "step"
 GEMM = "GEMM"
+UNCLASSIFIED = "other"  # kernels whose work is unknown, such as CUDA graphs traced as a whole
+# Stands behind a phase or module if the number of steps is unknown.
+WHOLE_TRACE = ", whole trace"
 ATTENTION_MATMULS = ("scores", "attention output")
 _SHOWN_MODULES = 3
 # The columns of nsys's cuda_gpu_kern_sum, with the class and the modules before the name.
@@ -48,7 +51,7 @@ def ms_of_parts(kernels: pd.DataFrame, names: Collection[str]) -> float | None:
 
 @dataclass(frozen=True)
 class TopKernels:
-    """The kernels of each cell and phase that took longest.
+    """The kernels that took longest of each cell and phase, both passes, and the step.
 
     The longest one that is no matrix product is always among them.
     """
@@ -58,16 +61,20 @@ class TopKernels:
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
         rows: Rows = []
-        for cell, phase, kernels in _by_cell_and_phase(results, axes):
-            total_ms = kernels["ms"].sum()
-            for kernel in _top_by_name(kernels, self.count):
-                rows.append([*axis_texts(cell, axes), phase, *_kernel_texts(kernel, total_ms)])
+        for cell, kernels in _by_cell(results, axes):
+            for phase, among in _by_phase(kernels):
+                total_ms, texts = among["ms"].sum(), [*axis_texts(cell, axes), phase]
+                for kernel in _top_by_name(among, self.count):
+                    rows.append([*texts, *_kernel_texts(kernel, total_ms)])
         return [*axes, PHASE, *_TOP_TITLES], rows
 
 
 @dataclass(frozen=True)
 class ByClass:
-    """One row per cell and phase, and one for the step: shares of classes, softmax and matmul."""
+    """One row per cell and phase, both passes and the step: classes, softmax and matmul.
+
+    If some kernels have no known class, the shares of the others are lower bounds.
+    """
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
@@ -75,10 +82,7 @@ class ByClass:
         present = list(by_class.sort_values(ascending=False).index)
         rows: Rows = []
         for cell, kernels in _by_cell(results, axes):
-            parts = dict(_by_phase(kernels))
-            if len(parts) > 1:
-                parts[WHOLE_STEP] = kernels
-            for phase, among in parts.items():
+            for phase, among in _by_phase(kernels):
                 texts = [*_class_shares(among, present), *_softmax_texts(cell, phase, among)]
                 rows.append([*axis_texts(cell, axes), phase, *texts])
         softmax = ["softmax ms", "matmul ms", "softmax / matmul", "in FLOPs"]
@@ -100,7 +104,7 @@ class ByModule:
                 times = table.loc[module]
                 share = times.sum() / kernels["ms"].sum()
                 texts = [_ms_or_nothing(times.get(phase)) for phase in phases]
-                name = module or "not attributed"
+                name = (module or "not attributed") + _whole_trace(kernels)
                 rows.append([*axis_texts(cell, axes), name, *texts, f"{share:.1%}"])
         return [
             *axes,
@@ -156,7 +160,20 @@ class Difference:
         if pair is None:
             return [], []
         kernels = results.kernels()
-        left, right = (_per_kernel(kernels[kernels["cell"] == cell["cell"]]) for cell in pair)
+        left, right = (kernels[kernels["cell"] == cell["cell"]] for cell in pair)
+        names = [_difference_name(cell, pair, results) for cell in pair]
+        return self.between((left, right), names)
+
+    def between(
+        self, cells: tuple[pd.DataFrame, pd.DataFrame], names: list[str]
+    ) -> tuple[Header, Rows]:
+        """Return header and rows for the kernels of two cells, which may be of different runs."""
+        sides = [kernels[kernels["name"] != OUTSIDE_OPERATORS] for kernels in cells]
+        if not all(kernels["phase"].any() for kernels in sides):
+            # A trace without phases is compared as a whole.
+            sides = [kernels.assign(phase=WHOLE_STEP) for kernels in sides]
+        names = [name + _whole_trace(own) for name, own in zip(names, sides, strict=True)]
+        left, right = map(_per_kernel, sides)
         both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
         both["more_ms"] = both["ms_right"] - both["ms_left"]
         order = both["more_ms"].abs().sort_values(ascending=False).index[: self.count]
@@ -166,7 +183,6 @@ class Difference:
             for side in ("left", "right"):
                 texts += [f"{row[f'kernels_{side}']:g}", format_ms(row[f"ms_{side}"])]
             rows.append([*texts, f"{row['more_ms']:+.3f}", short_kernel_name(row["name"])])
-        names = [_difference_name(cell, pair, results) for cell in pair]
         titles = [f"{name} {title}" for name in names for title in ("kernels", "ms")]
         return [PHASE, "class", *titles, "more ms", "name"], rows
 
@@ -196,27 +212,41 @@ def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, pd.DataFr
     by_cell = dict(iter(inside.groupby("cell", observed=True)))
     for cell in each_sorted(results.cells, axes):
         if cell["cell"] in by_cell:
-            yield cell, by_cell[cell["cell"]]
+            yield cell, _in_ms(by_cell[cell["cell"]])
+
+
+def _in_ms(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return kernels with `ms`: of one step, or of the whole trace if the steps are unknown."""
+    return kernels.assign(ms=kernels["ms"].fillna(kernels["total_ns"] / 1e6))
+
+
+def _whole_trace(kernels: pd.DataFrame) -> str:
+    return WHOLE_TRACE if kernels["steps"].isna().any() else ""
 
 
 def _by_phase(kernels: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    for phase in PHASES:
-        among = kernels[kernels["phase"] == phase]
-        if len(among):
-            yield phase or OUTSIDE_PHASES, among
-
-
-def _by_cell_and_phase(
-    results: Results, axes: list[str]
-) -> Iterator[tuple[Row, str, pd.DataFrame]]:
-    for cell, kernels in _by_cell(results, axes):
-        yield from ((cell, phase, among) for phase, among in _by_phase(kernels))
+    """Yield the kernels of each phase, of both passes and of the step, with a text for them."""
+    suffix = _whole_trace(kernels)
+    present = [phase for phase in PHASES if (kernels["phase"] == phase).any()]
+    for phase in present:
+        yield (phase or OUTSIDE_PHASES) + suffix, kernels[kernels["phase"] == phase]
+    if {"forward", "backward"} < set(present):
+        yield BOTH_PASSES + suffix, kernels[kernels["phase"].isin(["forward", "backward"])]
+    if len(present) > 1:
+        yield WHOLE_STEP + suffix, kernels
 
 
 def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[str]:
     total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
     shares = by_class.reindex(classes) / total_ms
-    return [format_ms(total_ms), *(NOTHING if pd.isna(one) else f"{one:.1%}" for one in shares)]
+    unclassified = by_class.get(UNCLASSIFIED, 0.0) / total_ms
+    # Smaller than the last printed digit: it changes no share.
+    bound = "≥ " if unclassified >= 0.0005 else ""
+    texts = [format_ms(total_ms)]
+    for name, share in shares.items():
+        prefix = "" if name == UNCLASSIFIED else bound
+        texts.append(NOTHING if pd.isna(share) else f"{prefix}{share:.1%}")
+    return texts
 
 
 def _softmax_texts(cell: Row, phase: str, kernels: pd.DataFrame) -> list[str]:
@@ -235,7 +265,8 @@ def _softmax_texts(cell: Row, phase: str, kernels: pd.DataFrame) -> list[str]:
 def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
     by_name = kernels.groupby("name", observed=True)
     names = list(by_name["ms"].sum().sort_values(ascending=False, kind="stable").index)
-    not_gemm = set(kernels.loc[kernels["kernel_class"] != GEMM, "name"])
+    # A kernel of unknown class may be a matrix product.
+    not_gemm = set(kernels.loc[~kernels["kernel_class"].isin([GEMM, UNCLASSIFIED]), "name"])
     longest_other = [name for name in names if name in not_gemm][:1]
     # Merging the rows of a name is slow, so that only the shown names are merged.
     shown = dict.fromkeys([*names[:count], *longest_other])
@@ -306,7 +337,8 @@ def _counts(kernels: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
-    return kernels.assign(kernels=kernels["count"] / kernels["steps"].fillna(1))
+    counts = kernels["count"] / kernels["steps"]
+    return _in_ms(kernels).assign(kernels=counts.fillna(kernels["count"]))
 
 
 def _count_texts(table: pd.DataFrame | None, name: str) -> list[str]:
@@ -317,5 +349,5 @@ def _count_texts(table: pd.DataFrame | None, name: str) -> list[str]:
 
 
 def _per_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
-    inside = _per_step(kernels[kernels["name"] != OUTSIDE_OPERATORS])
+    inside = _per_step(kernels)
     return inside.groupby(["phase", "kernel_class", "name"])[["kernels", "ms"]].sum()

@@ -50,8 +50,9 @@ KERNEL_TABLES: tuple[Table, ...] = (
     Table(
         "kernels",
         "Top kernels by phase",
-        "The kernels that take longest, and the longest that is no matrix product (GEMM). Share of"
-        " the phase's kernel time; total and instances of one step; then of one instance. A median"
+        "The kernels that take longest, and the longest that is no matrix product (GEMM), of each"
+        " phase, of forward and backward together and of the step. Share of the phase's kernel"
+        " time; total and instances of one step; then of one instance. A median"
         " with ≈ is calculated from the medians of several modules. On the CPU, operators by their"
         " own time.",
         TopKernels(_TOP),
@@ -60,8 +61,8 @@ KERNEL_TABLES: tuple[Table, ...] = (
     Table(
         "kernel-classes",
         "Kernel time by class of work",
-        "Milliseconds of kernels in a step, and the share of each class; GEMM: matrix products."
-        " Then the softmax and the two matrix products of attention (scores, and weights times"
+        "Milliseconds of kernels in a step, and the share of each class; GEMM: matrix products. A"
+        " share with ≥ is a lower bound: some kernels (other) have no known class. Then the softmax and the two matrix products of attention (scores, and weights times"
         " values): milliseconds, and their ratio in time and in FLOPs of the forward pass. A part"
         " that is fused with another one has no time. `pass` forward is inference.",
         ByClass(),

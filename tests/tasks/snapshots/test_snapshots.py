@@ -414,6 +414,29 @@ def test_what_the_peak_of_an_h200_is_made_of(way: str) -> None:
         assert by_part[""] == 0
 
 
+def test_an_allocation_of_the_backward_pass_has_the_chain_of_its_forward_pass() -> None:
+    """It has what the forward allocations of its module have in common, from the outside on."""
+
+    outer = [(f"own/{line}.py", line, "f") for line in (2, 1)]
+    recorder = Recorder().begin("forward").alloc("a", 1, "mod::ffn", ("own/5.py", 5, "f"), *outer)
+    recorder.alloc("b", 2, "mod::ffn", ("own/6.py", 6, "f"), *outer).alloc("c", 3, "mod::norm")
+    recorder.end("forward")
+    recorder.begin("backward").alloc("d", 4, "mod::ffn").alloc("e", 5, "mod::norm").alloc(
+        "f", 6, ""
+    )
+    record = recorder.end("backward").record()
+    chains = {
+        row.size_bytes: row.call_chain
+        for row in to_rows(attribute(record, {}), record.peak(), PEAK, "backward", 0)
+    }
+    assert chains == {
+        1: "own/5.py:5 f < own/2.py:2 f < own/1.py:1 f",
+        2: "own/6.py:6 f < own/2.py:2 f < own/1.py:1 f",
+        4: "backward of own/2.py:2 f < own/1.py:1 f",
+        **dict.fromkeys((0, 3, 5, 6), ""),
+    }
+
+
 def test_the_top_allocation_of_an_h200_says_where_it_was_asked_for() -> None:
     record, book, _ = h200("train_step")
     rows = to_rows(attribute(record, book, autocast=True), record.peak(), PEAK, "backward", 0)

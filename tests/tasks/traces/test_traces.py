@@ -240,7 +240,7 @@ def export(tmp_path: Path) -> NsysExport:
 
 
 def test_nsys_agrees_with_kineto(export: NsysExport) -> None:
-    forward, backward = attribute(read_nsys(export.path))
+    forward, backward = attribute(read_nsys(export.path, {})[""].timeline)
     assert forward[:6] == ("forward", 0, "q projection", "GEMM", ModuleEvidence.SCOPE, "aten::mm")
     assert backward[:6] == (
         "backward",
@@ -260,7 +260,11 @@ def test_nsys_ranges_that_somebody_wrote_by_hand(export: NsysExport) -> None:
     export.copy(1, 470, 480, 490)
     export.kernel("of_another_process", 421, 460, 470, process=99)
     export.kernel("never_launched", None, 470, 480)
-    works = {work.name: work for work in attribute(read_nsys(export.path))}
+    traces = read_nsys(export.path, {})
+    assert list(traces) == ["process 99, GPU 0", "process 4242, GPU 0"]
+    (other,) = attribute(traces["process 99, GPU 0"].timeline)
+    assert (other.name, other.phase, other.part) == ("of_another_process", "", "")
+    works = {work.name: work for work in attribute(traces["process 4242, GPU 0"].timeline)}
     assert works["ncclDevKernel_AllReduce_Sum"][:5] == (
         "optimizer",
         2,
@@ -275,7 +279,6 @@ def test_nsys_ranges_that_somebody_wrote_by_hand(export: NsysExport) -> None:
         "copy",
         ModuleEvidence.PHASE,
     )
-    assert works["of_another_process"].part == "optimizer"
     assert works["never_launched"][:5] == ("", -1, "", "other", ModuleEvidence.NONE)
 
 
@@ -284,10 +287,10 @@ def test_what_is_no_export_of_nsys(tmp_path: Path) -> None:
         "this is no database, not at all, it only is called one" * 20
     )
     with pytest.raises(ValueError, match="not an export of Nsight Systems"):
-        read_nsys(tmp_path / "text.sqlite")
+        read_nsys(tmp_path / "text.sqlite", {})
     empty = NsysExport(tmp_path / "empty.sqlite")
     with pytest.raises(ValueError, match="contains no CUDA kernels"):
-        read_nsys(empty.path)
+        read_nsys(empty.path, {})
 
 
 NAMES = {

@@ -110,6 +110,7 @@ def test_the_largest_allocation_of_each_role_is_shown(
         ("activations", "64.00", "8", "softmax", "forward"),
         ("parameters", "100.00", "2", "ffn", "before"),
         ("temporary", "90.00", "1", "loss", "backward"),
+        ("slack", "–", "–", "–", "–"),
         ("buffers", "6.00", "1", "–", "before"),
         ("unlabelled", "4.00", "1", "–", "before"),
     ]

@@ -1,0 +1,67 @@
+"""`sweep import`: add traces and memory snapshots of other programs to a run."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import click
+
+from orchestrator.store.remote_address import RunLocation, RunLocationType
+
+
+@click.command("import")
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=RunLocationType(),
+    help="Results folder to add the files to; created if missing.  [results/FILE]",
+)
+@click.option(
+    "--phase",
+    "phases",
+    metavar="NAME=PHASE",
+    multiple=True,
+    help="Count ranges of this name as forward, backward or optimizer. May be repeated.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Number of training steps in each trace.  [counted from its ranges]",
+)
+def import_(
+    files: tuple[Path, ...], out: RunLocation | None, phases: tuple[str, ...], steps: int | None
+) -> None:
+    """Add traces and memory snapshots of other programs to a run.
+
+    Each FILE is a trace of torch.profiler (.json or .json.gz), of Nsight Systems (.sqlite or
+    .nsys-rep), or a memory snapshot of torch (.pickle). The tables of its kernels and allocations
+    are printed.
+
+    Example: sweep import trace.json.gz report1.sqlite --out results/imported
+    """
+    from orchestrator.analysis.results import choose_cells, load_results
+    from orchestrator.report.formats.markdown import first_rows, lay_out
+    from orchestrator.store.mirror import open_run
+    from orchestrator.sweep.trace_import import ImportOptions, import_file, parse_phases
+
+    options = ImportOptions(parse_phases(phases), steps)
+    run = open_run(out or Path("results") / (files[0].name.partition(".")[0] or files[0].name))
+    cells: list[str] = []
+    notes: list[str] = []
+    for file in files:
+        imported = import_file(file, run, options)
+        cells += imported.cells
+        notes += imported.notes
+    for page in lay_out(choose_cells(load_results(run), cells)):
+        click.echo(first_rows(page, f"sweep report {run} --table {page.table.name}"))
+    for note in notes:
+        click.echo(note, err=True)
+    noun = "cell" if len(cells) == 1 else "cells"
+    click.echo(f"stored in {run} as {noun} {', '.join(cells)}")
+
+
+# The name of earlier versions.
+import_nsys = copy.copy(import_)
+import_nsys.name = "import-nsys"
+import_nsys.hidden = True

@@ -1,0 +1,224 @@
+"""Import traces and memory snapshots of other programs into a run, each as an attempt at a cell.
+
+A file is recognised by its content: JSON of torch.profiler, also gzipped; an SQLite export or a
+report of Nsight Systems; or a memory snapshot of torch. Each process and GPU becomes a cell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.common.errors import ConfigError, RunError
+from orchestrator.common.hashing import file_digest
+from orchestrator.execution.nsys import read_report
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter
+from tasks.snapshots.attribution import attribute as label
+from tasks.snapshots.read_pickle import read_snapshot
+from tasks.snapshots.replay import Record, replay
+from tasks.snapshots.summary import AT_END_OF_RECORD, PEAK, to_curve, unlabelled_bytes
+from tasks.snapshots.summary import to_rows as to_allocations
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.cell import Cell
+from tasks.spec.outcome import Outcome
+from tasks.spec.parameters import ImportedParams
+from tasks.spec.status import Status
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
+from tasks.traces.attribution import attribute
+from tasks.traces.chrome import read_chrome_devices
+from tasks.traces.nsys import WHOLE_GRAPH
+from tasks.traces.ranges import PHASE_NAMES, Trace
+from tasks.traces.summary import to_rows, to_samples
+
+_SQLITE, _GZIP, _PICKLE = b"SQLite format 3\0", b"\x1f\x8b", b"\x80"
+_SHOWN_RANGES = 8
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Facts about a trace that the user states.
+
+    phases: phases by the names of ranges. steps: number of steps in the trace, None to count them.
+    """
+
+    phases: Mapping[str, str] = field(default_factory=dict)
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The rows of one process and GPU. notes: sentences for the user."""
+
+    samples: Sequence[Sample]
+    kernels: Sequence[KernelRow] = ()
+    allocations: Sequence[AllocationRow] = ()
+    live: Sequence[LiveRow] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The ids of the cells that a file became, and sentences about what it does not contain."""
+
+    cells: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> Imported:
+    """Add a file to the run as cells. Raise RunError or PlatformError.
+
+    A file that is imported again becomes another attempt at its cells. A cell includes the digest
+    of the file, so that another file of the same name becomes another cell.
+    """
+    started_at, started_s = time.time(), time.monotonic()
+    task, read = _reader(file)
+    try:
+        measured = read(file, options or ImportOptions())
+    except (ValueError, OSError) as error:
+        raise RunError(str(error), "Write the file again with the program that made it") from error
+    content = file_digest(file)[:12]
+    cells, notes = [], []
+    with open_for_writing(run) as writer:
+        if not run.exists:
+            writer.write_manifest({"name": run.folder.name})
+        for rank, own in measured.items():
+            cell = Cell(task, 1, ImportedParams(file=file.name, content=content, rank=rank))
+            wall_s = time.monotonic() - started_s
+            writer.append(_outcome(_next_attempt(cell, run, writer), own, started_at, wall_s), None)
+            cells.append(cell.id)
+            notes += [": ".join(filter(None, [str(file), rank, note])) for note in own.notes]
+    return Imported(tuple(cells), tuple(dict.fromkeys(notes)))
+
+
+_Reader = Callable[[Path, ImportOptions], Mapping[str, _Measured]]
+
+
+def _reader(file: Path) -> tuple[str, _Reader]:
+    """Return the task and the reader for a file, by its first bytes."""
+    if not file.is_file():
+        raise RunError(f"{file}: is not there", "Name a trace or a memory snapshot")
+    with file.open("rb") as opened:
+        head = opened.read(256)
+    if head.startswith(_SQLITE) or file.suffix == ".nsys-rep":
+        return "nsys", _read_nsys
+    if head.startswith(_GZIP) or head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        return "kineto", _read_kineto
+    if head.startswith(_PICKLE):
+        return "snapshot", _read_snapshot
+    raise RunError(
+        f"{file}: is neither a trace nor a memory snapshot",
+        "Name JSON of torch.profiler, an SQLite export or .nsys-rep file of Nsight Systems, or a"
+        " snapshot of torch.cuda.memory._dump_snapshot",
+    )
+
+
+def _read_nsys(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
+    traces = read_report(file, options.phases)
+    return {rank: _of_trace(trace, options) for rank, trace in traces.items()}
+
+
+def _read_kineto(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
+    traces = read_chrome_devices(file, options.phases)
+    return {rank: _of_trace(trace, options) for rank, trace in traces.items()}
+
+
+def _of_trace(trace: Trace, options: ImportOptions) -> _Measured:
+    steps = options.steps or trace.ranges.steps
+    works = attribute(trace.timeline)
+    samples = tuple(to_samples(works, steps, trace.timeline.on_device))
+    return _Measured(samples, to_rows(works, steps), notes=tuple(_notes(trace, steps)))
+
+
+def _notes(trace: Trace, steps: int | None) -> Iterator[str]:
+    graphs = sum(activity.name == WHOLE_GRAPH for activity in trace.timeline.activities)
+    if graphs:
+        yield (
+            f"{graphs} CUDA graphs were traced as a whole, so their kernels are unknown. Trace again"
+            " with --cuda-graph-trace=node"
+        )
+    if not trace.ranges.phases:
+        names = list(dict.fromkeys(one.text for one in trace.ranges.parts))[:_SHOWN_RANGES]
+        shown = f"its ranges are {', '.join(names)}" if names else "it has no ranges"
+        yield (
+            f"no range is a phase: {shown}. Phases are ranges such as {', '.join(PHASE_NAMES)};"
+            " name others with --phase NAME=forward"
+        )
+    if steps is None:
+        yield (
+            "the number of its steps is not known, so all values are those of the whole trace."
+            " State it with --steps N"
+        )
+
+
+def _read_snapshot(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
+    snapshot = read_snapshot(file)
+    try:
+        devices = {segment["device"] for segment in snapshot["segments"]}
+        devices |= {index for index, events in enumerate(snapshot["device_traces"]) if events}
+        records = {one: replay(snapshot, one, options.phases) for one in sorted(devices)}
+        measured = {}
+        for device, record in records.items():
+            rank = f"GPU {device}" if len(records) > 1 else ""
+            measured[rank] = _of_record(record)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file}: not a memory snapshot: {error!r}") from error
+    if not measured:
+        raise ValueError(f"{file}: contains no allocations")
+    return measured
+
+
+def _of_record(record: Record) -> _Measured:
+    labelled, at = label(record, {}), record.peak()
+    peak_bytes = sum(one.size_bytes for one in record.live_at(at))
+    # The blocks of the allocator are known at the end of the record only.
+    moment, slack = (PEAK, None) if record.entries else (AT_END_OF_RECORD, record.rounding_bytes)
+    rows = to_allocations(labelled, at, moment, record.phase_at(at), slack)
+    sizes = {"replayed_peak_bytes": peak_bytes, "unlabelled_bytes": unlabelled_bytes(rows)}
+    samples = [Sample("memory_snapshot", name, "bytes", size) for name, size in sizes.items()]
+    samples.append(Sample("memory_snapshot", "events", "events", record.entries))
+    notes: tuple[str, ...] = ()
+    if not record.entries:
+        notes = (
+            "it has no record of allocations, only what was alive when it was taken. Record with"
+            " torch.cuda.memory._record_memory_history()",
+        )
+    return _Measured(samples, (), rows, to_curve(record, labelled), notes)
+
+
+def _next_attempt(cell: Cell, run: Run, writer: RunWriter) -> Attempt:
+    earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
+    number = 1 + int(earlier["attempt"].max() if len(earlier) else 0)
+    return Attempt(cell, number, str(run.attempt_folder(cell.id, number)), Settings())
+
+
+def _outcome(attempt: Attempt, own: _Measured, started_at: float, wall_s: float) -> Outcome:
+    return Outcome(
+        attempt,
+        Status.OK,
+        stage="",
+        phase="",
+        evidence={},
+        facts={},
+        samples=tuple(own.samples),
+        started_at=started_at,
+        wall_s=wall_s,
+        kernels=tuple(own.kernels),
+        allocations=tuple(own.allocations),
+        live=tuple(own.live),
+    )
+
+
+def parse_phases(texts: Iterable[str]) -> dict[str, str]:
+    """Return phases by the names of ranges, from texts such as `fwd=forward`."""
+    phases = {}
+    for text in texts:
+        name, _, phase = text.rpartition("=")
+        if not name or phase not in PHASE_NAMES:
+            allowed = ", ".join(PHASE_NAMES)
+            raise ConfigError(f"--phase {text}: is not NAME=PHASE", f"PHASE is one of {allowed}")
+        phases[name] = phase
+    return phases

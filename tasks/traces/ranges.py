@@ -1,0 +1,150 @@
+"""Recognise phases, steps and warm-up among the ranges of a trace, whose names users choose.
+
+The ranges of a program enter; its phases, modules and the number of steps leave. A name counts by
+its words: `Forward Pass`, `forward_3` and `fwd` are the same phase.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from tasks.traces.parts import OPTIMIZER, PHASE_PREFIX
+from tasks.traces.timeline import PhaseSpan, ThreadId, Timeline
+
+# Words that name a phase. All words of a range, without the others below, must belong to one phase.
+_PHASE_WORDS: Mapping[str, frozenset[str]] = {
+    "forward": frozenset({"forward", "forwards", "fwd", "fw", "forwardpass"}),
+    "backward": frozenset({
+        "backward", "backwards", "bwd", "bw", "backprop", "backpropagation", "backwardpass",
+    }),
+    OPTIMIZER: frozenset({
+        "optimizer", "optimiser", "optim", "opt", "adam", "adamw", "sgd", "update",
+    }),
+}  # fmt: skip
+PHASE_NAMES = tuple(_PHASE_WORDS)
+_ALL_PHASE_WORDS = frozenset().union(*_PHASE_WORDS.values())
+_STEP_WORDS = frozenset({"step", "iteration", "iter"})
+_OTHER_WORDS = _STEP_WORDS | {
+    "a", "and", "batch", "call", "compute", "full", "loss", "mb", "micro", "microbatch", "model", "of", "parameter",
+    "parameters", "params", "pass", "phase", "profiler", "range", "region", "run", "section", "steps", "the", "time", "total",
+    "train", "training", "w", "weight", "weights",
+}  # fmt: skip
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+class Range(NamedTuple):
+    """A named range of a thread of the host."""
+
+    text: str
+    start_ns: int
+    end_ns: int
+    thread: ThreadId
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The ranges of one process, sorted by what they are.
+
+    phases: without those inside of another one. parts: ranges that contain no phase. warmups:
+    ranges of warm-up; nothing else lies in one of them. steps: number of steps, None if unknown.
+    is_own: the instruments of this program wrote ranges.
+    """
+
+    phases: Sequence[PhaseSpan]
+    parts: Sequence[Range]
+    warmups: Sequence[Range]
+    steps: int | None
+    is_own: bool
+
+    def is_warmup(self, at_ns: int) -> bool:
+        """Return True for a moment of the warm-up."""
+        index = bisect_right(self.warmups, at_ns, key=lambda warmup: warmup.start_ns) - 1
+        return index >= 0 and at_ns <= self.warmups[index].end_ns
+
+
+class Trace(NamedTuple):
+    """The work of one process on one GPU, and the ranges of that process."""
+
+    timeline: Timeline
+    ranges: Ranges
+
+
+@lru_cache(maxsize=4096)
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(map(str.lower, _WORD.findall(text)))
+
+
+def phase_of(text: str, chosen: Mapping[str, str]) -> str:
+    """Return the phase that a range is, or an empty text. chosen: phases by the name of a range."""
+    if text.startswith(PHASE_PREFIX):
+        return text.removeprefix(PHASE_PREFIX)
+    for name, phase in chosen.items():
+        if text == name or (_words(name) and _words(text) == _words(name)):
+            return phase
+    words = set(_words(text)) - _OTHER_WORDS
+    for phase, names in _PHASE_WORDS.items():
+        if words and words <= names:
+            return phase
+    return ""
+
+
+def _is_step(text: str) -> bool:
+    words = set(_words(text))
+    return bool(words & _STEP_WORDS) and words <= _OTHER_WORDS
+
+
+def _is_warmup(text: str) -> bool:
+    words = set(_words(text))
+    has_word = "warmup" in words or {"warm", "up"} <= words
+    return has_word and words <= _OTHER_WORDS | _ALL_PHASE_WORDS | {"warmup", "warm", "up"}
+
+
+def sort_ranges(ranges: Iterable[Range], chosen: Mapping[str, str]) -> Ranges:
+    """Sort the ranges of one process. chosen: phases by the name of a range."""
+    in_order = sorted(ranges, key=lambda one: (one.start_ns, -one.end_ns))
+    is_own = any(one.text.startswith(PHASE_PREFIX) for one in in_order)
+    phases: list[PhaseSpan] = []
+    steps: list[Range] = []
+    warmups: list[Range] = []
+    parts: list[Range] = []
+    for one in in_order:
+        phase = phase_of(one.text, chosen)
+        if warmups and one.start_ns <= warmups[-1].end_ns:
+            continue
+        if _is_warmup(one.text):
+            warmups.append(one)
+        elif phase:
+            # The outermost range counts: torch puts its own range into a user's optimizer step,
+            # and a forward pass inside of the backward pass is a recomputation.
+            if not phases or one.end_ns > phases[-1].end_ns:
+                phases.append(PhaseSpan(phase, one.start_ns, one.end_ns))
+        elif _is_step(one.text):
+            if not steps or one.end_ns > steps[-1].end_ns:
+                steps.append(one)
+        else:
+            parts.append(one)
+    starts = [phase.start_ns for phase in phases]
+    parts = [one for one in parts if not _contains_phase(one, phases, starts)]
+    return Ranges(phases, parts, warmups, _count_steps(phases, steps), is_own)
+
+
+def _contains_phase(one: Range, phases: Sequence[PhaseSpan], starts: Sequence[int]) -> bool:
+    """Return True for a range around phases, such as `Benchmarking Phase`, which is no module."""
+    index = bisect_left(starts, one.start_ns)
+    return index < len(phases) and phases[index].end_ns <= one.end_ns
+
+
+def _count_steps(phases: Sequence[PhaseSpan], steps: Sequence[Range]) -> int | None:
+    if steps:
+        return len(steps)
+    counts = Counter(phase.name for phase in phases)
+    # With several micro-batches in a step, the other phases occur several times in it.
+    if OPTIMIZER in counts:
+        return counts[OPTIMIZER]
+    return counts["forward"] if len(set(counts.values())) == 1 and counts["forward"] else None

@@ -1,0 +1,50 @@
+"""Tables of step times: cells without warm-up, and of a single step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.analysis.results import load_results
+from orchestrator.report.formats.markdown import lay_out
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
+from tasks.spec.outcome import Outcome
+from tasks.spec.tables import Sample
+from tests.conftest import with_samples
+
+MakeOutcome = Callable[..., Outcome]
+
+
+def test_the_total_of_a_cell_without_warm_up_is_that_of_its_first_steps(
+    tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    """The steps that do not wait come later, when everything is warm."""
+
+    def timed(warmup_steps: int) -> Outcome:
+        cold = make_outcome(step_ms=(100.0, 20.0, 12.0), warmup_steps=warmup_steps)
+        warm = [
+            Sample("timing", "duration", "ms", 10.0, "pipelined", "step", step) for step in range(3)
+        ]
+        return with_samples(cold, *warm)
+
+    with open_for_writing(Run(tmp_path / "run")) as writer:
+        writer.write_manifest({"name": "run"})
+        for warmup_steps in (0, 1):
+            writer.append(timed(warmup_steps), None)
+    (page,) = lay_out(load_results(Run(tmp_path / "run")), ["timings"])
+    totals = {row[0]: row[page.header.index("total")] for row in page.rows}
+    assert totals == {"0": "44.000 ± 48.662", "1": "10.000 ± 0.000"}
+
+
+def test_the_standard_deviation_of_one_sample_is_unknown(
+    tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
+        writer.write_manifest({"name": "run"})
+        writer.append(make_outcome(step_ms=(10.0,)), None)
+    results = load_results(Run(tmp_path / "run"))
+    assert results.cells["step_ms_sd"].isna().all()
+    timings, phases = lay_out(results, ["timings", "phases"])
+    assert timings.rows[0][timings.header.index("total")] == "10.000 ± –"
+    assert "std/mean" not in phases.header  # no row has one
