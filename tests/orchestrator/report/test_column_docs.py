@@ -24,7 +24,7 @@ from orchestrator.report.column_guide import QUESTIONS
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.run import Run
 from tasks.snapshots.attribution import Role
-from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK
+from tasks.snapshots.summary import AT_END_OF_RECORD, OUT_OF_MEMORY, PEAK
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import name_pattern
 from tasks.spec.metrics import PREDICTED_METRICS, metric_named
@@ -145,7 +145,7 @@ def test_texts_say_cpu_bound_and_not_waiting_for_the_host() -> None:
 def test_declared_values_are_those_of_the_program() -> None:
     assert set(ROLES) == set(Role)
     assert set(KERNEL_CLASSES) == set(CLASSES)
-    assert set(MOMENTS) == {PEAK, OUT_OF_MEMORY}
+    assert set(MOMENTS) == {PEAK, OUT_OF_MEMORY, AT_END_OF_RECORD}
 
 
 def test_every_stored_metric_is_declared_with_its_unit(run_of_every_kind: Run) -> None:
