@@ -26,7 +26,10 @@ _SMALLEST_GIB = GIB / 100  # smaller sizes are written in MiB, since two digits 
 HOST_MARK = "†"
 # After a ratio of times whose intervals overlap, so that the difference may be chance.
 NOISE_MARK = "~"
-NOISE_NOTE = f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap."
+NOISE_NOTE = (
+    f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap. They do not include"
+    " the noise between processes, which `sweep compare` does."
+)
 _STATUS_WORDS = {
     "oom": "OOM",
     "oom_inferred": "OOM (inferred)",
