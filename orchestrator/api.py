@@ -12,9 +12,9 @@ import pandas as pd
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
+from orchestrator.common.reference_devices import find_device
 from orchestrator.report.column_docs import describe_columns
 from orchestrator.report.formats.markdown import lay_out, table_for_programs
-from orchestrator.report.references.devices import find_device
 from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.open import open_runs

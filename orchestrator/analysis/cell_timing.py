@@ -11,11 +11,12 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.cells import valid_attempts
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu
-from orchestrator.analysis.results import Results, load_with_samples
+from orchestrator.analysis.results import Results, load_with_samples, read_attempts
 from orchestrator.analysis.statistics import summarise
 from orchestrator.analysis.timing_columns import step_attempts, step_kernel_times
 from orchestrator.store.run import Run
@@ -92,7 +93,7 @@ class RunTimings:
 def load_timings(run: Run) -> RunTimings:
     """Read the timings of all cells of a run, over all valid attempts."""
     results, samples = load_with_samples(run, every_version=True)
-    attempts = run.read("attempts", ["cell", "attempt", "status", "replaces"])
+    attempts = read_attempts(run, ["cell", "attempt", "status", "replaces"])
     samples = samples.merge(valid_attempts(attempts)[["cell", "attempt"]])
     cells = results.cells
     clocks = _values_by_cell(cells, "sm_clock_after")
@@ -118,6 +119,8 @@ def load_timings(run: Run) -> RunTimings:
 
 def _timings(durations: pd.DataFrame, clocks: dict[str, float]) -> dict[str, CellTiming]:
     summary = summarise(durations, ["cell", "attempt"])
+    # A time that is not above 0 is not a measurement, and has no ratio to another.
+    summary = summary[(summary["ci_low"] > 0) & np.isfinite(summary["ci_high"])]
     timings = {}
     for cell, attempts in summary.groupby(level="cell"):
         medians = tuple(attempts["median"])

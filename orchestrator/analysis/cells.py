@@ -12,6 +12,7 @@ sizes in bytes if their names say so. Where a column comes from:
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,12 @@ from orchestrator.analysis.derived_fields import DerivedField, add_derived_field
 from orchestrator.analysis.memory_columns import predicted_columns
 from orchestrator.analysis.pivot import ATTEMPT_KEY, join_columns, metric_columns
 from orchestrator.analysis.profile_columns import with_profiled_kernel_time
+from orchestrator.analysis.sound_cells import of_sound_cells
 from orchestrator.analysis.timing_columns import host_lead
 from orchestrator.common.files import trim_memory
 from orchestrator.store.layout import RUN_SEPARATOR
-from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
-from tasks.spec.fields import Format
+from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
+from tasks.spec.fields import Dtype, Fact, Format
 from tasks.spec.metrics import METRICS, Metric, metric_named
 
 # The group of TIME_SPENT that the time of a stage counts for. Other stages belong to instruments.
@@ -48,6 +50,7 @@ TIME_SPENT = {
     "timing": "timed steps",
     "instruments": "all other instruments",
 }
+_LARGEST = 2.0**63  # larger numbers fit in no column of integers
 _ATTEMPT_COLUMNS = (
     "status",
     "stage",
@@ -98,17 +101,21 @@ def derive_cells(
     # Samples of a failed attempt would look like results.
     measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
     metrics = (*METRICS, *_findings_of_other_tasks(measured))
-    parts = [metric_columns(measured, metrics), host_lead(measured), predicted_columns(predictions)]
+    parts = [metric_columns(measured, metrics), of_sound_cells(host_lead, measured)]
+    if predictions is not None:
+        parts.append(of_sound_cells(predicted_columns, predictions))
     columns = join_columns(parts)
     trim_memory()  # the copies of the samples are free now, and the join below is large
     cells = cells.merge(columns, left_on="cell", right_index=True, how="left").copy()
-    return add_derived_fields(with_profiled_kernel_time(cells)).apply(_nullable)
+    cells = add_derived_fields(of_sound_cells(with_profiled_kernel_time, cells))
+    return cells.apply(_nullable)
 
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters, the end, the facts and the evidence of each attempt."""
     params = _unfold(rows["params"])
-    facts, evidence = _unfold(rows["facts"]), _unfold(rows["evidence"])
+    facts = _typed(_unfold(rows["facts"]), FACTS)
+    evidence = _typed(_unfold(rows["evidence"]), EVIDENCE)
     ending = rows[[*_ATTEMPT_COLUMNS]]
     if ending["concurrent_attempts"].isna().all():
         ending = ending.drop(columns="concurrent_attempts")
@@ -160,7 +167,7 @@ def valid_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
 def _concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
     # Two machines may have the same name: hosts of different runs of a collection are different.
     runs = attempts["cell"].astype(str).str.rpartition(RUN_SEPARATOR)[0]
-    hosts = attempts["facts"].map(lambda facts: json.loads(facts).get("host") or "")
+    hosts = attempts["facts"].map(lambda facts: str(json.loads(facts).get("host") or ""))
     by_run = (runs + ":" + hosts).where(hosts != "", "")
     return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=by_run))
 
@@ -187,16 +194,49 @@ def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
     columns = [f"time_{group}_s" for group in TIME_SPENT]
     rows = []
     for text in facts["stage_s"]:
-        is_known = isinstance(text, str)
-        sums = dict.fromkeys(columns, 0.0) if is_known else {}
-        for stage, seconds in (json.loads(text) if is_known else {}).items():
+        known = _numbers(text)
+        sums = dict.fromkeys(columns, 0.0) if known else {}
+        for stage, seconds in known.items():
             sums[f"time_{_STAGE_GROUPS.get(stage, 'instruments')}_s"] += seconds
         rows.append(sums)
     return pd.DataFrame(rows, index=facts.index, columns=columns, dtype="float64")
 
 
 def _total(flops: Any) -> float:
-    return float(sum(json.loads(flops).values())) if isinstance(flops, str) else np.nan
+    known = _numbers(flops)
+    return float(sum(known.values())) if known else np.nan
+
+
+def _numbers(text: Any) -> dict[str, float]:
+    """Return a JSON object of numbers; an empty one for anything else."""
+    found = json.loads(text) if isinstance(text, str) and text.startswith("{") else {}
+    return found if all(map(_is_number, found.values())) else {}
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) < _LARGEST
+
+
+def _typed(facts: pd.DataFrame, declared: Sequence[Fact]) -> pd.DataFrame:
+    """Return the facts with null for each value that has not its declared type."""
+    for fact in declared:
+        if fact.name in facts:
+            has_type = facts[fact.name].map(_HAS_TYPE.get(fact.dtype, _is_text))
+            if not has_type.all():
+                facts[fact.name] = facts[fact.name].where(has_type.astype(bool), None)
+    return facts
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_HAS_TYPE = {
+    Dtype.INT64: _is_number,
+    Dtype.FLOAT: _is_number,
+    Dtype.BOOL: lambda value: isinstance(value, bool),
+}
 
 
 def _nullable(column: pd.Series[Any]) -> pd.Series[Any]:

@@ -18,7 +18,8 @@ def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
     """
     concurrent = pd.Series(np.nan, index=attempts.index)
     begins = attempts["started_at"].map(lambda at: at.timestamp())
-    for _, on_host in attempts[attempts["host"] != ""].groupby("host"):
+    is_known = (attempts["host"] != "") & np.isfinite(attempts["wall_s"]) & begins.notna()
+    for _, on_host in attempts[is_known].groupby("host"):
         begin = begins[on_host.index].to_numpy()
         concurrent[on_host.index] = _mean_concurrency(begin, on_host["wall_s"].to_numpy())
     return concurrent

@@ -13,6 +13,7 @@ import pandas as pd
 
 from orchestrator.analysis.concurrency import SOME
 from orchestrator.analysis.derived_fields import derived
+from orchestrator.analysis.sound_cells import quotients
 from tasks.spec.fields import Format
 
 # The GPU waits for the CPU in a phase if the CPU is ahead by less than this share of the phase...
@@ -60,7 +61,7 @@ def cpu_bound_share(cells: pd.DataFrame) -> pd.Series[float]:
         has_no_phase = times.drop(columns="step").isna().all(axis=1)
         times["step"] = times["step"].where(has_no_phase)
     waits = (ahead < _SMALL_LEAD * times) & (ahead < _ENOUGH_LEAD_MS)
-    return times.where(waits).sum(axis=1) / times.sum(axis=1)
+    return quotients(times.where(waits).sum(axis=1), times.sum(axis=1))
 
 
 def _phase_time(cells: pd.DataFrame, phase: str) -> pd.Series[float]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.analysis.sound_cells import of_sound_cells, quotients
 from tasks.spec.fields import Format, name_pattern
 
 Compute = Callable[[pd.DataFrame], "pd.Series[Any] | pd.DataFrame"]
@@ -65,7 +66,7 @@ def derived_ratio(
     numerator, denominator, factor = ratio
 
     def compute(cells: pd.DataFrame) -> pd.Series[float]:
-        return cells[numerator] / cells[denominator] * factor
+        return quotients(cells[numerator], cells[denominator]) * factor
 
     derived(name, doc, unit, style, (numerator, denominator))(compute)
 
@@ -81,7 +82,7 @@ def add_derived_fields(
         required = [name for name in field.needs if not name.endswith("?")]
         if field.compute is None or not set(required) <= set(cells):
             continue
-        columns = field.compute(cells)
+        columns = of_sound_cells(field.compute, cells)
         if isinstance(columns, pd.Series):
             columns = columns.to_frame(field.name)
         cells = cells.assign(**{str(name): column for name, column in columns.items()})

@@ -7,10 +7,12 @@ cannot be declared, with the helpers below.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
+from orchestrator.analysis.sound_cells import of_sound_cells
 from orchestrator.analysis.statistics import INTERVAL_STATISTICS, STATISTICS, summarise
 from tasks.spec.fields import Aggregate
 from tasks.spec.metrics import CellColumn, Metric
@@ -40,7 +42,9 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
     for metric in metrics:
         rows = rows_of.get((metric.instrument, metric.name))
         if rows is not None:
-            frames += [_columns(column, rows) for column in metric.columns if column.aggregate]
+            for column in metric.columns:
+                if column.aggregate:
+                    frames.append(of_sound_cells(partial(_columns, column), rows))
     return join_columns(frames)
 
 

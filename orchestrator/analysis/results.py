@@ -14,7 +14,7 @@ from orchestrator.analysis.cells import derive_cells
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.files import trim_memory
 from orchestrator.common.suggestions import suggestion
-from orchestrator.store.run import Run
+from orchestrator.store.run import INCOMPLETE, Run
 from tasks.traces.classes import UNKNOWN, classify
 
 _OTHER_FILTERS = ("task", "run", "status")  # columns besides the axes that --where accepts
@@ -36,6 +36,11 @@ class Results:
     # A function, because there may be millions of rows, and most tables need none of them.
     read_table: Callable[[str], pd.DataFrame] = lambda table: pd.DataFrame()
     cells_without_samples: int = 0
+
+    @property
+    def incomplete(self) -> list[str]:
+        """The ids of the cells that have no result because some of their rows are missing."""
+        return list(self.cells.loc[self.cells["status"] == INCOMPLETE, "cell"])
 
     def kernels(self) -> pd.DataFrame:
         """Return the kernels of the shown attempts.
@@ -75,7 +80,7 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
 
     Only the Parquet parts are read, never cells.parquet: after a kill it may be older than they.
     """
-    attempts, manifest = run.read("attempts"), run.read_manifest()
+    attempts, manifest = read_attempts(run), run.read_manifest()
     # A row that was written before a parameter existed has its default, as the cell's id has.
     defaults: Mapping[str, Mapping[str, Any]] = manifest.get("defaults", {})
     params, axes = [], {}
@@ -96,6 +101,25 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
         len(succeeded.difference(samples["cell"].cat.categories)),
     )
     return results, samples
+
+
+def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the attempts. The status of those whose rows are missing in part is `incomplete`.
+
+    columns: of `attempts`, with the status; all if there are none.
+    """
+    attempts, incomplete = run.read("attempts", list(columns) or None), run.incomplete_attempts()
+    if not incomplete:
+        return attempts
+    keys = list(zip(attempts["cell"], attempts["attempt"], strict=True))
+    is_incomplete = [key in incomplete for key in keys]
+    attempts.loc[is_incomplete, "status"] = INCOMPLETE
+    if "evidence" in attempts:
+        reasons = [
+            json.dumps({"reason": str(incomplete[key])}) for key in keys if key in incomplete
+        ]
+        attempts.loc[is_incomplete, "evidence"] = reasons
+    return attempts
 
 
 def _of_latest_version(attempts: pd.DataFrame) -> pd.DataFrame:

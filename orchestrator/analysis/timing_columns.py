@@ -6,6 +6,7 @@ import pandas as pd
 
 from orchestrator.analysis.derived_fields import derived
 from orchestrator.analysis.pivot import ATTEMPT_KEY, metric_rows, pivot_samples, with_text_columns
+from orchestrator.analysis.sound_cells import quotients
 from orchestrator.analysis.statistics import STATISTICS
 from tasks.spec.fields import Format
 
@@ -57,9 +58,10 @@ def step_time(cells: pd.DataFrame) -> pd.DataFrame:
 )
 def interval_wide(cells: pd.DataFrame) -> pd.Series[bool]:
     """Return for each cell if its interval is too wide, null for a single step."""
-    width = (cells["step_ms_ci_high"] - cells["step_ms_ci_low"]) / cells["step_ms_median"]
+    interval = cells["step_ms_ci_high"] - cells["step_ms_ci_low"]
+    width = quotients(interval, cells["step_ms_median"])
     has_interval = cells["step_ms_coverage"] > 0  # a single step has none
-    return (width > _WIDE).astype("boolean").where(has_interval)
+    return (width > _WIDE).astype("boolean").where(has_interval & width.notna())
 
 
 @derived(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import RunError
 from orchestrator.planning.options import PENDING, QUALITY_FLAGS
-from orchestrator.store.run import Run
+from orchestrator.store.run import INCOMPLETE, Run
 from tasks.spec.status import Status
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class CellHistory:
     last_number: the number of the latest attempt.
     replaced: successes that a later measurement replaces.
     flags: quality flags of the valid success.
+    incomplete: the number of attempts whose rows are missing in part; they count for nothing else.
     """
 
     statuses: tuple[Status, ...] = ()
@@ -32,6 +33,7 @@ class CellHistory:
     last_number: int = 0
     replaced: int = 0
     flags: frozenset[str] = frozenset()
+    incomplete: int = 0
 
     @property
     def status(self) -> str:
@@ -40,7 +42,8 @@ class CellHistory:
             return Status.OK
         # An attempt that was lost with its host says nothing about the cell.
         meaningful = [status for status in self.statuses if not status.is_environmental]
-        return [PENDING, *self.statuses, *meaningful][-1]
+        without_any = INCOMPLETE if self.incomplete else PENDING
+        return [without_any, *self.statuses, *meaningful][-1]
 
     @property
     def successes(self) -> int:
@@ -65,10 +68,21 @@ def read_histories(run: Run) -> dict[str, CellHistory]:
 
 def histories_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, CellHistory]:
     """Return the histories in these rows of attempts, which have HISTORY_COLUMNS."""
+    incomplete = run.incomplete_attempts()
     histories = {}
     for cell, attempts in groupby(sorted(rows, key=lambda row: row[:2]), key=lambda row: row[0]):
-        histories[cell] = _history(attempts, run)
+        own = list(attempts)
+        complete = [row for row in own if row[:2] not in incomplete]
+        history = _history(complete, run)
+        histories[cell] = replace(
+            history, last_number=own[-1][1], incomplete=len(own) - len(complete)
+        )
     return histories
+
+
+def incomplete_cells(histories: Mapping[str, CellHistory]) -> list[str]:
+    """Return the ids of the cells that have no result because some of their rows are missing."""
+    return [cell for cell, history in histories.items() if history.status == INCOMPLETE]
 
 
 def with_quality_flags(histories: Mapping[str, CellHistory], run: Run) -> dict[str, CellHistory]:

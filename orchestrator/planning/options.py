@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from orchestrator.store.run import INCOMPLETE
 from tasks.spec.attempt import StartMethod
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 
 PENDING = "pending"  # the status of a cell without an attempt
+UNMEASURED = (PENDING, INCOMPLETE)
 
 # Doubts about a success: words of --retry, and the columns of `cells` that show them.
 QUALITY_FLAGS: Mapping[str, str] = {
@@ -81,7 +83,7 @@ class RunOptions:
         if "retry" in read:
             words = {FORMER_FLAGS.get(word, word) for word in read["retry"]}
             # Older versions had further words, which have no effect now.
-            read["retry"] = frozenset(words & {*Status, PENDING, *QUALITY_FLAGS})
+            read["retry"] = frozenset(words & {*Status, *UNMEASURED, *QUALITY_FLAGS})
         return cls(**read)
 
 

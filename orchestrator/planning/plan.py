@@ -11,9 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from orchestrator.planning.history import CellHistory, read_histories, with_quality_flags
+from orchestrator.planning.history import (
+    CellHistory,
+    incomplete_cells,
+    read_histories,
+    with_quality_flags,
+)
 from orchestrator.planning.oom_inference import OomInference
-from orchestrator.planning.options import PENDING, QUALITY_FLAGS, RunOptions
+from orchestrator.planning.options import PENDING, QUALITY_FLAGS, UNMEASURED, RunOptions
 from orchestrator.planning.request import SweepRequest
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
@@ -78,6 +83,11 @@ class Plan:
         cells = [decision.cell for decision in self.decisions if not decision.repetitions]
         return [cell for cell in cells if self.history(cell).status == Status.OOM]
 
+    @property
+    def incomplete(self) -> list[str]:
+        """The ids of the cells that have no result because some of their rows are missing."""
+        return incomplete_cells(self.histories)
+
     def history(self, cell: Cell) -> CellHistory:
         """Return the earlier attempts of a cell."""
         return self.histories.get(cell.id, CellHistory())
@@ -134,8 +144,9 @@ def _decide_by_options(cell: Cell, history: CellHistory, options: RunOptions) ->
     status, missing = history.status, options.repeat - history.successes
     if options.only and status not in options.only:
         return Decision(cell, 0, f"not selected: {status}", excluded=True)
-    if status == PENDING:
-        return Decision(cell, missing, "new")
+    if status in UNMEASURED:
+        reason = "new" if status == PENDING else "incomplete: some of its rows are missing"
+        return Decision(cell, missing, reason)
     if options.fresh:
         return _measure_again(cell, history, options, f"fresh: was {status}")
     retried = sorted(options.retry & {status, *history.flags})
@@ -197,5 +208,7 @@ def _with_inferred(plan: Plan, options: RunOptions) -> Plan:
 def _may_be_inferred(history: CellHistory, options: RunOptions) -> bool:
     """False for a cell that has fitted, that was measured as OOM, or that is selected by status."""
     is_measured = Status.OK in history.statuses or history.status == Status.OOM
-    is_selected = history.status != PENDING and history.status in options.retry | options.only
+    is_selected = (
+        history.status not in UNMEASURED and history.status in options.retry | options.only
+    )
     return not is_measured and not is_selected

@@ -50,8 +50,9 @@ def describe_prior_results(
 ) -> Iterator[str]:
     """Yield a line for each way in which results that stay differ from those of this run."""
     models: dict[str, str | None] = {}
+    replaced = _replaced_cells(plan)
     for decision in plan.decisions:
-        if not (decision.repetitions and decision.replaces):
+        if decision.cell.id not in replaced:
             models[decision.cell.id] = getattr(decision.cell.params, "model", None)
     cells: dict[str, set[str]] = {}  # by the difference
     for row in _valid_rows(request.run):
@@ -92,11 +93,7 @@ def is_by_other_program(source: str | None, commit: str | None, invocation: Invo
 
 def require_same_env(request: SweepRequest, plan: Plan) -> None:
     """Raise RunMismatch if results that stay were measured with other environment variables."""
-    replaced = set()
-    for decision in plan.decisions:
-        is_replaced = decision.replaces or not plan.history(decision.cell).successes
-        if decision.repetitions and is_replaced:
-            replaced.add(decision.cell.id)
+    replaced = _replaced_cells(plan)
     for row in sorted(_valid_rows(request.run), key=lambda row: row.status != Status.OK):
         env = None if row.cell in replaced else _other_env(json.loads(row.facts), request.config)
         if env:
@@ -105,6 +102,16 @@ def require_same_env(request: SweepRequest, plan: Plan) -> None:
                 f"Name another folder with --out, measure them again with --retry {row.status},"
                 " or add --mixed to allow both in one",
             )
+
+
+def _replaced_cells(plan: Plan) -> set[str]:
+    """Return the ids of the cells whose earlier results will not count any more."""
+    replaced = set()
+    for decision in plan.decisions:
+        is_replaced = decision.replaces or not plan.history(decision.cell).successes
+        if decision.repetitions and is_replaced:
+            replaced.add(decision.cell.id)
+    return replaced
 
 
 def _valid_rows(run: Run) -> Iterator[_Row]:

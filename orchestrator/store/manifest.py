@@ -65,6 +65,8 @@ class _Selection(_Stored):
 class _Manifest(_Stored):
     schema_version: int = 0
     name: _Text = ""
+    created: _Text = ""
+    updated: _Text = ""
     config: _Object = {}
     config_path: _Text = ""
     selection: _Selection = _Selection(set={}, where={})

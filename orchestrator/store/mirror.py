@@ -25,6 +25,7 @@ from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.parquet_parts import is_merged, replaced_parts
+from orchestrator.store.publication import require_listed
 from orchestrator.store.remote_address import RunLocation, is_address, require_lasting
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
@@ -79,6 +80,7 @@ def open_run(location: RunLocation) -> Run:
         return remote
     if Path(location).is_file():
         raise RunError(f"{location}: is a file", "Name a folder")
+    require_listed(Path(location))
     return Run(Path(location))
 
 

@@ -1,19 +1,23 @@
 """Parquet parts: each attempt writes one file per table; full batches are merged into larger ones.
 
 A part is complete or absent, because it is renamed into place. A merged part names the parts that
-it replaces, so that no row counts twice if a driver dies before it removes them. A part that
-cannot be read, such as half a copy, is reported with its name and what to do about it.
+it replaces, so that no row counts twice if a driver dies before it removes them. The footer of each
+part records the digest of every attempt's rows. A part that cannot be read, such as half a copy,
+differs from what was written, or holds rows of another part, is reported with its name and what to
+do about it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,16 +25,34 @@ import pyarrow.parquet as pq
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
 from orchestrator.store.layout import ATTEMPTS
-from orchestrator.store.tables import JSON_COLUMNS, REQUIRED_COLUMNS
+from orchestrator.store.row_digests import RowsDigest, digests_by_attempt
+from orchestrator.store.tables import JSON_COLUMNS, MEASURED_TABLES, REQUIRED_COLUMNS
 from tasks.spec.error_text import error_text
 
+WHOLE_TABLE = "all"  # the name of the only part of a published table
 _MERGED = "merged-"
+_MERGED_NAME = re.compile(rf"{_MERGED}\d+")
 # Copies that file managers and synchronisers make are named "x (copy)" or "x.sync-conflict".
 _PART_NAME = re.compile(r"[\w-]+")
 _REPLACES = b"replaces"
+_DIGESTS = b"rows"
+# It precedes the checksum of a file. pyarrow 26 may crash when it parses a damaged footer, which
+# page checksums do not cover: of 300 flipped bits, one ended the process.
+_CHECKSUM_MARK = bytes.fromhex("9d1f6b0c57e24ab38f40c2d6715ae839")
+_CHECKSUM_BYTES = 4
 _READ_TRIES = 5
 
 Built = TypeVar("Built")
+_INTACT: set[tuple[Path, int, int]] = set()  # versions of files that need no second look
+
+
+class StoredRows(NamedTuple):
+    """The rows of an attempt in a part: their number and digest."""
+
+    rows: int
+    digest: str
+    part: Path
+
 
 # The system's allocator returns freed memory; pyarrow's own keeps it. A report first reads large
 # tables and then builds large texts, so that one would add to the other.
@@ -55,27 +77,65 @@ def build_from_parts(
     Only one part is open at a time: a run may have more parts than a process may open files.
     Raise RunError if a part cannot be read.
     """
+
+    def build_all() -> list[Built]:
+        built, owners = [], _Owners()
+        parts = _current_parts(folder)
+        for start in range(0, len(parts), batch_size):
+            batch = parts[start : start + batch_size]
+            built.append(build([_read_part(path, schema, columns, owners) for path in batch]))
+        return built
+
+    return _while_merging(folder, build_all)
+
+
+def stored_rows(
+    folder: Path, schema: pa.Schema, attempts: Collection[str]
+) -> dict[str, StoredRows]:
+    """Return the rows of each attempt by CELL-NUMBER, as the footers of the parts record them.
+
+    Footers are read in a moment however large the run is. The rows themselves are read where the
+    footer disagrees with their number, and where it records nothing and one of `attempts` is
+    missing. Raise RunError for a part whose footer cannot be read or that holds rows of another.
+    """
+
+    def read_all() -> dict[str, StoredRows]:
+        found: dict[str, StoredRows] = {}
+        owners, unrecorded = _Owners(), []
+        for path in _current_parts(folder):
+            with _open_part(path, schema) as part:
+                recorded, rows = _recorded_digests(part), part.metadata.num_rows
+                owners.add(path, part, recorded)
+            if recorded is None:
+                unrecorded.append(path)
+                continue
+            if rows != _total(recorded):
+                recorded = _read_digests(path)
+            found |= {name: StoredRows(*digest, path) for name, digest in recorded.items()}
+        if not found.keys() >= set(attempts):  # a part of an older program, or rewritten by another
+            for path in unrecorded:
+                digests = _read_digests(path)
+                found |= {name: StoredRows(*digest, path) for name, digest in digests.items()}
+        return found
+
+    return _while_merging(folder, read_all)
+
+
+def damaged(part: Path) -> RunError:
+    """Return the error for a part whose rows are not those that were written."""
+    return RunError(
+        f"{part}: is damaged: its rows differ from the rows that were written",
+        f"Copy it again, or move it away {_remedy(part)}",
+    )
+
+
+def _while_merging(folder: Path, read: Callable[[], Built]) -> Built:
     for _ in range(_READ_TRIES):
-        built = []
         try:
-            parts = _current_parts(folder)
-            for start in range(0, len(parts), batch_size):
-                batch = parts[start : start + batch_size]
-                built.append(build([_read_part(path, schema, columns) for path in batch]))
-            return built
+            return read()
         except FileNotFoundError:
             continue  # a driver has merged parts since they were listed
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
-
-
-def require_readable_parts(folder: Path, schema: pa.Schema) -> None:
-    """Raise RunError for the first part whose footer cannot be read.
-
-    Footers are read in a moment however large the run is; the pages are not checked.
-    """
-    for path in _current_parts(folder):
-        with _open_part(path, schema):
-            pass
 
 
 def replaced_parts(folder: Path) -> set[str]:
@@ -89,8 +149,9 @@ def is_merged(part: Path | str) -> bool:
 
 def merge(parts: list[Path], schema: pa.Schema) -> None:
     """Replace parts by a merged one. Raise RunError, changing nothing, if one is damaged."""
+    owners = _Owners()
     whole = pa.concat_tables(
-        [_read_part(path, schema, None) for path in parts], promote_options="permissive"
+        [_read_part(path, schema, None, owners) for path in parts], promote_options="permissive"
     )
     names = json.dumps([path.name for path in parts]).encode()
     merged = parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet")
@@ -100,11 +161,24 @@ def merge(parts: list[Path], schema: pa.Schema) -> None:
         path.unlink()
 
 
-def write_part(path: Path, table: pa.Table) -> None:
-    """Write a table as a part that is complete or absent."""
+def write_part(path: Path, table: pa.Table) -> dict[str, RowsDigest]:
+    """Write a table as a part that is complete or absent. Return its digests by attempt."""
+    digests = digests_by_attempt(table, path.stem)
+    metadata = {**(table.schema.metadata or {}), _DIGESTS: json.dumps(digests)}
+    replace_file(path, to_parquet(table.replace_schema_metadata(metadata)))
+    return digests
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """Return the content of a Parquet file with a checksum of each page and of the whole file."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    replace_file(path, sink.getvalue().to_pybytes())
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    content: bytes = sink.getvalue().to_pybytes()
+    # Readers find the footer by its length, which is in front of the last 4 bytes. No offset in the
+    # footer refers to what lies directly before it.
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    checksum = zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little")
+    return content[:footer] + _CHECKSUM_MARK + checksum + content[footer:]
 
 
 def _current_parts(folder: Path) -> list[Path]:
@@ -116,7 +190,8 @@ def _current_parts(folder: Path) -> list[Path]:
     replaced = _replaced_by(filter(is_merged, listed))
     parts = [path for path in listed if path.name not in replaced]
     for path in parts:
-        if not _PART_NAME.fullmatch(path.stem):
+        pattern = _MERGED_NAME if is_merged(path) else _PART_NAME
+        if not pattern.fullmatch(path.stem):
             raise RunError(
                 f"{path}: is not the name of a part",
                 "Move it away: a copy of a part would count twice",
@@ -128,25 +203,141 @@ def _replaced_by(merged: Iterable[Path]) -> set[str]:
     replaced: set[str] = set()
     for path in merged:
         with _damage_as_run_error(path), path.open("rb") as file:
-            metadata = pq.read_schema(file).metadata or {}
-            replaced.update(json.loads(metadata.get(_REPLACES, b"[]")))
+            _require_intact(path)
+            replaced |= _replaced(pq.read_metadata(file))
     return replaced
 
 
-def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
+def _replaced(metadata: pq.FileMetaData) -> set[str]:
+    return set(json.loads((metadata.metadata or {}).get(_REPLACES, b"[]")))
+
+
+class _Owners:
+    """The part that holds each attempt's rows, to find rows that would count twice."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Path] = {}
+
+    def add(
+        self, path: Path, part: pq.ParquetFile, recorded: Mapping[str, RowsDigest] | None
+    ) -> None:
+        """Raise RunError if the rows of a part are in another one too, or not named after it."""
+        is_whole = is_merged(path) or path.stem == WHOLE_TABLE
+        names = set(recorded or ())
+        if is_whole:
+            names |= {name.removesuffix(".parquet") for name in _replaced(part.metadata)}
+        else:
+            names |= _names_in_statistics(part)
+        for name in sorted(names):
+            twin = self._parts.setdefault(name, path)
+            if not is_whole and name != path.stem:
+                twin = path.with_name(f"{name}.parquet")
+            if twin != path:
+                raise _foreign_rows(path, name, twin)
+
+
+def _foreign_rows(path: Path, name: str, twin: Path) -> RunError:
+    cell, _, number = name.rpartition("-")
+    rows = f"attempt {number} of {cell}" if cell else name
+    if not twin.exists():
+        return RunError(
+            f"{path}: contains the rows of {rows}", f"Rename it to {twin.name}, or move it away"
+        )
+    return RunError(
+        f"{path}: contains the rows of {rows}, which {twin.name} also contains",
+        "Move one of the files away",
+    )
+
+
+def _names_in_statistics(part: pq.ParquetFile) -> set[str]:
+    """Return the least and the greatest CELL-NUMBER in a part, by its statistics."""
+    metadata = part.metadata
+    names = metadata.schema.names
+    if not {"cell", "attempt"} <= set(names):
+        return set()
+    found = set()
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        cell, number = (group.column(names.index(one)).statistics for one in ("cell", "attempt"))
+        if cell is None or number is None or not (cell.has_min_max and number.has_min_max):
+            continue
+        found |= {f"{cell.min}-{number.min}", f"{cell.max}-{number.max}"}
+    return found
+
+
+def _recorded_digests(part: pq.ParquetFile) -> dict[str, RowsDigest] | None:
+    """Return the digests in the footer; None for a part of an older or another program."""
+    text = (part.metadata.metadata or {}).get(_DIGESTS)
+    if text is None:
+        return None
+    return {name: RowsDigest(int(rows), str(one)) for name, (rows, one) in json.loads(text).items()}
+
+
+def _total(digests: Mapping[str, RowsDigest]) -> int:
+    return sum(one.rows for one in digests.values())
+
+
+def _read_digests(path: Path) -> dict[str, RowsDigest]:
+    with _damage_as_run_error(path), path.open("rb") as file:
+        _require_intact(path)
+        return digests_by_attempt(pq.read_table(file, page_checksum_verification=True), path.stem)
+
+
+def _read_part(
+    path: Path, schema: pa.Schema, columns: list[str] | None, owners: _Owners
+) -> pa.Table:
     with _open_part(path, schema) as part:
         names = part.schema_arrow.names
         if columns is not None:
-            names = [name for name in columns if name in names]
-        # Parts are too small to gain from threads, and every thread would hold on to memory.
-        table = part.read(columns=names, use_threads=False)
+            columns = [name for name in columns if name in names]
+        recorded = _recorded_digests(part)
+        table = _read_rows(path, part, columns, recorded)
         fields = []
         for field in table.schema:
             # A column of a newer program stays as it is.
             fields.append(schema.field(field.name) if field.name in schema.names else field)
         table = table.cast(pa.schema(fields))
         _require_valid_rows(table)
+        owners.add(path, part, recorded)
         return table
+
+
+def _read_rows(
+    path: Path,
+    part: pq.ParquetFile,
+    columns: list[str] | None,
+    recorded: Mapping[str, RowsDigest] | None,
+) -> pa.Table:
+    """Return the rows of a part. Raise RunError if they are not those that were written.
+
+    Few of the columns of large tables are read without that comparison: each command that uses
+    them has read all columns before.
+    """
+    is_checked = recorded is not None and (columns is None or path.parent.name == ATTEMPTS)
+    # Parts are too small to gain from threads, and every thread would hold on to memory.
+    table = part.read(columns=None if is_checked else columns, use_threads=False)
+    table.validate(full=True)  # text that is not UTF-8 would raise an error far from here
+    if is_checked and digests_by_attempt(table, path.stem) != recorded:
+        # An attempt of which rows are missing is reported by `Run.incomplete_attempts`.
+        has_all = table.num_rows == _total(recorded or {})
+        if has_all or path.parent.name not in MEASURED_TABLES:
+            raise damaged(path)
+    return table if columns is None else table.select(columns)
+
+
+def _require_intact(path: Path) -> None:
+    """Raise RunError if the content of a file does not have the checksum that it contains."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        version = (path, status.st_mtime_ns, status.st_size)
+        if version in _INTACT:
+            return
+        content = file.read()
+    before, mark, after = content.rpartition(_CHECKSUM_MARK)
+    if mark:  # files of older programs have none
+        checksum = zlib.crc32(after[_CHECKSUM_BYTES:], zlib.crc32(before))
+        if checksum.to_bytes(_CHECKSUM_BYTES, "little") != after[:_CHECKSUM_BYTES]:
+            raise damaged(path)
+    _INTACT.add(version)
 
 
 @contextmanager
@@ -154,13 +345,16 @@ def _open_part(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     # Python opens the file: pyarrow would encode the path by the locale, take "a:b/x" for an
     # address, and "~" for a home.
     with _damage_as_run_error(path), path.open("rb") as file:
+        _require_intact(path)
         metadata = pq.read_metadata(file)
         names = metadata.schema.to_arrow_schema().names
         missing = sorted(REQUIRED_COLUMNS.intersection(schema.names).difference(names))
         if missing:
             raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(missing)}")
         text = [name for name in names if name in schema.names and _is_category(schema, name)]
-        with pq.ParquetFile(file, metadata=metadata, read_dictionary=text) as part:
+        with pq.ParquetFile(
+            file, metadata=metadata, read_dictionary=text, page_checksum_verification=True
+        ) as part:
             yield part
 
 
@@ -173,8 +367,9 @@ def _require_valid_rows(table: pa.Table) -> None:
     empty = sorted(name for name in names if table[name].null_count)
     if empty:
         raise pa.ArrowInvalid(f"it is no part of a run: it has rows without {', '.join(empty)}")
-    for name in sorted(JSON_COLUMNS.intersection(names)):
-        if not all(isinstance(json.loads(text), dict) for text in table[name].to_pylist()):
+    for name in sorted(JSON_COLUMNS.intersection(table.column_names)):
+        texts = table[name].drop_null().to_pylist()
+        if not all(isinstance(json.loads(text), dict) for text in texts):
             raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
 
 
@@ -184,7 +379,8 @@ def _damage_as_run_error(part: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: of the JSON in it
+    # The last three are errors of the JSON in it.
+    except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError) as error:
         reason = error_text(error).splitlines()[0]
         raise RunError(
             f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_remedy(part)}"

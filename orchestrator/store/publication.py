@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.common.hashing import file_digest
+from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.remote_address import RunLocation, is_address
@@ -42,24 +45,82 @@ def is_publication(location: RunLocation) -> bool:
     return not is_address(location) and (Path(location) / PUBLICATION_FILE).exists()
 
 
-def _read_contents(folder: Path) -> dict[str, Any]:
+def require_listed(folder: Path) -> None:
+    """Raise RunError or RunMismatch if the publication that a run belongs to is damaged.
+
+    folder: of any run. The digests of other runs are not compared.
+    """
+    folder = folder.absolute()
+    if (folder.parent / PUBLICATION_FILE).exists():
+        _read_contents(folder.parent, only=f"{folder.name}/")
+
+
+class _Contents(BaseModel):
+    """The content of publication.json."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schema_version: int = 0
+    runs: list[str]
+    against: str | None = None
+    left_out: list[str] = []
+    files: dict[str, str]
+
+
+def _read_contents(folder: Path, only: str = "") -> dict[str, Any]:
+    """Return the checked content of publication.json.
+
+    only: compare the digests of files whose names begin so.
+    """
     file = folder / PUBLICATION_FILE
     remedy = f"Copy {folder} again, or `git checkout` it"
     try:
-        contents = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        contents = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: cannot be read: {error}", remedy) from error
-    if not isinstance(contents, dict):
+    if not isinstance(contents, dict) or not {"runs", "files"} <= set(contents):
         raise RunError(f"{file}: is no list of what was published", remedy)
+    # Before anything else is checked: a newer schema may have other types.
     version = contents.get("schema_version", 0)
-    if version > SCHEMA_VERSION:
+    if isinstance(version, int | float) and version > SCHEMA_VERSION:
         raise RunMismatch(
             f"{folder}: was published with schema {version}, newer than {SCHEMA_VERSION}", "Update"
         )
-    if not {"runs", "files"} <= set(contents):
-        raise RunError(f"{file}: is no list of what was published", remedy)
-    _require_files(folder, contents["files"], remedy)
+    try:
+        checked = _Contents.model_validate(contents)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise RunError(f"{file}: is damaged: {key}: {first['msg']}", remedy) from error
+    for problem in _problems(folder, checked, is_whole=not only):
+        raise RunError(f"{file}: is damaged: {problem}", remedy)
+    digests = {name: one for name, one in checked.files.items() if name.startswith(only)}
+    _require_files(folder, digests, remedy)
     return contents
+
+
+def _problems(folder: Path, contents: _Contents, is_whole: bool) -> Iterator[str]:
+    """Yield what is wrong with values that have the right type.
+
+    is_whole: all runs must be there.
+    """
+    for index, name in enumerate(contents.runs):
+        is_missing = not _is_plain(name) or (is_whole and not (folder / name).is_dir())
+        # A symbolic link could lead out of the publication.
+        if is_missing or (folder / name).is_symlink():
+            yield f"runs[{index}] {name!r} is not a folder of this publication"
+    if len(set(contents.runs)) < len(contents.runs):
+        yield "runs: a name is listed twice"
+    for name in contents.files:
+        if not all(map(_is_plain, name.split("/"))):
+            yield f"files: {name!r} is not a file of this publication"
+    if contents.against not in (None, ALL, *DEVICES):
+        yield f"against {contents.against!r} is not a device with published numbers"
+
+
+def _is_plain(part: str) -> bool:
+    """True for the name of a file or folder, which leads nowhere else."""
+    return part not in ("", ".", "..") and not set(part) & {"/", "\\", "\0"}
 
 
 def _require_files(folder: Path, digests: Mapping[str, str], remedy: str) -> None:

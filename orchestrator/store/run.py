@@ -6,8 +6,10 @@ writes single parts.
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,16 @@ import pyarrow as pa
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.common.suggestions import suggestion
+from orchestrator.common.text import cell_count
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, PUBLICATION_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
 from orchestrator.store.parquet_parts import (
     build_from_parts,
+    damaged,
     is_merged,
     read_parts,
     replaced_parts,
+    stored_rows,
 )
 from orchestrator.store.tables import (
     MEASURED_TABLES,
@@ -35,9 +40,23 @@ from orchestrator.store.tables import (
 if TYPE_CHECKING:
     import pandas as pd
 
+INCOMPLETE = "incomplete"  # the status of a cell whose measured rows are missing in part
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
 _SUGGESTED, _LISTED = 20, 5  # cells in a message
+
+
+@dataclass(frozen=True, order=True)
+class MissingRows:
+    """A table that has not the rows of an attempt that its row in `attempts` records."""
+
+    run: str
+    table: str
+    found: int
+    written: int
+
+    def __str__(self) -> str:
+        return f"{self.table} has {self.found} of its {self.written} rows"
 
 
 class Run:
@@ -108,6 +127,29 @@ class Run:
         """Yield the rows of a table, without importing pandas."""
         for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+    def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
+        """Return the attempts whose rows are missing from a table, by cell and number.
+
+        Attempts of older programs record no numbers of rows. Raise RunError for a damaged part.
+        """
+        recorded: dict[tuple[str, int], dict[str, list[Any]]] = {}
+        for cell, number, contents in self.rows(ATTEMPTS, ["cell", "attempt", "contents"]):
+            if contents is not None:
+                recorded[cell, number] = json.loads(contents)
+        incomplete = {}
+        for table in MEASURED_TABLES:
+            attempts = [f"{key[0]}-{key[1]}" for key in recorded if table in recorded[key]]
+            stored = stored_rows(self.folder / table, SCHEMAS[table], attempts)
+            for key, contents in recorded.items():
+                rows, digest = contents.get(table, (0, ""))
+                found = stored.get(f"{key[0]}-{key[1]}")
+                found_rows = found.rows if found else 0
+                if found_rows != rows:
+                    incomplete[key] = MissingRows(str(self), table, found_rows, rows)
+                elif found and found.digest != digest:
+                    raise damaged(found.part)
+        return incomplete
 
     def unfinished_count(self) -> int:
         """Return how many requested cells have no attempt yet (a lower bound)."""
@@ -213,6 +255,20 @@ def find_cell(prefix: str, cells: Iterable[str], run: Run, kind: str = "cell") -
             f"Write more of one: {', '.join(found[:_LISTED])}",
         )
     return found[0]
+
+
+def describe_incomplete(run: Run, cells: Collection[str]) -> RunError | None:
+    """Return an error that says which rows of these cells are missing. None if there are none."""
+    if not cells:
+        return None
+    incomplete = run.incomplete_attempts()
+    (cell, number), missing = min(one for one in incomplete.items() if one[0][0] in cells)
+    others = f"; {cell_count(len(cells) - 1)} more incomplete" if len(cells) > 1 else ""
+    return RunError(
+        f"{missing.run}/{missing.table}: has {missing.found} of the {missing.written} rows of"
+        f" attempt {number} of cell {cell}{others}",
+        "Copy the run again, or measure what is missing: `sweep run` with the same config",
+    )
 
 
 def _join(columns: list[pd.Series[Any]]) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.store.layout import RUN_SEPARATOR
 from orchestrator.store.manifest import Manifest
-from orchestrator.store.run import Run
+from orchestrator.store.run import MissingRows, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +71,14 @@ class RunCollection(Run):
                 if isinstance(dtype, pd.CategoricalDtype):
                     whole[column] = whole[column].astype("category")
         return whole
+
+    def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
+        """Return the attempts whose rows are missing, by RUN:CELL and number."""
+        incomplete = {}
+        for name, run in self._runs.items():
+            for (cell, number), missing in run.incomplete_attempts().items():
+                incomplete[f"{name}{RUN_SEPARATOR}{cell}", number] = missing
+        return incomplete
 
     def unfinished_count(self) -> int:
         return sum(run.unfinished_count() for run in self._runs.values())

@@ -25,12 +25,15 @@ from orchestrator.common.files import replace_file, writing
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LOCK_FILE
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.parquet_parts import (
+    WHOLE_TABLE,
     is_merged,
     merge,
     replaced_parts,
-    require_readable_parts,
+    stored_rows,
+    to_parquet,
     write_part,
 )
+from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMA_VERSION, SCHEMAS
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt
@@ -63,13 +66,15 @@ class RunWriter(Run):
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Store an outcome: first what was measured, then the attempt's row."""
         cell, number = outcome.attempt.cell.id, outcome.attempt.number
-        key = {"cell": cell, "attempt": number}
+        key, name = {"cell": cell, "attempt": number}, f"{cell}-{number}"
+        contents = {}
         with self._writing():
             for table in MEASURED_TABLES:
                 rows = [{**key, **asdict(record)} for record in getattr(outcome, table)]
-                self._write_rows(table, f"{cell}-{number}", rows)
+                if rows:
+                    contents[table] = self._write_rows(table, name, rows)[name]
             row = {**key, **_attempt_row(outcome), "commit": commit}
-            self._write_rows(ATTEMPTS, f"{cell}-{number}", [row])
+            self._write_rows(ATTEMPTS, name, [{**row, "contents": json.dumps(contents)}])
         self._appended += 1
         if self._appended % MERGE_BATCH == 0:
             self.merge_parts()
@@ -80,13 +85,17 @@ class RunWriter(Run):
         rows = []
         for cell, predicted in samples.items():
             rows += [{"cell": cell, "predicted_at": now, **asdict(sample)} for sample in predicted]
-        with self._writing():
-            self._write_rows("predictions", str(time.time_ns()), rows)
+        if rows:
+            with self._writing():
+                self._write_rows("predictions", str(time.time_ns()), rows)
 
     def require_readable_parts(self) -> None:
-        """Raise RunError for a damaged part, before hours are measured in vain."""
+        """Raise RunError for a damaged part, before hours are measured in vain.
+
+        Only footers are read, and the pages are not checked.
+        """
         for table, schema in SCHEMAS.items():
-            require_readable_parts(self.folder / table, schema)
+            stored_rows(self.folder / table, schema, ())
 
     def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
         """Yield the attempts that left a folder but no row, because their driver was killed."""
@@ -125,22 +134,27 @@ class RunWriter(Run):
         """Write cells.parquet, a row per cell."""
         with self._writing():
             table = pa.Table.from_pandas(cells, preserve_index=False)
-            write_part(self.folder / CELLS_FILE, table)
+            replace_file(self.folder / CELLS_FILE, to_parquet(table))
 
-    def write_table(self, table: str, rows: pd.DataFrame) -> None:
-        """Write all rows of a table as its only part, in their order."""
+    def write_table(self, table: str, rows: pd.DataFrame) -> dict[str, RowsDigest]:
+        """Write all rows of a table as its only part, in their order.
+
+        Return their digests by CELL-NUMBER.
+        """
         if not len(rows):
-            return
+            return {}
         with self._writing():
             (self.folder / table).mkdir(parents=True, exist_ok=True)
             whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
             # pandas adds metadata with its version, which would change the file's digest.
-            write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
+            part = self.folder / table / f"{WHOLE_TABLE}.parquet"
+            return write_part(part, whole.replace_schema_metadata(None))
 
-    def _write_rows(self, table: str, name: str, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            part = self.folder / table / f"{name}.parquet"
-            write_part(part, pa.Table.from_pylist(rows, SCHEMAS[table]))
+    def _write_rows(
+        self, table: str, name: str, rows: list[dict[str, Any]]
+    ) -> dict[str, RowsDigest]:
+        part = self.folder / table / f"{name}.parquet"
+        return write_part(part, pa.Table.from_pylist(rows, SCHEMAS[table]))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from orchestrator.planning.request import SweepRequest
 from orchestrator.planning.resumption import describe_resumption, mark_finished, resume
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import describe_incomplete
 from orchestrator.sweep.console import Console
 from orchestrator.sweep.interruption import Interruption, deadline_after
 from orchestrator.sweep.outcome_log import OutcomeLog, store_cells
@@ -42,6 +43,8 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         if message := describe_resumption(request):
             notify(message)
         plan = plan_request(request)
+        if incomplete := describe_incomplete(request.run, plan.incomplete):
+            notify(str(incomplete))
         check_prior_results(request, plan, invocation, notify)
         queue = AttemptQueue(plan, AttemptFactory(request.run, request.settings, plan), deadline)
         log = OutcomeLog(writer, invocation)

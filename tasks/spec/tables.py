@@ -156,6 +156,7 @@ PREDICTION_MODES: Mapping[str, str] = {
     "": "the verdict",
 }
 _REPLACES = "attempt up to which successes are replaced if this one succeeds (`--retry`); 0: none"
+_CONTENTS = "by table, number and digest of the rows of this attempt; null in older runs"
 _KERNEL_CLASS = "kind of work; `run.kernels` applies the current rules to the stored names"
 
 
@@ -176,6 +177,7 @@ class AttemptRow:
     timeout_s: Annotated[float, column("limit on its duration", unit="s")]
     replaces: Annotated[int, column(_REPLACES, Dtype.INT32)]
     commit: Annotated[str, column("git commit of this program; `+` if files were changed")]
+    contents: Annotated[str | None, column(_CONTENTS, Dtype.JSON)] = None
 
 
 @dataclass(frozen=True)

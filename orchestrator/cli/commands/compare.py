@@ -44,10 +44,12 @@ def compare(
     Example: sweep compare results/demo results/other
     """
     from orchestrator.analysis.comparison import compare_runs
+    from orchestrator.planning.history import incomplete_cells, read_histories
     from orchestrator.report.formats.markdown import to_markdown
     from orchestrator.report.kernel_comparison import compare_kernels
     from orchestrator.report.text.comparison_text import describe_comparison
     from orchestrator.store.mirror import open_run
+    from orchestrator.store.run import describe_incomplete
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(before), _run_and_cell(after)
     if table:
@@ -60,7 +62,11 @@ def compare(
             "Name two runs, or two cells as RUN:CELL",
         )
     pair = (cell_a, cell_b) if cell_a else None
-    report = compare_runs(open_run(run_a), open_run(run_b), pair)
+    runs = (open_run(run_a), open_run(run_b))
+    report = compare_runs(*runs, pair)
+    for run in runs:
+        if incomplete := describe_incomplete(run, incomplete_cells(read_histories(run))):
+            click.echo(f"sweep: {incomplete}", err=True)
     for line in describe_comparison(report):
         click.echo(line)
     large = [one for one in report.comparisons if abs(one.ratio.middle - 1) > threshold]

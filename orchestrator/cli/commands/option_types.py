@@ -31,7 +31,7 @@ class ReferenceDevice(click.ParamType[str]):
     name = "device"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from orchestrator.report.references.devices import find_device
+        from orchestrator.common.reference_devices import find_device
 
         return find_device(value)
 
@@ -44,7 +44,7 @@ class ReferenceDevice(click.ParamType[str]):
         return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
 
     def _names(self) -> list[str]:
-        from orchestrator.report.references.devices import ALL, DEVICES
+        from orchestrator.common.reference_devices import ALL, DEVICES
 
         return [*DEVICES, ALL]
 

@@ -25,7 +25,7 @@ Decorator = Callable[[Any], Any]
 FLAWS = ("cpu-contended", "interval-wide")
 STATUSES = (
     "ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost",
-    "pending"
+    "pending", "incomplete",
 )  # fmt: skip
 
 

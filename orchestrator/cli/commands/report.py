@@ -193,7 +193,10 @@ def _warn_of_missing_tables(
 def _warn_of_missing_results(run: Run, results: Results, options: ReportOptions) -> None:
     """Print on stderr which requested cells are not measured, and which have no samples."""
     from orchestrator.common.text import cell_count
+    from orchestrator.store.run import describe_incomplete
 
+    if incomplete := describe_incomplete(run, results.incomplete):
+        click.echo(f"sweep: {incomplete}", err=True)
     missing = 0
     if not options.selects_cells:  # a selection says nothing about the other cells
         missing = run.unfinished_count()

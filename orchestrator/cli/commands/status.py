@@ -16,11 +16,16 @@ def status(run_folder: RunLocation) -> None:
 
     Example: sweep status results/demo
     """
-    from orchestrator.cli.text.status import describe_status
+    from orchestrator.cli.text.status import describe_status, plan_again
     from orchestrator.planning.request import resolve_again
     from orchestrator.store.mirror import open_run
+    from orchestrator.store.run import describe_incomplete
 
-    for line in describe_status(resolve_again(open_run(run_folder))):
+    request = resolve_again(open_run(run_folder))
+    plan = plan_again(request)
+    if incomplete := describe_incomplete(request.run, plan.incomplete):
+        click.echo(f"sweep: {incomplete}", err=True)
+    for line in describe_status(request, plan):
         click.echo(line)
 
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     """Return a cell's parameters, attempts with evidence, result, samples, log and command."""
-    attempts = run.require().read("attempts")
+    from orchestrator.analysis.results import read_attempts
+
+    attempts = read_attempts(run.require())
     cell = find_cell(prefix, attempts["cell"].unique(), run)
     attempts = attempts[attempts["cell"] == cell].sort_values("attempt")
     samples, predictions = run.read("samples"), run.read("predictions")

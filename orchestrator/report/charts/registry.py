@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.analysis.results import Results
+from tasks.spec.error_text import typed_error_text
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.layouts import (
     ChartMeasure,
@@ -17,7 +18,7 @@ from orchestrator.report.charts.layouts import (
     PlotLayout,
     SpeedUps,
 )
-from orchestrator.report.charts.rendering import Picture, begin, described, draw, script_of_charts
+from orchestrator.report.charts.rendering import Picture, begin, draw, script_of_charts
 from orchestrator.report.tables.cell_filters import of_task, varying, with_eager_baseline
 from orchestrator.report.tables.formatters import KERNEL_TIME
 
@@ -178,7 +179,7 @@ def _chart(plot: Plot, results: Results) -> Figure | None:
         spec = chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
     except Exception as error:
         # A chart that fails must not cost the report: the figure shows the problem.
-        return Figure(plot, {}, problem=described(error))
+        return Figure(plot, {}, problem=typed_error_text(error))
     return Figure(plot, {**spec, "config": {**spec["config"], "font": _FONT}})
 
 

@@ -59,7 +59,7 @@ def _draw(chart: Mapping[str, Any]) -> Picture:
         svg = with_short_paths(with_numbered_clips(vl_convert.vegalite_to_svg(dict(chart))))
         return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
     except Exception as error:
-        return Picture(problem=described(error))
+        return Picture(problem=typed_error_text(error))
 
 
 @cache
@@ -121,10 +121,6 @@ def _short_path(path: str) -> str:
 
 def _rounded(number: re.Match[str]) -> str:
     return f"{round(float(number[0]), 1) + 0.0:.1f}".removesuffix(".0")  # + 0.0: no -0
-
-
-def described(error: Exception) -> str:
-    return typed_error_text(error)
 
 
 @cache

@@ -25,21 +25,22 @@ from typing import Any
 import pandas as pd
 from ruamel.yaml import YAML
 
-from orchestrator.analysis.results import load_results
+from orchestrator.analysis.results import load_results, read_attempts
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.common.files import writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.report.build import make_report
 from orchestrator.report.export.redaction import Redaction
 from orchestrator.report.references.tables import reference_tables
-from orchestrator.store.layout import CONFIG_FILE, PUBLICATION_FILE
+from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.remote_address import RunLocation
-from orchestrator.store.run import Run
+from orchestrator.store.run import INCOMPLETE, Run, describe_incomplete
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import SCHEMA_VERSION, tables
+from tasks.spec.status import Status
 
 MB = 1_000_000
 FORMATS, PICTURES = (
@@ -82,6 +83,7 @@ def publish(
             "Rename a folder: what is `/` here is `-` there",
         )
     check_place(out, runs)
+    _require_complete(runs.values())
     redaction = Redaction(
         pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()])
     )
@@ -105,6 +107,16 @@ def publish(
                 "Publish fewer runs, or allow more with --limit-mb",
             )
     return Published(len(results.cells), sizes, left_out)
+
+
+def _require_complete(runs: Iterable[Run]) -> None:
+    """Raise RunError for a cell without a result because some of its rows are missing."""
+    for run in runs:
+        attempts = read_attempts(run, ["cell", "attempt", "status"])
+        succeeded = set(attempts.loc[attempts["status"] == Status.OK, "cell"])
+        incomplete = set(attempts.loc[attempts["status"] == INCOMPLETE, "cell"])
+        if error := describe_incomplete(run, incomplete - succeeded):
+            raise error
 
 
 def _missing(runs: Iterable[Run]) -> Iterator[str]:
@@ -177,8 +189,19 @@ def _settle(out: Path, new: Path, old: Path) -> None:
 
 def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
     writer = RunWriter(folder)
+    incomplete = run.incomplete_attempts()
+    written = {}
     for table in tables():
-        writer.write_table(table, redaction.table(table, run.read(table)))
+        if table != ATTEMPTS:
+            written[table] = writer.write_table(table, redaction.table(table, run.read(table)))
+    attempts = redaction.table(ATTEMPTS, run.read(ATTEMPTS))
+    contents = []
+    keys = zip(attempts["cell"], attempts["attempt"], attempts["contents"], strict=True)
+    for cell, number, before in keys:
+        name = f"{cell}-{number}"
+        found = {table: written[table][name] for table in written if name in written[table]}
+        contents.append(before if (cell, number) in incomplete else json.dumps(found))
+    writer.write_table(ATTEMPTS, attempts.assign(contents=contents))
     manifest = redaction.manifest(run.read_manifest())
     writer.write_manifest(manifest)
     if "config" in manifest:

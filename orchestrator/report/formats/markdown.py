@@ -13,6 +13,7 @@ from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
+from tasks.spec.error_text import typed_error_text
 from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
@@ -26,6 +27,7 @@ _MARKS = {
     HOST_MARK: f"{BoundBy.CPU} ({HOST_MARK})",
     NOISE_MARK: f"within noise ({NOISE_MARK})",
 }
+_PROBLEM = "this table cannot be made"
 _ALL_MARKS = "".join(_MARKS)
 _WITH_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 _PLUS_MINUS = " ± "  # between a mean and its standard deviation, in values and in titles
@@ -47,7 +49,10 @@ def lay_out(
     rendered, measured_with = [], provenance(results)
     for name in names or by_name:
         table = by_name[name]
-        header, rows = table.lay_out(results)
+        try:
+            header, rows = table.lay_out(results)
+        except Exception as error:  # one table that fails must not cost the report
+            header, rows = [_PROBLEM], [[typed_error_text(error)]]
         if rows:
             # The tables of 10,000 cells have 571,078 values; only 21,922 are distinct.
             rows = [list(map(sys.intern, row)) for row in rows]

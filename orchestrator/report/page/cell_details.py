@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.cells import rows_of
-from orchestrator.analysis.results import Results
+from orchestrator.analysis.results import Results, read_attempts
 from orchestrator.common.files import trim_memory
 from orchestrator.common.text import evidence_text, parameter_texts
 from orchestrator.report.tables.formatters import end_location
@@ -49,7 +49,7 @@ def read_details(
     columns = ["cell", "attempt", *_NAMES, "value"]
     samples = _Samples(rows_of(run.read("samples", columns, categories=True), shown))
     trim_memory()  # the samples of other attempts are free now
-    attempts = run.read("attempts", [*_ATTEMPT_COLUMNS, "wall_s", "evidence"])
+    attempts = read_attempts(run, [*_ATTEMPT_COLUMNS, "wall_s", "evidence"])
     # One conversion of all rows: a frame for each of 2,500 cells took 8 s more.
     by_cell: dict[str, list[dict[Any, Any]]] = defaultdict(list)
     for row in attempts.sort_values("attempt").to_dict("records"):

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from model.config import SIZES
-from orchestrator.report.references.devices import ALL
+from orchestrator.common.reference_devices import ALL
 from orchestrator.report.references.schema import (
     EMPTY_CELLS,
     LABELS,

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from orchestrator.report.references.devices import DEVICES
+from orchestrator.common.reference_devices import DEVICES
 from tasks.spec.registry import value_order
 
 Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]

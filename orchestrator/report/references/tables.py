@@ -8,8 +8,8 @@ from functools import cache
 
 from orchestrator.analysis.axes import NOTHING, Row, axis_texts, key_axes, sort_cells
 from orchestrator.analysis.results import Results
+from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.report.references.answers import ANSWERS, Figures
-from orchestrator.report.references.devices import ALL, DEVICES
 from orchestrator.report.references.matching import (
     is_first_forward,
     matches,

@@ -6,6 +6,7 @@ status, so that a reader sees OOM and not an empty field. Columns are named as i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,13 @@ def format_ms(ms: float) -> str:
     if ms < 10:
         return f"{ms:.3f}"
     return f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
+
+
+def quotient(numerator: float, denominator: float, form: str = ".2f") -> str:
+    """Return a formatted ratio, a dash if the divisor is not above 0 or the result not finite."""
+    if not denominator > 0 or not math.isfinite(numerator / denominator):
+        return NOTHING
+    return format(numerator / denominator, form)
 
 
 # ---------------------------------------------------------------------- a value of one column
@@ -107,7 +115,7 @@ def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
 
     def value(row: Row) -> str:
         if has_value(row, numerator) and has_value(row, denominator):
-            return format(row[numerator] / row[denominator], form)
+            return quotient(row[numerator], row[denominator], form)
         return missing_text(row, numerator, denominator)
 
     return value
@@ -197,7 +205,8 @@ def _times_faster(column: str, row: Row, baseline: Row, cpu_mark: str = "") -> s
     if not has_value(baseline, column):
         return NOTHING
     noise_mark = NOISE_MARK if _intervals_overlap(column, row, baseline) else ""
-    return f"{baseline[column] / row[column]:.2f}×{noise_mark}{cpu_mark}"
+    factor = quotient(baseline[column], row[column])
+    return factor if factor == NOTHING else f"{factor}×{noise_mark}{cpu_mark}"
 
 
 def _intervals_overlap(median_column: str, row: Row, baseline: Row) -> bool:
@@ -272,7 +281,7 @@ def share_of_block(stem: str) -> Value:
         for prefix in ("", "predicted_"):
             part, whole = f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes"
             if has_value(row, part) and has_value(row, whole):
-                return f"{row[part] / row[whole]:.1%}"
+                return quotient(row[part], row[whole], ".1%")
         return NOTHING
 
     return show

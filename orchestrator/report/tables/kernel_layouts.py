@@ -9,7 +9,7 @@ import pandas as pd
 
 from orchestrator.analysis.axes import NOTHING, Row, axis_texts, has_value, key_axes
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.formatters import format_ms, short_kernel_name
+from orchestrator.report.tables.formatters import format_ms, quotient, short_kernel_name
 from orchestrator.report.tables.layouts import PHASE, Header, Rows, each, each_sorted, groups
 
 PHASES = ("forward", "backward", "optimizer", "")
@@ -258,8 +258,8 @@ def _softmax_texts(cell: Row, phase: str, kernels: pd.DataFrame) -> list[str]:
     flops = NOTHING
     # The closed forms count the forward pass: five FLOPs an element for the softmax.
     if phase == "forward" and has_value(cell, "softmax_flops"):
-        flops = f"{cell['softmax_flops'] / cell['attention_matmul_flops']:.3f}"
-    return [*texts, f"{softmax_ms / matmul_ms:.2f}", flops]
+        flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
+    return [*texts, quotient(softmax_ms, matmul_ms), flops]
 
 
 def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:

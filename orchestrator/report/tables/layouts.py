@@ -277,7 +277,10 @@ class ScalingExponents:
     def _exponent(self, row: Row, previous: Row | None, column: str) -> str:
         if previous is None or not (has_value(row, column) and has_value(previous, column)):
             return NOTHING
-        growth = math.log(row[column] / previous[column])
+        ends = (previous[column], row[column])
+        if not all(0 < end < math.inf for end in ends):
+            return NOTHING
+        growth = math.log(row[column]) - math.log(previous[column])
         return f"{growth / math.log(row[_LENGTH] / previous[_LENGTH]):.2f}"
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 from orchestrator.analysis.axes import NOTHING, RUN, sort_cells
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu
 from orchestrator.analysis.results import Results
+from tasks.spec.error_text import typed_error_text
 from tasks.spec.parameters import TIMING_AXES, Precision
 
 # Attention over fewer tokens is limited by work that does not grow with them.
@@ -54,7 +55,10 @@ def key_findings(results: Results) -> list[KeyFinding]:
     """Return the findings of the questions that this run can answer."""
     findings = []
     for rule in RULES:
-        sentences = tuple(rule.find(results))
+        try:
+            sentences = tuple(rule.find(results))
+        except Exception as error:  # one answer that fails must not cost the report
+            sentences = (f"this question cannot be answered: {typed_error_text(error)}",)
         if sentences:
             findings.append(KeyFinding(rule.question, sentences))
     return findings
@@ -164,7 +168,7 @@ def growth_of_attention(results: Results) -> Iterator[str]:
         is_cpu_bound = bound_by(group) == BoundBy.CPU
         yield from _growth(f"{label}: time", _TIME, group.assign(left_out=is_cpu_bound), others)
         if _PEAK in group:
-            is_unknown = group[_PEAK].isna()
+            is_unknown = ~(group[_PEAK] > 0).fillna(False).astype(bool)
             with_peak = group.assign(left_out=is_unknown)
             yield from _growth(f"{label}: peak memory", _PEAK, with_peak, others)
 
@@ -253,11 +257,15 @@ RULES: tuple[FindingRule, ...] = (
 
 
 def _measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
-    """Return the cells of a task that have a value in each of the columns."""
+    """Return the cells of a task that have a number in each of the columns, above 0 in the first."""
     cells = results.cells
     if not {"task", *columns} <= set(cells):
         return cells.iloc[:0]
-    return cells[(cells["task"] == task) & cells[list(columns)].notna().all(axis=1)]
+    values = cells[list(columns)].apply(pd.to_numeric, errors="coerce").astype("float64")
+    # The first of them is a divisor or has a logarithm.
+    is_measured = (np.isfinite(values) & (values >= 0)).all(axis=1) & (values[columns[0]] > 0)
+    measured: pd.DataFrame = cells[(cells["task"] == task) & is_measured]
+    return measured
 
 
 def _axes(cells: pd.DataFrame, results: Results, without: Sequence[str] = ()) -> list[str]:

@@ -184,7 +184,7 @@ def test_samples_of_an_older_program_are_read_as_categories(run: Run) -> None:
     (run.folder / "samples").mkdir(parents=True)
     pq.write_table(
         pa.table({"cell": ["c"], "attempt": FIRST, "value": [1.0]}),
-        run.folder / "samples" / "old.parquet",
+        run.folder / "samples" / "c-1.parquet",
     )
     (row,) = run.read("samples", categories=True).to_dict("records")
     assert (row["cell"], row["value"]) == ("c", 1.0)

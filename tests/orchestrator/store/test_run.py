@@ -26,6 +26,7 @@ from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwr
 from orchestrator.planning.history import read_histories
 from orchestrator.store import run_writer
 from orchestrator.store.open import open_for_writing
+from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run, find_cell
 from orchestrator.store.run_writer import RunWriter
 from tasks.spec.attempt import ATTEMPT_FILE
@@ -90,11 +91,11 @@ def test_a_kill_while_an_outcome_is_stored_leaves_it_complete_or_absent(
     """The row is written last, so that no attempt counts without its kernels and samples."""
     write_part, outcome = run_writer.write_part, make_outcome()
 
-    def die_at(path: Path, table: pa.Table) -> None:
+    def die_at(path: Path, table: pa.Table) -> dict[str, RowsDigest]:
         if path.parent.name == torn:
             path.with_name(f".{path.name}.1").write_bytes(b"PAR1 half a file")
             raise KeyboardInterrupt
-        write_part(path, table)
+        return write_part(path, table)
 
     monkeypatch.setattr(run_writer, "write_part", die_at)
     with pytest.raises(KeyboardInterrupt), open_for_writing(run) as writer:

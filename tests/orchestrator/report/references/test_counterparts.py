@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
+from orchestrator.common.reference_devices import ALL
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.references.answers import _TENSORS, ANSWERS
-from orchestrator.report.references.devices import ALL
 from orchestrator.report.references.records import ReferenceNumber, published
 from orchestrator.report.references.schema import Metric, writeups
 from orchestrator.report.references.tables import NAME, reference_table

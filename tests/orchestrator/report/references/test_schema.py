@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.report.references.devices import DEVICES, find_device
+from orchestrator.common.reference_devices import DEVICES, find_device
 from orchestrator.report.references.records import ReferenceNumber, numbers_of, published
 from orchestrator.report.references.schema import Writeup, writeups
 

@@ -17,13 +17,13 @@ from orchestrator.api import load
 from orchestrator.cli.commands.option_types import ReferenceDevice
 from orchestrator.cli.main import main
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.reference_devices import DEVICES
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.files import FORMATS, to_csv, to_latex
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import lay_out, notes_of, to_markdown
 from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.html import PageContent, to_html
-from orchestrator.report.references.devices import DEVICES
 from orchestrator.report.references.tables import reference_table
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.store.open import open_for_writing

@@ -1,0 +1,38 @@
+"""Derivation that one abnormal cell cannot end: such a cell has no value, and all others have theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pandas as pd
+
+Derived = TypeVar("Derived")
+
+
+def of_sound_cells(compute: Callable[[pd.DataFrame], Derived], rows: pd.DataFrame) -> Derived:
+    """Return compute(rows), without the rows of each cell with which alone it fails.
+
+    rows: have the column `cell`. Raise the error of `compute` if it depends on no single cell.
+    """
+    try:
+        return compute(rows)
+    except Exception:
+        unsound = []
+        for cell, own in rows.groupby("cell", observed=True, sort=False):
+            try:
+                compute(own)
+            except Exception:
+                unsound.append(cell)
+        if not unsound:
+            raise
+    return compute(rows[~rows["cell"].isin(unsound)])
+
+
+def quotients(numerator: pd.Series[float], denominator: pd.Series[float]) -> pd.Series[float]:
+    """Return the quotients, null where the divisor is not above 0 or the result is not finite."""
+    above, below = (
+        pd.to_numeric(one, errors="coerce").astype("float64") for one in (numerator, denominator)
+    )
+    quotient = above / below.where(below > 0)
+    return quotient.where(quotient.abs() < float("inf"))
