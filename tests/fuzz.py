@@ -1,9 +1,10 @@
-"""Configs as nobody should write them: each is refused in one line, or expands to cells that are as valid as any.
+"""Mutated configs and stores: each is refused in one line, or read as what was written.
 
     python -m tests.fuzz --times 10000
+    python -m tests.fuzz --stores 1000
 
-A mutant is a config of configs/ with one to four things done to it. Prints each that ends in anything else or takes longer
-than thirty seconds; exit code 1 if there is one.
+A mutant is a config of configs/, or a small run, with one to four things done to it. Prints each that ends in anything else or
+takes longer than thirty seconds; exit code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -11,18 +12,37 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import shutil
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from orchestrator.common.errors import ConfigError
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.analysis.results import load_results
+from orchestrator.common.errors import ConfigError, SweepError
 from orchestrator.config.grid import expand, require_matches
 from orchestrator.config.schema import parse_config
 from orchestrator.config.selection import Selection
+from orchestrator.planning.history import read_histories
+from orchestrator.report.formats.markdown import lay_out
+from orchestrator.store import run_writer
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.tables import KernelRow
 from tests.conftest import ROOT
+from tests.support.fake_sweep import CONFIG, FakeScheduler, go, outcome_of, request_for
 
 Mutation = Callable[[list[str], random.Random], None]
 
@@ -251,7 +271,7 @@ def mutant(text: str, chance: random.Random) -> str:
     return "\n".join(lines)
 
 
-def outcome_of(text: str) -> str:
+def outcome_of_config(text: str) -> str:
     """`refused`, `expanded`, or what went wrong."""
     began = time.monotonic()
     try:
@@ -271,18 +291,145 @@ def outcome_of(text: str) -> str:
     return said if taken < SLOW_S else f"took {taken:.1f} s: {said}"
 
 
+def flip(part: Path, chance: random.Random) -> None:
+    content = bytearray(part.read_bytes())
+    if content:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        part.write_bytes(content)
+
+
+def delete(part: Path, chance: random.Random) -> None:
+    part.unlink()
+
+
+def truncate(part: Path, chance: random.Random) -> None:
+    part.write_bytes(part.read_bytes()[: chance.randrange(part.stat().st_size + 1)])
+
+
+def copy_next_to(part: Path, chance: random.Random) -> None:
+    name = chance.choice(["{}-old", "{}_bak", "copy-of-{}", "{}-2", "{}0", "merged-7", "{} 2"])
+    shutil.copy(part, part.with_name(f"{name.format(part.stem)}.parquet"))
+
+
+def copy_over(part: Path, chance: random.Random) -> None:
+    shutil.copy(part, chance.choice(sorted(part.parent.parent.glob("*/*.parquet"))))
+
+
+def swap(part: Path, chance: random.Random) -> None:
+    other = chance.choice(sorted(part.parent.glob("*.parquet")))
+    first, second = part.read_bytes(), other.read_bytes()
+    part.write_bytes(second)
+    other.write_bytes(first)
+
+
+def drop_rows(part: Path, chance: random.Random) -> None:
+    table = pq.read_table(part)
+    if chance.random() < 0.5:
+        table = table.replace_schema_metadata(None)
+    pq.write_table(table.slice(0, chance.randrange(table.num_rows + 1)), part)
+
+
+def repeat_rows(part: Path, chance: random.Random) -> None:
+    table = pq.read_table(part)
+    pq.write_table(pa.concat_tables([table, table]), part)
+
+
+STORE_MUTATIONS = [*[flip] * 4, delete, truncate, copy_next_to, copy_over, swap, drop_rows, repeat_rows]  # fmt: skip
+
+
+def make_store(folder: Path) -> Run:
+    """A run of six cells, half of whose parts are merged."""
+
+    def measure(attempt: Attempt) -> Outcome:
+        (sample,) = outcome_of(attempt).samples
+        samples = tuple(replace(sample, value=5.0 + step, step=step) for step in range(4))
+        facts = {"tokens": 16, "host": attempt.cell.id}
+        kernel = KernelRow(
+            "forward", "ffn", "GEMM", "scope", "mm", "gemm", 2, 4, 4000, 1e3, 1e3, 900, 1100, None
+        )
+        return replace(outcome_of(attempt), samples=samples, facts=facts, kernels=(kernel,))
+
+    config = folder / "config.yaml"
+    config.write_text(CONFIG.replace("128]", "128, 256, 512]"))
+    go(request_for(config, out=folder / "run"), FakeScheduler(measure))
+    run = Run(folder / "run")
+    with pytest.MonkeyPatch.context() as patch, open_for_writing(run) as writer:
+        patch.setattr(run_writer, "MERGE_BATCH", 3)
+        names = {path.stem for path in sorted((run.folder / "attempts").glob("*.parquet"))[:3]}
+        patch.setattr(RunWriter, "may_merge", lambda writer, part: part.stem in names)
+        writer.merge_parts()
+    return run
+
+
+def rows_of_cells(run: Run, table: str) -> dict[str, list[str]]:
+    rows: dict[str, list[str]] = {}
+    for row in run.read(table).to_dict("records"):
+        rows.setdefault(row["cell"], []).append(repr(row))
+    return {cell: sorted(texts) for cell, texts in rows.items()}
+
+
+READ_TABLES = ("attempts", "samples", "kernels")
+
+
+def outcome_of_store(run: Run, known: dict[str, dict[str, list[str]]], whole: bool) -> str:
+    """`refused`, `read`, or what went wrong. whole: also derive the cells and a table."""
+    try:
+        statuses = {cell: one.status for cell, one in read_histories(run).items()}
+        read = {table: rows_of_cells(run, table) for table in READ_TABLES}
+        if whole:
+            lay_out(load_results(run), ["timings"])
+    except SweepError as error:
+        return "refused" if "\n" not in str(error) else f"refused in other than a line: {error}"
+    except Exception:
+        return traceback.format_exc()
+    for cell, status in statuses.items():
+        if status == "ok" and any(read[table].get(cell) != known[table][cell] for table in known):
+            return f"cell {cell} is ok, and its rows are not those that were written"
+        if status not in ("ok", "incomplete"):
+            return f"cell {cell} is {status}"
+    return "read"
+
+
+def fuzz_stores(times: int, seed: int) -> Counter[str]:
+    """Return how many mutated stores ended in each way, and print those that went wrong."""
+    chance, ended = random.Random(seed), Counter[str]()
+    with TemporaryDirectory() as folder:
+        good = make_store(Path(folder))
+        known = {table: rows_of_cells(good, table) for table in READ_TABLES}
+        for number in range(times):
+            run = Run(Path(shutil.copytree(good.folder, Path(folder) / str(number))))
+            done = []
+            for mutate in chance.choices(STORE_MUTATIONS, k=chance.choice([1, 1, 1, 2, 3])):
+                parts = sorted(run.folder.glob("*/*.parquet"))
+                with suppress(pa.ArrowException, OSError):  # an earlier mutation has damaged it
+                    part = chance.choice(parts)
+                    done.append(f"{mutate.__name__} {part.parent.name}/{part.name}")
+                    mutate(part, chance)
+            result = outcome_of_store(run, known, whole=number % 20 == 0)
+            ended[result if result in ("refused", "read") else "wrong"] += 1
+            if result not in ("refused", "read"):
+                print(f"store {number}: {', '.join(done)}: {result}", flush=True)
+            shutil.rmtree(run.folder)
+    return ended
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--times", type=int, default=10_000)
+    parser.add_argument("--stores", type=int, default=0, help="mutated stores, and no configs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the mutants that went wrong")
     options = parser.parse_args()
     ended: Counter[str] = Counter()
     began = time.monotonic()
+    if options.stores:
+        ended = fuzz_stores(options.stores, options.seed)
+        print(f"{options.stores} stores in {time.monotonic() - began:.0f} s: {dict(ended)}")
+        sys.exit(ended["wrong"] > 0)
     for number, text in enumerate(mutants(options.times, options.seed)):
-        said = outcome_of(text)
+        said = outcome_of_config(text)
         ended[said if said in ("refused", "expanded") else "wrong"] += 1
         if said not in ("refused", "expanded"):
             print(f"mutant {number}: {said}", flush=True)

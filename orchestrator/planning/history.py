@@ -25,7 +25,7 @@ class CellHistory:
     last_number: the number of the latest attempt.
     replaced: successes that a later measurement replaces.
     flags: quality flags of the valid success.
-    incomplete: the number of attempts whose rows are missing in part; they count for nothing else.
+    incomplete: the number of attempts with missing rows; the other fields leave them out.
     """
 
     statuses: tuple[Status, ...] = ()

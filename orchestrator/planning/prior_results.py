@@ -105,7 +105,7 @@ def require_same_env(request: SweepRequest, plan: Plan) -> None:
 
 
 def _replaced_cells(plan: Plan) -> set[str]:
-    """Return the ids of the cells whose earlier results will not count any more."""
+    """Return the ids of the cells whose earlier results this run replaces."""
     replaced = set()
     for decision in plan.decisions:
         is_replaced = decision.replaces or not plan.history(decision.cell).successes

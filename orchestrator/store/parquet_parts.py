@@ -36,6 +36,7 @@ _MERGED_NAME = re.compile(rf"{_MERGED}\d+")
 _PART_NAME = re.compile(r"[\w-]+")
 _REPLACES = b"replaces"
 _DIGESTS = b"rows"
+_TABLE = b"table"
 # It precedes the checksum of a file. pyarrow 26 may crash when it parses a damaged footer, which
 # page checksums do not cover: of 300 flipped bits, one ended the process.
 _CHECKSUM_MARK = bytes.fromhex("9d1f6b0c57e24ab38f40c2d6715ae839")
@@ -164,7 +165,8 @@ def merge(parts: list[Path], schema: pa.Schema) -> None:
 def write_part(path: Path, table: pa.Table) -> dict[str, RowsDigest]:
     """Write a table as a part that is complete or absent. Return its digests by attempt."""
     digests = digests_by_attempt(table, path.stem)
-    metadata = {**(table.schema.metadata or {}), _DIGESTS: json.dumps(digests)}
+    own = {_DIGESTS: json.dumps(digests), _TABLE: path.parent.name}
+    metadata = {**(table.schema.metadata or {}), **own}
     replace_file(path, to_parquet(table.replace_schema_metadata(metadata)))
     return digests
 
@@ -222,6 +224,10 @@ class _Owners:
         self, path: Path, part: pq.ParquetFile, recorded: Mapping[str, RowsDigest] | None
     ) -> None:
         """Raise RunError if the rows of a part are in another one too, or not named after it."""
+        table = (part.metadata.metadata or {}).get(_TABLE, path.parent.name.encode()).decode()
+        if table != path.parent.name:
+            remedy = f"Copy it again, or move it away {_remedy(path)}"
+            raise RunError(f"{path}: contains rows of the table {table}", remedy)
         is_whole = is_merged(path) or path.stem == WHOLE_TABLE
         names = set(recorded or ())
         if is_whole:
@@ -317,7 +323,7 @@ def _read_rows(
     table = part.read(columns=None if is_checked else columns, use_threads=False)
     table.validate(full=True)  # text that is not UTF-8 would raise an error far from here
     if is_checked and digests_by_attempt(table, path.stem) != recorded:
-        # An attempt of which rows are missing is reported by `Run.incomplete_attempts`.
+        # `Run.incomplete_attempts` reports missing rows.
         has_all = table.num_rows == _total(recorded or {})
         if has_all or path.parent.name not in MEASURED_TABLES:
             raise damaged(path)

@@ -78,7 +78,7 @@ def _read_contents(folder: Path, only: str = "") -> dict[str, Any]:
         contents = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: cannot be read: {error}", remedy) from error
-    if not isinstance(contents, dict) or not {"runs", "files"} <= set(contents):
+    if not isinstance(contents, dict):
         raise RunError(f"{file}: is no list of what was published", remedy)
     # Before anything else is checked: a newer schema may have other types.
     version = contents.get("schema_version", 0)
@@ -86,28 +86,29 @@ def _read_contents(folder: Path, only: str = "") -> dict[str, Any]:
         raise RunMismatch(
             f"{folder}: was published with schema {version}, newer than {SCHEMA_VERSION}", "Update"
         )
+    if not {"runs", "files"} <= set(contents):
+        raise RunError(f"{file}: is no list of what was published", remedy)
     try:
         checked = _Contents.model_validate(contents)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise RunError(f"{file}: is damaged: {key}: {first['msg']}", remedy) from error
-    for problem in _problems(folder, checked, is_whole=not only):
+    for problem in _problems(folder, checked):
         raise RunError(f"{file}: is damaged: {problem}", remedy)
     digests = {name: one for name, one in checked.files.items() if name.startswith(only)}
     _require_files(folder, digests, remedy)
+    for name in () if only else checked.runs:
+        if not (folder / name).is_dir():
+            raise RunError(f"{file}: is damaged: it lists {name!r}, which is missing", remedy)
     return contents
 
 
-def _problems(folder: Path, contents: _Contents, is_whole: bool) -> Iterator[str]:
-    """Yield what is wrong with values that have the right type.
-
-    is_whole: all runs must be there.
-    """
+def _problems(folder: Path, contents: _Contents) -> Iterator[str]:
+    """Yield what is wrong with values that have the right type."""
     for index, name in enumerate(contents.runs):
-        is_missing = not _is_plain(name) or (is_whole and not (folder / name).is_dir())
         # A symbolic link could lead out of the publication.
-        if is_missing or (folder / name).is_symlink():
+        if not _is_plain(name) or (folder / name).is_symlink():
             yield f"runs[{index}] {name!r} is not a folder of this publication"
     if len(set(contents.runs)) < len(contents.runs):
         yield "runs: a name is listed twice"

@@ -13,13 +13,13 @@ from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
-from tasks.spec.error_text import typed_error_text
 from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
 from orchestrator.report.tables.table import NOTES, RenderedTable, Table
 from orchestrator.report.text.key_findings import KeyFinding
 from orchestrator.report.text.provenance import provenance
+from tasks.spec.error_text import typed_error_text
 
 MAX_ROWS = 40  # rows of a table on the terminal, unless the user named the table
 # The title of the column that lists which values of a row have the mark.

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from orchestrator.cli.commands.options import FLAWS, STATUSES
-from orchestrator.planning.options import PENDING, QUALITY_FLAGS
+from orchestrator.planning.options import QUALITY_FLAGS, UNMEASURED
 from orchestrator.store.run import Run
 from tasks.spec.status import Status
 from tests.conftest import ROOT, after_preparing, sweep_command
@@ -31,7 +31,7 @@ HUGE = "9" * 400
 
 def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
     """The command's own are written out, since the modules that have them take a while to import."""
-    assert {*STATUSES} == {*Status, PENDING}
+    assert {*STATUSES} == {*Status, *UNMEASURED}
     assert [*FLAWS] == [*QUALITY_FLAGS]
 
 

@@ -25,7 +25,7 @@ from orchestrator.config.schema import (
 from orchestrator.config.selection import Selection, parse_selection
 from orchestrator.config.yaml_source import Source
 from tests.conftest import ROOT
-from tests.fuzz import mutants, outcome_of
+from tests.fuzz import mutants, outcome_of_config
 
 NOTHING = Selection({}, {})
 GOOD = """
@@ -184,7 +184,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_a_mutated_config_is_refused_in_one_line_or_expands(
     mutant_seed: int, mutant_count: int
 ) -> None:
-    ended = Counter(map(outcome_of, mutants(mutant_count, mutant_seed)))
+    ended = Counter(map(outcome_of_config, mutants(mutant_count, mutant_seed)))
     assert set(ended) == {"refused", "expanded"}, ended
 
 
