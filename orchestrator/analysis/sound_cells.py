@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 import pandas as pd
 
 Derived = TypeVar("Derived")
@@ -16,7 +17,8 @@ def of_sound_cells(compute: Callable[[pd.DataFrame], Derived], rows: pd.DataFram
     rows: have the column `cell`. Raise the error of `compute` if it depends on no single cell.
     """
     try:
-        return compute(rows)
+        with np.errstate(all="ignore"):
+            return compute(rows)
     except Exception:
         unsound = []
         for cell, own in rows.groupby("cell", observed=True, sort=False):

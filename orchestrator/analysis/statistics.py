@@ -18,6 +18,11 @@ def summarise(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     probability of `coverage`, at least 95 % if there are enough samples. They assume no
     distribution: step times have a long tail.
     """
+    with np.errstate(over="ignore", invalid="ignore"):  # sums of abnormal values may be infinite
+        return _summary(samples, keys)
+
+
+def _summary(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     ordered = samples.sort_values([*keys, "value"], kind="stable")
     groups = ordered.groupby(keys, sort=True, observed=True)["value"]
     summary = pd.DataFrame(
