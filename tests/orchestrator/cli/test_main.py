@@ -310,4 +310,5 @@ def test_ctrl_c_outside_of_a_sweep_is_told_from_cells_that_failed(tmp_path: Path
         sweep.send_signal(signal.SIGINT)
         config.close()  # a signal just before it reads does not end its reading
         out, err = sweep.communicate(timeout=60)
-    assert (sweep.returncode, out, err) == (130, "", "sweep: stopped by SIGINT\n")
+    assert (sweep.returncode, err) == (130, "sweep: stopped by SIGINT\n")
+    assert out in ("", "preparing: importing torch, starting Ray\n")

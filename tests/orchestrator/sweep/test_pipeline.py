@@ -33,6 +33,7 @@ from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import plan_request
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store.open import open_for_writing
+from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
 from tasks.prediction.records import Prediction, unknown
@@ -385,12 +386,12 @@ def test_a_signal_in_the_middle_of_writing_loses_nothing(
 
     real = run_writer.write_part
 
-    def write(path: Path, table: Any) -> None:
+    def write(path: Path, table: Any) -> dict[str, RowsDigest]:
         if path.parent.name == "attempts" and not path.exists():
             monkeypatch.setattr(run_writer, "write_part", real)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
-        real(path, table)
+        return real(path, table)
 
     monkeypatch.setattr(run_writer, "write_part", write)
     result = go(request_of(), FakeScheduler(journalled))
@@ -452,7 +453,7 @@ def test_a_torn_row_is_reported_and_its_cell_measured_again(
     untouched = {part: part.read_bytes() for part in others}
     torn.write_bytes(torn.read_bytes()[:-100])
     scheduler = FakeScheduler(outcome_of)
-    with pytest.raises(RunError, match=rf"{torn.name}: cannot be read: .*move it away"):
+    with pytest.raises(RunError, match=rf"{torn.name}: is damaged: .*move it away"):
         go(request, scheduler)
     assert not scheduler.begun
     torn.unlink()
@@ -470,7 +471,7 @@ def test_torn_samples_are_reported_before_anything_is_measured(
     torn.write_bytes(torn.read_bytes()[:-50])
     scheduler = FakeScheduler(outcome_of)
     with pytest.raises(
-        RunError, match=rf"{torn.name}: cannot be read: .*move it away with .*/attempts/{torn.name}"
+        RunError, match=rf"{torn.name}: is damaged: .*move it away with .*/attempts/{torn.name}"
     ):
         go(request, scheduler, RunOptions(fresh=True))
     assert not scheduler.begun
