@@ -157,7 +157,8 @@ def mean_sd(stem: str) -> Value:
 
 def total_step(row: Row) -> str:
     """Return mean ± standard deviation of the whole step, of the first steps without warm-up."""
-    is_cold = row.get("warmup_steps") == 0 and has_value(row, "step_synced_ms_mean")
+    is_known = has_value(row, "warmup_steps") and has_value(row, "step_synced_ms_mean")
+    is_cold = is_known and row["warmup_steps"] == 0
     return mean_sd("step_synced_ms" if is_cold else "step_ms")(row)
 
 
