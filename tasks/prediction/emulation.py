@@ -56,13 +56,8 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
 
     # Without a GPU `torch.autocast("cuda")` switches itself off, and the CPU's autocast has other
     # lists.
-    def autocast(device_type: str, *args: Any, **options: Any) -> AbstractContextManager[Any]:
-        if device_type == "cpu" != kind:
-            return nullcontext()
+    def autocast(device_type: str, *args: Any, **options: Any) -> _Autocast:
         return _Autocast(emulation, *args, **options)
-
-    def is_enabled(device_type: str = _CUDA) -> bool:
-        return emulation.enabled and not device_type == "cpu" != kind
 
     # The backward pass leaves all modes. The Python code that it calls, such as a checkpoint's, may
     # be code of a forward pass.
@@ -83,12 +78,12 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
         "torch.autograd.function.BackwardCFunction.apply": apply,
         "torch.autograd.graph.saved_tensors_hooks.__init__": make_hooks,
         "torch.autocast": autocast,
-        # Checkpoints read the state of both devices in the forward pass, and restore it later.
+        # Checkpoints read the state in the forward pass, and restore it later.
         "torch.amp.autocast": autocast,
         "torch.amp.autocast_mode.autocast": autocast,
         "torch.amp.is_autocast_available": lambda device_type: True,
         "torch.is_autocast_cache_enabled": lambda: emulation.caches,
-        "torch.is_autocast_enabled": is_enabled,
+        "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
         "torch.get_autocast_dtype": lambda device_type=_CUDA: emulation.dtype,
         "torch.amp.GradScaler": lambda device, enabled=True: _Scaler(kind, enabled=enabled),
         "torch.optim.optimizer._get_fused_kernels_supported_devices": lambda: [kind],
