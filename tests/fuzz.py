@@ -279,17 +279,17 @@ def outcome_of_config(text: str) -> str:
         config, source = parse_config(text, "mutant.yaml")
         expansion = expand(config, source, Selection({}, {}))
         require_matches(config, source)
-        said = "expanded" if expansion.cells else "expanded to nothing"
+        result = "expanded" if expansion.cells else "expanded to nothing"
     except ConfigError as error:
-        said = (
+        result = (
             "refused"
             if "\n" not in str(error) and len(str(error)) < 1000
             else f"refused in other than a line: {str(error)[:2000]!r}"
         )
     except Exception:
-        said = traceback.format_exc()
+        result = traceback.format_exc()
     taken = time.monotonic() - began
-    return said if taken < SLOW_S else f"took {taken:.1f} s: {said}"
+    return result if taken < SLOW_S else f"took {taken:.1f} s: {result}"
 
 
 def flip(part: Path, chance: random.Random) -> None:
@@ -432,10 +432,10 @@ def main() -> None:
         print(f"{options.stores} stores in {time.monotonic() - began:.0f} s: {dict(ended)}")
         sys.exit(ended["wrong"] > 0)
     for number, text in enumerate(mutants(options.times, options.seed)):
-        said = outcome_of_config(text)
-        ended[said if said in ("refused", "expanded") else "wrong"] += 1
-        if said not in ("refused", "expanded"):
-            print(f"mutant {number}: {said}", flush=True)
+        result = outcome_of_config(text)
+        ended[result if result in ("refused", "expanded") else "wrong"] += 1
+        if result not in ("refused", "expanded"):
+            print(f"mutant {number}: {result}", flush=True)
             if options.keep:
                 options.keep.mkdir(parents=True, exist_ok=True)
                 (options.keep / f"{number}.yaml").write_text(text, errors="replace")

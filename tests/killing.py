@@ -181,7 +181,7 @@ class Round:
 
 @dataclass
 class Ending:
-    """What happened in a round. An empty victim means that the driver ended before its moment."""
+    """The result of a round. An empty victim means that the driver ended before its moment."""
 
     victim: str = ""
     code: int | None = None

@@ -22,6 +22,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from tasks.spec.attempt import JOURNAL_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -248,6 +249,14 @@ def test_options_that_cannot_be_are_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["studies.yaml", "tiny.yaml"]
 
 
+def wait_for_a_cell(folder: Path) -> None:
+    """Return once a cell of a run in this folder is measured."""
+    deadline = time.monotonic() + 100
+    while not any(folder.rglob(JOURNAL_FILE)):
+        assert time.monotonic() < deadline, "no cell has started"
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
 )
@@ -265,13 +274,13 @@ def test_a_publication_that_is_told_to_end_ends_its_sweep(
     ) as publication:
         assert publication.stdout
         try:
-            said = next(line for line in publication.stdout if line.startswith("start"))
+            wait_for_a_cell(tmp_path / "all")
             publication.send_signal(number)
-            said += publication.stdout.read()  # to its end: of the sweep, which has it too
+            printed = publication.stdout.read()  # until the sweep, which also has it open, ends
         finally:
             publication.kill()
     assert publication.returncode == 130
-    assert "stopped by SIGTERM with 1 cell left" in said
+    assert "stopped by SIGTERM with 1 cell left" in printed
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -280,6 +280,7 @@ def test_published_tables_as_csv(published_run: Path) -> None:
     names = json.loads((GOLDEN / "report_csv.json").read_text(encoding="utf-8"))
     options = [word for name in names for word in ("--table", name)]
     printed = run_sweep_command("report", str(published_run), *options, "--format", "csv")
+    assert "this table cannot be made" not in printed
     check_golden("report_csv.json", dict(zip(names, digest_tables(printed), strict=True)))
 
 

@@ -25,7 +25,7 @@ from orchestrator.analysis.derived_fields import DerivedField, add_derived_field
 from orchestrator.analysis.memory_columns import predicted_columns
 from orchestrator.analysis.pivot import ATTEMPT_KEY, join_columns, metric_columns
 from orchestrator.analysis.profile_columns import with_profiled_kernel_time
-from orchestrator.analysis.sound_cells import of_sound_cells
+from orchestrator.analysis.sound_cells import apply_to_sound_cells
 from orchestrator.analysis.timing_columns import host_lead
 from orchestrator.common.files import trim_memory
 from orchestrator.store.layout import RUN_SEPARATOR
@@ -101,13 +101,13 @@ def derive_cells(
     # Samples of a failed attempt would look like results.
     measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
     metrics = (*METRICS, *_findings_of_other_tasks(measured))
-    parts = [metric_columns(measured, metrics), of_sound_cells(host_lead, measured)]
+    parts = [metric_columns(measured, metrics), apply_to_sound_cells(host_lead, measured)]
     if predictions is not None:
-        parts.append(of_sound_cells(predicted_columns, predictions))
+        parts.append(apply_to_sound_cells(predicted_columns, predictions))
     columns = join_columns(parts)
     trim_memory()  # the copies of the samples are free now, and the join below is large
     cells = cells.merge(columns, left_on="cell", right_index=True, how="left").copy()
-    cells = add_derived_fields(of_sound_cells(with_profiled_kernel_time, cells))
+    cells = add_derived_fields(apply_to_sound_cells(with_profiled_kernel_time, cells))
     return cells.apply(_nullable)
 
 
@@ -219,7 +219,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _typed(facts: pd.DataFrame, declared: Sequence[Fact]) -> pd.DataFrame:
-    """Return the facts with null for each value that has not its declared type."""
+    """Return the facts with null for each value whose type is not the declared one."""
     for fact in declared:
         if fact.name in facts:
             has_type = facts[fact.name].map(_HAS_TYPE.get(fact.dtype, _is_text))

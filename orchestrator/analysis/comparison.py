@@ -1,8 +1,9 @@
 """Comparison of two runs, or of two cells: a real difference, or noise?
 
 A difference is real if the intervals of both times leave a gap and it exceeds the cell's noise from
-process to process, which is known if both sides were measured several times. If the GPU clocks differ, that must also hold in clock cycles; if the cell
-depends on the CPU, it must hold in operations of the CPU, at the speeds that were measured.
+process to process, which is known if both sides were measured several times. If the GPU clocks
+differ, that must also hold in clock cycles; if the cell depends on the CPU, it must hold in
+operations of the CPU, at the speeds that were measured.
 """
 
 from __future__ import annotations
@@ -207,8 +208,10 @@ def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
 
 
 def _measured_once(before: CellTiming, after: CellTiming) -> str:
-    named = [name for name, side in (("A", before), ("B", after)) if len(side.medians_ms) == 1]
-    return f"measured once {'on each side' if len(named) == 2 else f'in {named[0]}'}"
+    is_single = [len(side.medians_ms) == 1 for side in (before, after)]
+    if all(is_single):
+        return "measured once on each side"
+    return "measured once in A" if is_single[0] else "measured once in B"
 
 
 def _has_gap(before: CellTiming, after: CellTiming, verdict: Verdict) -> bool:

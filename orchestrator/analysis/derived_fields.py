@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.sound_cells import of_sound_cells, quotients
+from orchestrator.analysis.sound_cells import apply_to_sound_cells, quotients
 from tasks.spec.fields import Format, name_pattern
 
 Compute = Callable[[pd.DataFrame], "pd.Series[Any] | pd.DataFrame"]
@@ -82,7 +82,7 @@ def add_derived_fields(
         required = [name for name in field.needs if not name.endswith("?")]
         if field.compute is None or not set(required) <= set(cells):
             continue
-        columns = of_sound_cells(field.compute, cells)
+        columns = apply_to_sound_cells(field.compute, cells)
         if isinstance(columns, pd.Series):
             columns = columns.to_frame(field.name)
         cells = cells.assign(**{str(name): column for name, column in columns.items()})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.sound_cells import of_sound_cells
+from orchestrator.analysis.sound_cells import apply_to_sound_cells
 from orchestrator.analysis.statistics import INTERVAL_STATISTICS, STATISTICS, summarise
 from tasks.spec.fields import Aggregate
 from tasks.spec.metrics import CellColumn, Metric
@@ -44,7 +44,7 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
         if rows is not None:
             for column in metric.columns:
                 if column.aggregate:
-                    frames.append(of_sound_cells(partial(_columns, column), rows))
+                    frames.append(apply_to_sound_cells(partial(_columns, column), rows))
     return join_columns(frames)
 
 

@@ -15,7 +15,9 @@ from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.files import trim_memory
 from orchestrator.common.suggestions import suggestion
 from orchestrator.store.run import INCOMPLETE, Run
-from tasks.traces.classes import UNKNOWN, classify
+from tasks.spec.status import Status
+from tasks.spec.tables import UNKNOWN_CLASS
+from tasks.traces.classes import classify
 
 _OTHER_FILTERS = ("task", "run", "status")  # columns besides the axes that --where accepts
 
@@ -122,6 +124,13 @@ def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:
     return attempts
 
 
+def incomplete_cells(run: Run) -> set[str]:
+    """Return the ids of the cells without a success, of which some rows are missing."""
+    attempts = read_attempts(run, ["cell", "attempt", "status"])
+    incomplete = set(attempts.loc[attempts["status"] == INCOMPLETE, "cell"])
+    return incomplete - set(attempts.loc[attempts["status"] == Status.OK, "cell"])
+
+
 def _of_latest_version(attempts: pd.DataFrame) -> pd.DataFrame:
     """Return the attempts without those of cells that a newer version of their task measured."""
     if not attempts.groupby("task")["task_version"].nunique().gt(1).any():
@@ -140,7 +149,7 @@ def _read_table(run: Run, table: str) -> pd.DataFrame:
     classes = []
     for name, operator, kernel_class in stored:
         found = classify(name, operator)
-        classes.append(kernel_class if found == UNKNOWN else found)
+        classes.append(kernel_class if found == UNKNOWN_CLASS else found)
     return rows.assign(kernel_class=classes)
 
 

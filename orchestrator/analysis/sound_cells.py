@@ -1,4 +1,4 @@
-"""Derivation that one abnormal cell cannot end: such a cell has no value, and all others have theirs."""
+"""Derive columns so that one abnormal cell costs only its own values, and no other cell's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pandas as pd
 Derived = TypeVar("Derived")
 
 
-def of_sound_cells(compute: Callable[[pd.DataFrame], Derived], rows: pd.DataFrame) -> Derived:
-    """Return compute(rows), without the rows of each cell with which alone it fails.
+def apply_to_sound_cells(compute: Callable[[pd.DataFrame], Derived], rows: pd.DataFrame) -> Derived:
+    """Return compute(rows), leaving out each cell for which the computation fails by itself.
 
-    rows: have the column `cell`. Raise the error of `compute` if it depends on no single cell.
+    rows: have the column `cell`. Raise the error of `compute` if no single cell causes it.
     """
     try:
         with np.errstate(all="ignore"):

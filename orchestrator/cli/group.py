@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER, SweepError
+from tasks.spec.printable import shorten
 
 _LONGEST_SHOWN = 100  # characters of a path in a message
 _REMEDIES = {
@@ -92,9 +93,7 @@ def _explain(error: OSError) -> SweepError:
     number = error.errno or 0
     reason = os.strerror(number)
     if error.filename is not None:
-        name = os.fsdecode(error.filename)
-        if len(name) > _LONGEST_SHOWN:
-            name = f"{name[:_LONGEST_SHOWN]}…"
+        name = shorten(os.fsdecode(error.filename), _LONGEST_SHOWN)
         return SweepError(f"{name}: cannot be used: {reason}", _REMEDIES.get(number, ""))
     if number in _LIMITS:
         return SweepError(f"this process reached a limit: {reason}", _LIMITS[number])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.common.units import GIB, MIB
-from tasks.spec.printable import escape_unprintable
+from tasks.spec.printable import escape_unprintable, shorten
 
 _LONGEST_REASON = 160  # characters
 
@@ -42,10 +42,7 @@ def failure_reason(evidence: Mapping[str, Any]) -> str:
         return _failed_allocation(evidence)
     named = (evidence.get(name) for name in ("reason", "message", "exception"))
     message = str(next(filter(None, named), "")).strip()
-    reason = escape_unprintable(message.split("\n")[0])
-    if len(reason) <= _LONGEST_REASON:
-        return reason
-    return f"{reason[: _LONGEST_REASON - 1]}…"
+    return shorten(escape_unprintable(message.split("\n")[0]), _LONGEST_REASON)
 
 
 def parameter_texts(params: str) -> dict[str, str]:

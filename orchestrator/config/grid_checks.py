@@ -45,7 +45,8 @@ def check_axes(config: SweepConfig, source: Source, selection: Selection) -> Non
         for name in names:
             is_known = any(has_axis(grid, name) for grid in config.grids)
             if not is_known and (option, name) != ("--where", "task"):
-                problem = f"{option} {shorten(name, LONGEST_VALUE)}: no task of this sweep has such an axis"
+                where = f"{option} {shorten(name, LONGEST_VALUE)}"
+                problem = f"{where}: no task of this sweep has such an axis"
                 require_known(name, sorted(anywhere), problem)
 
 

@@ -80,11 +80,6 @@ def histories_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, CellHis
     return histories
 
 
-def incomplete_cells(histories: Mapping[str, CellHistory]) -> list[str]:
-    """Return the ids of the cells that have no result because some of their rows are missing."""
-    return [cell for cell, history in histories.items() if history.status == INCOMPLETE]
-
-
 def with_quality_flags(histories: Mapping[str, CellHistory], run: Run) -> dict[str, CellHistory]:
     """Return the histories with the quality flags of each cell's valid success."""
     from orchestrator.analysis.results import load_results

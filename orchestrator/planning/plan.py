@@ -11,15 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from orchestrator.planning.history import (
-    CellHistory,
-    incomplete_cells,
-    read_histories,
-    with_quality_flags,
-)
+from orchestrator.planning.history import CellHistory, read_histories, with_quality_flags
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.options import PENDING, QUALITY_FLAGS, UNMEASURED, RunOptions
 from orchestrator.planning.request import SweepRequest
+from orchestrator.store.run import INCOMPLETE
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 
@@ -86,7 +82,8 @@ class Plan:
     @property
     def incomplete(self) -> list[str]:
         """The ids of the cells that have no result because some of their rows are missing."""
-        return incomplete_cells(self.histories)
+        histories = self.histories.items()
+        return [cell for cell, history in histories if history.status == INCOMPLETE]
 
     def history(self, cell: Cell) -> CellHistory:
         """Return the earlier attempts of a cell."""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+# Stored digests must not change with a library: pandas does not promise that its hashes stay.
 # Constants of splitmix64 (Steele, Lea and Flood, 2014), which is about as fast as a copy.
 _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 

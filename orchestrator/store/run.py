@@ -48,7 +48,7 @@ _SUGGESTED, _LISTED = 20, 5  # cells in a message
 
 @dataclass(frozen=True, order=True)
 class MissingRows:
-    """A table that has not the rows of an attempt that its row in `attempts` records."""
+    """A table that lacks rows of an attempt, by the numbers that `attempts` records."""
 
     run: str
     table: str

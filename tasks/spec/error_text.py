@@ -19,17 +19,20 @@ def message_of(error: BaseException) -> str:
 def error_text(error: BaseException) -> str:
     """Return an error's message, with its type and place if the message is not a sentence."""
     message = message_of(error).strip()
-    is_sentence = len(message.split()) >= _FEWEST_WORDS and not isinstance(error, KeyError)
-    return message if is_sentence else typed_error_text(error)
+    return message if _is_sentence(error, message) else typed_error_text(error)
 
 
 def typed_error_text(error: BaseException) -> str:
     """Return type and message, and the place in the code if the message is not a sentence."""
     kind, message = type(error).__name__, message_of(error).strip()
-    if len(message.split()) >= _FEWEST_WORDS and not isinstance(error, KeyError):
+    if _is_sentence(error, message):
         return f"{kind}: {message}"
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return f"{kind}: {message}" if message else kind
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
     return f"{kind}: {message or frames[-1].line or 'no message'} ({place})"
+
+
+def _is_sentence(error: BaseException, message: str) -> bool:
+    return len(message.split()) >= _FEWEST_WORDS and not isinstance(error, KeyError)

@@ -157,6 +157,8 @@ PREDICTION_MODES: Mapping[str, str] = {
 }
 _REPLACES = "attempt up to which successes are replaced if this one succeeds (`--retry`); 0: none"
 _CONTENTS = "by table, number and digest of the rows of this attempt; null in older runs"
+# The class of kernels whose work is unknown, such as CUDA graphs that were traced as a whole.
+UNKNOWN_CLASS = "other"
 _KERNEL_CLASS = "kind of work; `run.kernels` applies the current rules to the stored names"
 
 

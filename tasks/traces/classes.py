@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from functools import cache
 
-UNKNOWN = "other"
+from tasks.spec.tables import UNKNOWN_CLASS
+
 CLASSES = (
     "GEMM", "attention", "softmax", "norm", "elementwise", "reduction", "copy", "embedding",
-    "optimizer", "communication", UNKNOWN,
+    "optimizer", "communication", UNKNOWN_CLASS,
 )  # fmt: skip
 
 _ELEMENTWISE_OPERATORS = (
@@ -62,4 +63,4 @@ def classify(kernel: str, operator: str = "") -> str:
         for kind, pattern in _COMPILED:
             if pattern.search(name):
                 return kind
-    return UNKNOWN
+    return UNKNOWN_CLASS

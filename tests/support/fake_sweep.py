@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.cli.text.status import describe_status, plan_again
 from orchestrator.config.selection import parse_selection
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo
 from orchestrator.planning.options import ExecutionOptions, RunOptions
-from orchestrator.planning.request import SweepRequest, resolve
+from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.store.run import Run
 from orchestrator.sweep.console import RemainingTime
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
@@ -33,6 +35,12 @@ grids:
 """
 CPU = {"torch": "2.13.0", "cpu": "Test", "cores": 2, "python": "3.11"}  # a fingerprint
 Measure = Callable[[Attempt], Outcome]
+
+
+def status_lines(run: Run) -> list[str]:
+    """Return the lines of `sweep status`."""
+    request = resolve_again(run)
+    return list(describe_status(request, plan_again(request)))
 
 
 class FakeScheduler(Scheduler):

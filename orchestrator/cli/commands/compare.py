@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.commands.option_types import Percentage
+from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.store.remote_address import RunLocation, is_address, require_name, split_cell
 
@@ -44,12 +45,11 @@ def compare(
     Example: sweep compare results/demo results/other
     """
     from orchestrator.analysis.comparison import compare_runs
-    from orchestrator.planning.history import incomplete_cells, read_histories
+    from orchestrator.analysis.results import incomplete_cells
     from orchestrator.report.formats.markdown import to_markdown
     from orchestrator.report.kernel_comparison import compare_kernels
     from orchestrator.report.text.comparison_text import describe_comparison
     from orchestrator.store.mirror import open_run
-    from orchestrator.store.run import describe_incomplete
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(before), _run_and_cell(after)
     if table:
@@ -65,8 +65,7 @@ def compare(
     runs = (open_run(run_a), open_run(run_b))
     report = compare_runs(*runs, pair)
     for run in runs:
-        if incomplete := describe_incomplete(run, incomplete_cells(read_histories(run))):
-            click.echo(f"sweep: {incomplete}", err=True)
+        warn_of_incomplete(run, incomplete_cells(run))
     for line in describe_comparison(report):
         click.echo(line)
     large = [one for one in report.comparisons if abs(one.ratio.middle - 1) > threshold]

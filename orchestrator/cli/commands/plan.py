@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.commands.options import cell_options, config_options, flag, parse_request
+from orchestrator.cli.text import warn_of_incomplete
 
 
 @click.command()
@@ -33,15 +34,13 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: Any) -> None:
     from orchestrator.planning.plan import plan_request
     from orchestrator.planning.prior_results import describe_prior_results
     from orchestrator.planning.resumption import describe_resumption, resume
-    from orchestrator.store.run import describe_incomplete
 
     model = None if gpu is None else find_gpu(gpu)
     request = parse_request({"config": config, **chosen})
     invocation = request.new_invocation()
     request = resume(request, invocation)
     planned = plan_request(request)
-    if incomplete := describe_incomplete(request.run, planned.incomplete):
-        click.echo(f"sweep: {incomplete}", err=True)
+    warn_of_incomplete(request.run, planned.incomplete)
     if request.expansion.duplicates:
         click.echo(
             f"{request.expansion.duplicates} combinations of axes name a cell that another"

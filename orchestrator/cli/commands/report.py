@@ -11,6 +11,7 @@ import click
 
 from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOption
 from orchestrator.cli.commands.options import repeatable
+from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
 from orchestrator.store.remote_address import RunLocation, RunLocationType
 
@@ -193,10 +194,8 @@ def _warn_of_missing_tables(
 def _warn_of_missing_results(run: Run, results: Results, options: ReportOptions) -> None:
     """Print on stderr which requested cells are not measured, and which have no samples."""
     from orchestrator.common.text import cell_count
-    from orchestrator.store.run import describe_incomplete
 
-    if incomplete := describe_incomplete(run, results.incomplete):
-        click.echo(f"sweep: {incomplete}", err=True)
+    warn_of_incomplete(run, results.incomplete)
     missing = 0
     if not options.selects_cells:  # a selection says nothing about the other cells
         missing = run.unfinished_count()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.store.remote_address import RunLocation, RunLocationType
 
 
@@ -19,12 +20,10 @@ def status(run_folder: RunLocation) -> None:
     from orchestrator.cli.text.status import describe_status, plan_again
     from orchestrator.planning.request import resolve_again
     from orchestrator.store.mirror import open_run
-    from orchestrator.store.run import describe_incomplete
 
     request = resolve_again(open_run(run_folder))
     plan = plan_again(request)
-    if incomplete := describe_incomplete(request.run, plan.incomplete):
-        click.echo(f"sweep: {incomplete}", err=True)
+    warn_of_incomplete(request.run, plan.incomplete)
     for line in describe_status(request, plan):
         click.echo(line)
 

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import click
 
 from orchestrator.common.units import GIB
+
+if TYPE_CHECKING:
+    from orchestrator.store.run import Run
+
+
+def warn_of_incomplete(run: Run, cells: Collection[str]) -> None:
+    """Print on stderr which rows of these cells are missing, if there are any cells."""
+    from orchestrator.store.run import describe_incomplete
+
+    if incomplete := describe_incomplete(run, cells):
+        click.echo(f"sweep: {incomplete}", err=True)
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -20,16 +20,12 @@ from orchestrator.store.run import Run
 
 
 def plan_again(request: SweepRequest) -> Plan:
-    """Return the plan of a run's last command, if it were given again."""
+    """Return what a run's last command would measure if it were given again."""
     return plan_request(resume(request, request.new_invocation()))
 
 
-def describe_status(request: SweepRequest, plan: Plan | None = None) -> Iterator[str]:
-    """Return counts by status, what failed and why, and what would run next.
-
-    plan: of the last command, if it is known already.
-    """
-    plan = plan or plan_again(request)
+def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
+    """Return counts by status, what failed and why, and what would run next."""
     for status, count in sorted(plan.statuses().items()):
         yield f"{count:>6} {status}"
     requested = {decision.cell.id for decision in plan.decisions}

@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 from ruamel.yaml import YAML
 
-from orchestrator.analysis.results import load_results, read_attempts
+from orchestrator.analysis.results import incomplete_cells, load_results
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.common.files import writing
 from orchestrator.common.hashing import file_digest
@@ -36,11 +36,10 @@ from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.remote_address import RunLocation
-from orchestrator.store.run import INCOMPLETE, Run, describe_incomplete
+from orchestrator.store.run import Run, describe_incomplete
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import SCHEMA_VERSION, tables
-from tasks.spec.status import Status
 
 MB = 1_000_000
 FORMATS, PICTURES = (
@@ -112,10 +111,7 @@ def publish(
 def _require_complete(runs: Iterable[Run]) -> None:
     """Raise RunError for a cell without a result because some of its rows are missing."""
     for run in runs:
-        attempts = read_attempts(run, ["cell", "attempt", "status"])
-        succeeded = set(attempts.loc[attempts["status"] == Status.OK, "cell"])
-        incomplete = set(attempts.loc[attempts["status"] == INCOMPLETE, "cell"])
-        if error := describe_incomplete(run, incomplete - succeeded):
+        if error := describe_incomplete(run, incomplete_cells(run)):
             raise error
 
 

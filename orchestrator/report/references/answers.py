@@ -25,9 +25,9 @@ from orchestrator.report.tables.kernel_layouts import (
     ATTENTION_MATMULS,
     GEMM,
     OUTSIDE_OPERATORS,
-    UNCLASSIFIED,
     ms_of_parts,
 )
+from tasks.spec.tables import UNKNOWN_CLASS
 
 # A published kernel table may cover several phases of ours.
 _PASSES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}
@@ -80,7 +80,7 @@ class KernelFigures:
     @cached_property
     def gemm_share(self) -> float | None:
         """The share of matrix products, None if the class of too many kernels is unknown."""
-        unknown = self.kernels["kernel_class"] == UNCLASSIFIED
+        unknown = self.kernels["kernel_class"] == UNKNOWN_CLASS
         if self.kernels.loc[unknown, "ms"].sum() > _NEGLIGIBLE * self.kernels["ms"].sum():
             return None
         of_gemm = self.kernels["kernel_class"] == GEMM
@@ -90,7 +90,7 @@ class KernelFigures:
         """Return the share of the phase's kernel time that its kernel of this rank takes."""
         inside = self.kernels[self.kernels["phase"].isin(_PASSES.get(phase, (phase,)))]
         # A kernel of unknown class may be a matrix product.
-        is_product = inside["kernel_class"].isin([GEMM, UNCLASSIFIED])
+        is_product = inside["kernel_class"].isin([GEMM, UNKNOWN_CLASS])
         chosen = inside[~is_product] if among == NOT_GEMM else inside
         longest = chosen.groupby("name", observed=True)["ms"].sum().nlargest(rank)
         return float(longest.iloc[-1] / inside["ms"].sum()) if len(longest) == rank else None

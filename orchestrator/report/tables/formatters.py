@@ -28,8 +28,8 @@ HOST_MARK = "†"
 # After a ratio of times whose intervals overlap, so that the difference may be chance.
 NOISE_MARK = "~"
 NOISE_NOTE = (
-    f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap. They do not include"
-    " the noise between processes, which `sweep compare` does."
+    f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap. They do not"
+    " include the noise between processes, which `sweep compare` does."
 )
 _STATUS_WORDS = {
     "oom": "OOM",

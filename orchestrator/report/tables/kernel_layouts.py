@@ -11,6 +11,7 @@ from orchestrator.analysis.axes import NOTHING, Row, axis_texts, has_value, key_
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.formatters import format_ms, quotient, short_kernel_name
 from orchestrator.report.tables.layouts import PHASE, Header, Rows, each, each_sorted, groups
+from tasks.spec.tables import UNKNOWN_CLASS
 
 PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
@@ -18,7 +19,6 @@ OUTSIDE_PHASES = "outside"
 OUTSIDE_OPERATORS = "outside operators"
 BOTH_PASSES, WHOLE_STEP = "forward + backward", "step"
 GEMM = "GEMM"
-UNCLASSIFIED = "other"  # kernels whose work is unknown, such as CUDA graphs traced as a whole
 # Stands behind a phase or module if the number of steps is unknown.
 WHOLE_TRACE = ", whole trace"
 ATTENTION_MATMULS = ("scores", "attention output")
@@ -239,12 +239,12 @@ def _by_phase(kernels: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[str]:
     total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
     shares = by_class.reindex(classes) / total_ms
-    unclassified = by_class.get(UNCLASSIFIED, 0.0) / total_ms
+    unclassified = by_class.get(UNKNOWN_CLASS, 0.0) / total_ms
     # Smaller than the last printed digit: it changes no share.
     bound = "≥ " if unclassified >= 0.0005 else ""
     texts = [format_ms(total_ms)]
     for name, share in shares.items():
-        prefix = "" if name == UNCLASSIFIED else bound
+        prefix = "" if name == UNKNOWN_CLASS else bound
         texts.append(NOTHING if pd.isna(share) else f"{prefix}{share:.1%}")
     return texts
 
@@ -266,7 +266,7 @@ def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
     by_name = kernels.groupby("name", observed=True)
     names = list(by_name["ms"].sum().sort_values(ascending=False, kind="stable").index)
     # A kernel of unknown class may be a matrix product.
-    not_gemm = set(kernels.loc[~kernels["kernel_class"].isin([GEMM, UNCLASSIFIED]), "name"])
+    not_gemm = set(kernels.loc[~kernels["kernel_class"].isin([GEMM, UNKNOWN_CLASS]), "name"])
     longest_other = [name for name in names if name in not_gemm][:1]
     # Merging the rows of a name is slow, so that only the shown names are merged.
     shown = dict.fromkeys([*names[:count], *longest_other])

@@ -62,7 +62,8 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "kernel-classes",
         "Kernel time by class of work",
         "Milliseconds of kernels in a step, and the share of each class; GEMM: matrix products. A"
-        " share with ≥ is a lower bound: some kernels (other) have no known class. Then the softmax and the two matrix products of attention (scores, and weights times"
+        " share with ≥ is a lower bound: some kernels (other) have no known class. Then the"
+        " softmax and the two matrix products of attention (scores, and weights times"
         " values): milliseconds, and their ratio in time and in FLOPs of the forward pass. A part"
         " that is fused with another one has no time. `pass` forward is inference.",
         ByClass(),

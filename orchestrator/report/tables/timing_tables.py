@@ -32,7 +32,8 @@ TIMINGS = Table(
     " not between the phases of a whole step, so the phases may add up to more than the total."
     " Backward / forward and tokens/s use medians, which one slow step does not change."
     " Without warm-up steps the total waits too: the steps that do not wait come later, when"
-    " everything is warm. SM MHz: the GPU's clock after the timing. Capped s: how long the power limit slowed it down.",
+    " everything is warm. SM MHz: the GPU's clock after the timing. Capped s: how long the power"
+    " limit slowed it down.",
     CellRows(
         (
             ("forward", of_steps(mean_sd("forward_ms"))),

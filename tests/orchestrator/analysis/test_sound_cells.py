@@ -84,8 +84,8 @@ def derive(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
 def others(cells: pd.DataFrame, bad: str) -> pd.DataFrame:
     """Return the other cells, without columns that only the abnormal cell fills."""
     # A matrix product of the abnormal cell is no ceiling for others, and no ceiling at all.
-    kept = cells.drop(index=bad).dropna(axis=1, how="all")
-    return kept.astype(object).where(kept.notna(), None)
+    sound = cells.drop(index=bad).dropna(axis=1, how="all")
+    return sound.astype(object).where(sound.notna(), None)
 
 
 def assert_others_are_unchanged(before: pd.DataFrame, after: pd.DataFrame, bad: str) -> None:

@@ -86,6 +86,13 @@ def test_the_peaks_are_those_of_the_variant_that_is_named(name: str, device: str
         ("NVIDIA A100-SXM4-80GB", "A100-40GB", False),
         ("NVIDIA H100 80GB HBM3", "H200", False),
         ("NVIDIA H100 80GB HBM3", "RTX", False),
+        ("NVIDIA H100 80GB HBM3", "H100", True),
+        ("NVIDIA H100 PCIe", "h100 pcie", True),
+        ("NVIDIA H100 PCIe", "NVIDIA H100", True),
+        ("NVIDIA H200", "H100", False),
+        ("NVIDIA A100-SXM4-80GB", "A100", True),
+        ("NVIDIA A1000", "A100", False),
+        ("", "H100", False),
     ],
 )
 def test_a_gpu_of_a_cell_is_matched_by_the_same_words(

@@ -16,7 +16,7 @@ from orchestrator.cli.text.memory import describe_memory
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.measuring_process import lifeline
-from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver, matches_kind
+from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
@@ -187,23 +187,6 @@ def test_no_card_has_more_memory_than_its_driver_shows() -> None:
     assert (
         find_gpu("T4").usable_bytes <= (15360 - 600) * 1024**2
     )  # 16 GB, less what error correction takes
-
-
-@pytest.mark.parametrize(
-    ("device", "kind", "is_one"),
-    [
-        ("NVIDIA H100 80GB HBM3", "H100", True),
-        ("NVIDIA H100 PCIe", "h100 pcie", True),
-        ("NVIDIA H100 PCIe", "NVIDIA H100", True),
-        ("NVIDIA H200", "H100", False),
-        ("NVIDIA A100-SXM4-80GB", "A100", True),
-        ("NVIDIA A1000", "A100", False),
-        ("GeForce-RTX-5090", "RTX 5090", True),  # as Ray calls it
-        ("", "H100", False),
-    ],
-)
-def test_a_gpu_is_of_a_kind_by_the_words_of_its_name(device: str, kind: str, is_one: bool) -> None:
-    assert matches_kind(device, kind) is is_one
 
 
 class Measuring(Scheduler):

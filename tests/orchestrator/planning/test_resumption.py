@@ -17,9 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.main import main
-from orchestrator.cli.text.status import describe_status
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.request import SweepRequest, resolve_again
+from orchestrator.planning.request import SweepRequest
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -32,6 +31,7 @@ from tests.support.fake_sweep import (
     lengths_of,
     outcome_of,
     request_for,
+    status_lines,
 )
 
 ALL_AGAIN = RunOptions(retry=frozenset({"ok"}))
@@ -232,7 +232,7 @@ def test_plan_and_status_know_of_it(
     go(request_of(), FakeScheduler(outcome_of))
     monkeypatch.setattr(sys, "argv", ["sweep", "run", config, "--fresh", "--out", out])
     go(request_of(), stopping_at(64), FRESH)
-    status = list(describe_status(resolve_again(request_of().run)))
+    status = status_lines(request_of().run)
     assert f"sweep run {config} --fresh --out {out} would run 2 of 4 cells" in status
     plan = CliRunner().invoke(main, ["plan", config, "--fresh", "--out", out])
     assert plan.exit_code == 0, plan.output
@@ -241,7 +241,7 @@ def test_plan_and_status_know_of_it(
         "4 cells: 4 ok\n2 to run"
     )
     go(request_of(), FakeScheduler(outcome_of), FRESH)
-    status = list(describe_status(resolve_again(request_of().run)))
+    status = status_lines(request_of().run)
     assert status[-1] == f"sweep run {config} --out {out} would run 0 of 4 cells"
 
 

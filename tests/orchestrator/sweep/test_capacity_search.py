@@ -13,7 +13,6 @@ import pytest
 from click.testing import Result
 
 from orchestrator.cli.text.capacity import describe_limits
-from orchestrator.cli.text.status import describe_status
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import GpuModel
@@ -23,7 +22,7 @@ from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.history import read_histories
 from orchestrator.planning.invocation import last_command
 from orchestrator.planning.options import ExecutionOptions
-from orchestrator.planning.request import SweepRequest, resolve_again
+from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep import capacity_search as limits
 from orchestrator.sweep.capacity_limits import Bounds, Found, Search
@@ -37,7 +36,7 @@ from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
-from tests.support.fake_sweep import SilentConsole, request_for
+from tests.support.fake_sweep import SilentConsole, request_for, status_lines
 
 GIB = 1024**3
 CARD = GpuModel("Test", 10 * GIB, 9.0)
@@ -340,7 +339,7 @@ def test_a_search_does_not_change_the_sweep_of_its_folder(
     before = request.run.read_manifest()
     find_limits(request_where("size=mini"), CONTEXT, CARD, runtime_with(mini=640))
     assert request.run.read_manifest()["selection"] == before["selection"]
-    assert list(describe_status(resolve_again(request.run)))[-1].endswith("would run 0 of 3 cells")
+    assert status_lines(request.run)[-1].endswith("would run 0 of 3 cells")
 
 
 def test_the_last_command_of_a_folder_may_be_a_search(

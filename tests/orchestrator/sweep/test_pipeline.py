@@ -18,7 +18,6 @@ import pandas as pd
 import pytest
 
 from orchestrator.cli.text.plan import describe_plan
-from orchestrator.cli.text.status import describe_status
 from orchestrator.common.errors import (
     ConfigError,
     PlatformError,
@@ -51,6 +50,7 @@ from tests.support.fake_sweep import (
     out_of_memory_from,
     outcome_of,
     request_for,
+    status_lines,
 )
 
 
@@ -135,14 +135,10 @@ def test_cells_that_need_more_than_an_oom_cell_are_inferred(
     ) == {witness}
     again = FakeScheduler(out_of_memory_from(32))
     assert not go(request_of(), again, RunOptions(infer_oom=True)).counts
-    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith(
-        "would run 0 of 4 cells"
-    )
+    assert status_lines(request_of().run)[-1].endswith("would run 0 of 4 cells")
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--infer-oom"])
     go(request_of(sets=["context_length=16,32,64,128,256"]), again, RunOptions(infer_oom=True))
-    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith(
-        "would run 0 of 5 cells"
-    )
+    assert status_lines(request_of().run)[-1].endswith("would run 0 of 5 cells")
     assert go(request_of(), again).counts == {
         Status.OOM: 2
     }  # without --infer-oom, inferred cells are measured
@@ -776,13 +772,13 @@ def test_the_status_counts_cells_that_the_last_command_did_not_select(
         request_of(),
         FakeScheduler(lambda attempt: outcome_of(attempt, ends[length_of(attempt)])),
     )
-    whole = list(describe_status(resolve_again(request_of().run)))
+    whole = status_lines(request_of().run)
     assert not any("did not ask for" in line for line in whole)
     go(
         request_of(wheres=["context_length=16|256"], sets=["context_length=16,256"]),
         FakeScheduler(outcome_of),
     )
-    narrowed = list(describe_status(resolve_again(request_of().run)))
+    narrowed = status_lines(request_of().run)
     assert narrowed[:2] == [
         "     2 ok",
         "and 3 cells that the last command did not ask for: 1 failed, 1 ok, 1 oom",
@@ -802,13 +798,11 @@ def test_repetitions_do_not_change_the_number_of_cells(
 
     result = go(request_of(), FakeScheduler(once), RunOptions(repeat=3))
     assert (result.measured_cells, result.queue.remaining) == (4, 4)
-    status = list(describe_status(resolve_again(request_of().run)))
+    status = status_lines(request_of().run)
     assert status[1] == (
         f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, "
         "8 times in all"
     )
     result = go(request_of(), FakeScheduler(outcome_of), RunOptions(repeat=3))
     assert (result.measured_cells, result.counts, result.queue.remaining) == (4, {Status.OK: 8}, 0)
-    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith(
-        "would run 0 of 4 cells"
-    )
+    assert status_lines(request_of().run)[-1].endswith("would run 0 of 4 cells")

@@ -110,7 +110,11 @@ def test_a_path_may_contain_special_characters_of_addresses(
         ("empty.json", b"", "is neither a trace nor a memory snapshot"),
         ("torn.sqlite", b"SQLite format 3\0" + b"x" * 100, "not an export of Nsight Systems"),
         ("other.json", b'{"events": []}', "not a trace of torch.profiler"),
-        ("torn.json.gz", gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "not a trace of torch"),
+        (
+            "torn.json.gz",
+            gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
+            "not a trace of torch",
+        ),
         ("nothing.json", b'{"traceEvents": []}', "contains neither kernels nor operators"),
         ("torn.pickle", pickle.dumps({"segments": []})[:-5], "not a memory snapshot"),
         ("list.pickle", pickle.dumps([1, 2]), "it has no segments and device_traces"),

@@ -148,9 +148,9 @@ def test_threads_of_its_own_that_wait_for_each_other_are_nobody_else(
         replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]
     ]
     at_work(100)
-    (beside,) = telemetry.compute_waits(here)  # type: ignore[arg-type]
-    assert beside.value is not None
-    assert beside.value > 1.0  # a second of each, in no time
+    (other,) = telemetry.compute_waits(here)  # type: ignore[arg-type]
+    assert other.value is not None
+    assert other.value > 1.0  # a second of each, in no time
 
 
 def test_a_pace_is_operations_a_ms_and_a_chunk_that_was_held_up_does_not_move_it(

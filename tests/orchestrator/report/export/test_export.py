@@ -206,8 +206,8 @@ def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[
         assert set(tables()) - {"predictions"} <= {path.name for path in theirs.folder.iterdir()}
         for table in tables():
             plain, copied = ours.read(table), theirs.read(table)
-            kept = [column for column in plain if column not in _REDACTED]
-            assert copied[kept].equals(plain[kept]), table
+            unchanged = [column for column in plain if column not in _REDACTED]
+            assert copied[unchanged].equals(plain[unchanged]), table
             assert copied.dtypes.equals(plain.dtypes), table
     failures = (published / "report" / "failures.md").read_text()
     assert "it was oom" in failures
