@@ -125,7 +125,7 @@ def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def incomplete_cells(run: Run) -> set[str]:
-    """Return the ids of the cells without a success, of which some rows are missing."""
+    """Return the ids of the cells that have no success and whose rows are missing in part."""
     attempts = read_attempts(run, ["cell", "attempt", "status"])
     incomplete = set(attempts.loc[attempts["status"] == INCOMPLETE, "cell"])
     return incomplete - set(attempts.loc[attempts["status"] == Status.OK, "cell"])

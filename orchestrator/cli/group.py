@@ -18,7 +18,7 @@ import click
 from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER, SweepError
 from tasks.spec.printable import shorten
 
-_LONGEST_SHOWN = 100  # characters of a path in a message
+_LONGEST_SHOWN = 101  # characters of a path in a message, the "…" for the rest included
 _REMEDIES = {
     errno.ENAMETOOLONG: "Give a shorter name",
     errno.ELOOP: "Remove the link that leads to itself",
