@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 from orchestrator.common.errors import PlatformError, RunError
 from tasks.spec.artifact_names import artifact_name
@@ -16,7 +17,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 from tasks.traces.attribution import attribute
 from tasks.traces.nsys import read_nsys
-from tasks.traces.ranges import Trace
+from tasks.traces.ranges import DeviceTrace
 from tasks.traces.summary import to_rows, to_samples
 
 INSTRUMENT = "nsys"
@@ -75,7 +76,9 @@ def _annotated_steps(outcome: Outcome) -> int | None:
     return None
 
 
-def read_report(file: Path, phases: Mapping[str, str] | None = None) -> Mapping[str, Trace]:
+def read_report(
+    file: Path, phases: Mapping[str, str] = MappingProxyType({})
+) -> Mapping[str, DeviceTrace]:
     """Read a report of nsys (`.nsys-rep`) or its SQLite export, by process and GPU.
 
     phases: phases by the names of ranges. Raises RunError or PlatformError.
@@ -85,9 +88,9 @@ def read_report(file: Path, phases: Mapping[str, str] | None = None) -> Mapping[
         raise RunError(f"{file}: is not there", remedy)
     try:
         if file.suffix != f".{_REPORT}":
-            return read_nsys(file, phases or {})
+            return read_nsys(file, phases)
         with TemporaryDirectory() as scratch:
-            return read_nsys(_export(file, Path(scratch) / "export.sqlite"), phases or {})
+            return read_nsys(_export(file, Path(scratch) / "export.sqlite"), phases)
     except ValueError as error:
         remedy = "Export it with: nsys export --type sqlite FILE.nsys-rep"
         raise RunError(str(error), remedy) from error

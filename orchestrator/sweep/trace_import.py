@@ -31,7 +31,7 @@ from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import read_chrome_devices
 from tasks.traces.nsys import WHOLE_GRAPH
-from tasks.traces.ranges import PHASE_NAMES, Trace
+from tasks.traces.ranges import PHASE_NAMES, DeviceTrace
 from tasks.traces.summary import to_rows, to_samples
 
 _SQLITE, _GZIP, _PICKLE = b"SQLite format 3\0", b"\x1f\x8b", b"\x80"
@@ -126,14 +126,14 @@ def _read_kineto(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
     return {rank: _of_trace(trace, options) for rank, trace in traces.items()}
 
 
-def _of_trace(trace: Trace, options: ImportOptions) -> _Measured:
+def _of_trace(trace: DeviceTrace, options: ImportOptions) -> _Measured:
     steps = options.steps or trace.ranges.steps
     works = attribute(trace.timeline)
     samples = tuple(to_samples(works, steps, trace.timeline.on_device))
     return _Measured(samples, to_rows(works, steps), notes=tuple(_notes(trace, steps)))
 
 
-def _notes(trace: Trace, steps: int | None) -> Iterator[str]:
+def _notes(trace: DeviceTrace, steps: int | None) -> Iterator[str]:
     graphs = sum(activity.name == WHOLE_GRAPH for activity in trace.timeline.activities)
     if graphs:
         yield (

@@ -1,7 +1,7 @@
 """Tensors that the forward pass saves for the backward pass, by module and operation.
 
-Each storage counts once. The module is known when a tensor is saved. The operation is known only when the backward pass reads
-the tensor again: it is the node of the graph that runs at that moment.
+Each storage counts once. The module is known when a tensor is saved. The operation is known only
+when the backward pass reads the tensor again: it is the node of the graph that runs at that moment.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
+from tasks.spec.tables import UNKNOWN_CLASS
 from tasks.traces.classes import classify
 from tasks.traces.parts import GRADIENT_SUMS, OPTIMIZER, PART_PREFIX, label_of
 from tasks.traces.provenance import Graph, Regions
@@ -105,7 +106,7 @@ def _on_host(timeline: Timeline, finder: _OriginFinder) -> Iterator[Work]:
         # Operators on several threads may add up to more than the phase: then nothing is outside.
         # On a 2-core CPU, operators covered only a third of a step of the small model.
         rest = (0, 0, max(0, took_ns - within[phase]), None)
-        yield Work(phase, -1, "", "other", ModuleEvidence.NONE, OUTSIDE, OUTSIDE, *rest)
+        yield Work(phase, -1, "", UNKNOWN_CLASS, ModuleEvidence.NONE, OUTSIDE, OUTSIDE, *rest)
 
 
 def _own_times(thread: Thread) -> dict[int, int]:

@@ -13,7 +13,7 @@ from msgspec import DecodeError, Struct, field
 from msgspec.json import Decoder
 
 from tasks.traces.parts import PART_PREFIX
-from tasks.traces.ranges import Range, Trace, sort_ranges
+from tasks.traces.ranges import DeviceTrace, Range, sort_ranges
 from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan
 
 # Categories in lower case: until 2021 torch wrote `Kernel`, `Memcpy`, `Runtime` and `Operator`.
@@ -58,7 +58,7 @@ def read_chrome(path: Path) -> Timeline:
     return _parsed(path).timeline()
 
 
-def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, Trace]:
+def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, DeviceTrace]:
     """Read a trace file, also a compressed one, as a trace for each GPU.
 
     chosen: phases by the names of ranges. Raise ValueError if it is not in Chrome's format.
@@ -66,11 +66,11 @@ def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, T
     parsed = _parsed(path, chosen)
     devices = sorted({event.details.device for event in parsed.on_device})
     if len(devices) > 1:
-        return {f"GPU {one}": Trace(parsed.timeline(one), parsed.ranges) for one in devices}
+        return {f"GPU {one}": DeviceTrace(parsed.timeline(one), parsed.ranges) for one in devices}
     timeline = parsed.timeline()
     if not timeline.activities and not any(timeline.threads.values()):
         raise ValueError(f"{path}: contains neither kernels nor operators of torch.profiler")
-    return {"": Trace(timeline, parsed.ranges)}
+    return {"": DeviceTrace(timeline, parsed.ranges)}
 
 
 def from_json(text: bytes) -> Timeline:

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tasks.traces.parts import PART_PREFIX
-from tasks.traces.ranges import Range, Ranges, Trace, sort_ranges
+from tasks.traces.ranges import DeviceTrace, Range, Ranges, sort_ranges
 from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan
 
 # Stands for the unknown kernels of a CUDA graph.
@@ -31,7 +31,7 @@ _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
 _COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
 
 
-def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, Trace]:
+def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, DeviceTrace]:
     """Read an export as a trace for each process and GPU; one alone has an empty name.
 
     chosen: phases by the names of ranges. Raise ValueError if it is no export, or if it has no CUDA
@@ -58,7 +58,7 @@ def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, Trace]:
     for (process, device), own in sorted(activities.items()):
         of_process = sorted_ranges.get(process) or sort_ranges((), chosen)
         name = f"process {process >> 24 & 0xFFFFFF}, GPU {device}" if len(activities) > 1 else ""
-        traces[name] = Trace(_timeline(of_process, own), of_process)
+        traces[name] = DeviceTrace(_timeline(of_process, own), of_process)
     return traces
 
 

@@ -68,7 +68,7 @@ class Ranges:
         return index >= 0 and at_ns <= self.warmups[index].end_ns
 
 
-class Trace(NamedTuple):
+class DeviceTrace(NamedTuple):
     """The work of one process on one GPU, and the ranges of that process."""
 
     timeline: Timeline

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from tasks.spec.tables import KernelRow, Sample
+from tasks.spec.tables import UNKNOWN_CLASS, KernelRow, Sample
 from tasks.traces.attribution import OUTSIDE, Work
 
 _NS_PER_MS = 1e6
@@ -86,7 +86,7 @@ def _coverage(works: Sequence[Work]) -> Iterator[Sample]:
     attributed_ns = {
         "phase": _total(work for work in works if work.phase),
         "module": _total(work for work in works if work.part),
-        "class": _total(work for work in works if work.kind != "other"),
+        "class": _total(work for work in works if work.kind != UNKNOWN_CLASS),
     }
     for name, ns in attributed_ns.items():
         yield _sample(f"attributed_to_{name}", "ratio", ns / total if total else None)
