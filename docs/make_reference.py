@@ -15,7 +15,9 @@ import click
 from pydantic_core import PydanticUndefined
 
 from orchestrator.cli.main import main as sweep
+from orchestrator.planning.options import PENDING
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.run import INCOMPLETE
 from tasks.spec.parameters import Params
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
@@ -148,6 +150,13 @@ def statuses_page() -> str:
     for status in Status:
         again = "yes" if status.is_retried else "no"
         lines.append(f"| `{status}` | {STATUSES[status]} | {again} |")
+    lines += [
+        "",
+        "`sweep status`, `--retry` and `--only` know two more, for cells without a result:",
+        "",
+        f"- `{PENDING}`: not measured yet",
+        f"- `{INCOMPLETE}`: measured, but some of its rows are missing; it is measured again",
+    ]
     return "\n".join(lines) + "\n"
 
 
