@@ -52,7 +52,8 @@ class Source:
     def where(self, place: KeyPath) -> str:
         """Return the file, line and key of a place, such as `full.yaml:12: grids[0].axes`."""
         line = _line(self.document, place)
-        steps = [shorten(str(step), LONGEST_VALUE) for step in place]
+        texts = (text if text.isprintable() else repr(text) for text in map(str, place))
+        steps = [shorten(text, LONGEST_VALUE) for text in texts]
         path = re.sub(r"\.(\d+)", r"[\1]", ".".join(steps))
         return ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, path]))
 
