@@ -35,7 +35,6 @@ from tasks.prediction.records import PredictionRequest
 from tasks.process.phase_file import Progress
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
@@ -825,19 +824,21 @@ def test_the_memory_of_a_model_with_checkpoints_is_predicted_within_3_percent(
     make_attempt: MakeAttempt, kind: str, how: str | None, precision: str
 ) -> None:
     values = {
+        "size": None,
         "model": "tests.tasks.prediction.test_prediction:Checkpointed",
         "model_args": {"kind": kind, "how": how, "width": 512},
         "vocab_size": 64,
         "context_length": 1024,
+        "batch_size": 8,
         "precision": precision,
     }
     settings = {"instruments": ("memory",), "import_paths": (str(ROOT),)}
-    outcome = execute(make_attempt(device="cuda", settings=settings, **values))
+    attempt = make_attempt(device="cuda", settings=settings, **values)
+    outcome = execute(attempt)
     assert outcome.status is Status.OK, outcome.evidence
     major, minor = torch.cuda.get_device_capability()
     workspace = cublas_workspace_bytes(major + minor / 10)
-    request = PredictionRequest(make_cell("train_step", values), (), workspace)
-    prediction = Predictor().predict(request)
+    prediction = Predictor().predict(PredictionRequest(attempt.cell, (), workspace))
     assert prediction.how == "tracked", prediction.reason
     measured_bytes = max(measured(outcome, "peak_allocated_bytes", "steady"))
     assert prediction.peak_bytes() == pytest.approx(measured_bytes, rel=0.03)
