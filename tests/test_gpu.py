@@ -32,6 +32,7 @@ from tasks.instruments.memory import PeakWatcher, SavedWatcher
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import PredictionRequest
+from tasks.prediction.reductions import MULTIPROCESSORS, reduction_scratch
 from tasks.process.phase_file import Progress
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -815,6 +816,38 @@ def test_what_a_model_hides_is_unlabelled(make_attempt: MakeAttempt) -> None:
     hidden = [row for row in outcome.allocations if row.size_bytes == 64 * 2**20]
     assert [(row.role, row.count, row.allocated_in) for row in hidden] == [("unlabelled", 1, "")]
     assert bytes_of(outcome, "unlabelled") < 65 * 2**20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [
+        ((8192, 512), [0]),
+        ((8192, 2048), [0]),
+        ((2048, 2560), [0]),
+        ((4, 512, 1600), [0, 1]),
+        ((65536, 64), [0]),
+        ((1024, 768), [0]),
+        ((8192, 50257), [0]),
+        ((32768, 30), [0]),
+        ((16, 4096, 128), [1]),
+        ((300, 4096), [0]),
+        ((4096, 4096), [1]),
+    ],
+)
+def test_the_scratch_of_a_sum_is_predicted(
+    shape: tuple[int, ...], dims: list[int], dtype: torch.dtype
+) -> None:
+    """Within 2 MiB: a small block, and outputs, are allocated too. Of GPUs with 132 multiprocessors."""
+    if torch.cuda.get_device_properties(0).multi_processor_count != MULTIPROCESSORS:
+        pytest.skip(f"the scratch is predicted for {MULTIPROCESSORS} multiprocessors")
+    tensor = torch.zeros(shape, dtype=dtype, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = tensor.sum(dims)
+    measured_bytes = torch.cuda.max_memory_allocated() - before - result.nbytes
+    assert sum(reduction_scratch((tensor, dims))) == pytest.approx(measured_bytes, abs=2 * 2**20)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.prediction.reductions import reduction_scratch
+
 _aten = torch.ops.aten
 _FP32 = 4
 
@@ -55,6 +57,8 @@ SCRATCH: Mapping[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
     "_scaled_dot_product_efficient_attention_backward": _backward_sums,
     "_safe_softmax": _masked_scores,
     "_softmax_backward_data": _grad_times_output,
+    "mean": reduction_scratch,
+    "sum": reduction_scratch,
 }
 
 
