@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tasks.prediction.trace import STEPS, Label, Peaks, Trace
+from tasks.prediction.trace import Label, Peaks, Trace
 
 
-def compose(trace: Trace, phase: str, peak: Peaks) -> dict[str, int]:
-    """Return bytes by role at the peak of a phase of the steady step, largest first.
+def compose(trace: Trace, peak: Peaks) -> dict[str, int]:
+    """Return bytes by role at a peak of the steady step, largest first.
 
     They add up to the allocated memory. Storages that the forward pass made and that are alive at
     its end are activations, named by the part of the model that made them. Other storages without a
@@ -16,7 +16,7 @@ def compose(trace: Trace, phase: str, peak: Peaks) -> dict[str, int]:
     """
     activations = _made_by_forward(trace)
     sizes: dict[str, int] = {}
-    for storage in _live_at(trace, phase, peak.at):
+    for storage in _live_at(trace, peak):
         role = _role(trace.labels[storage], storage in activations)
         sizes[role] = sizes.get(role, 0) + trace.sizes_bytes[storage]
     sizes["slack"] = peak.allocated - sum(sizes.values())
@@ -29,26 +29,23 @@ def _role(label: Label, is_activation: bool) -> str:
     return f"activations: {label.part or 'other'}" if is_activation else "temporary"
 
 
-def _live_at(trace: Trace, phase: str, at: int) -> set[int]:
-    """Return the storages alive after event `at` of a phase of the steady step."""
+def _live_at(trace: Trace, peak: Peaks) -> set[int]:
+    """Return the storages alive at a peak of the steady step."""
     live: set[int] = set()
-    for step in STEPS:
-        for span in trace.spans[step]:
-            if step == "steady" and span.phase == phase:
-                _follow(span.events[: at + 1], live)
-                return live
-            _follow(span.events, live)
+    steady = trace.spans["steady"]
+    for span in (*trace.spans["built"], *trace.spans["first"], *steady[: peak.span]):
+        _follow(span.events, live)
+    _follow(steady[peak.span].events[: peak.at + 1], live)
     return live
 
 
 def _made_by_forward(trace: Trace) -> set[int]:
-    """Return the storages of the steady step's forward pass that are alive at its end."""
+    """Return the storages of the steady step's forward passes that are alive at their ends."""
+    made: set[int] = set()
     for span in trace.spans["steady"]:
         if span.phase == "forward":
-            made: set[int] = set()
             _follow(span.events, made)
-            return made
-    return set()
+    return made
 
 
 def _follow(events: Iterable[int], live: set[int]) -> None:

@@ -22,6 +22,9 @@ _FP32 = 4
 # Operations that call cuBLAS.
 MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"})
 
+# Fused optimizers without a kernel for the `meta` device. They allocate nothing.
+NOT_ON_META = frozenset({"_fused_sgd_", "_fused_adagrad_"})
+
 
 # Measured on an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64): the backward passes of
 # flash, efficient and cuDNN attention need 80.5 MiB in bf16, three gradients of 16 MiB, a sum in

@@ -193,7 +193,7 @@ def _samples(peaks: Replay, how: str) -> Iterator[Sample]:
 
 def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
     phase, peak = highest(peaks, "steady")
-    for role, nbytes in compose(trace, phase, peak).items():
+    for role, nbytes in compose(trace, peak).items():
         yield Sample("prediction", "at_peak_bytes", "bytes", nbytes, "steady", phase, note=role)
 
 

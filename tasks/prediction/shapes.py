@@ -43,8 +43,10 @@ class ShapeMemory:
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Iterable[Tensor]]:
         """Return the result, and the tensors in it that may have a new storage."""
-        # An operation is slow to hash, so its id stands for it.
-        key = (id(func), *map(_signature, args), *map(_signature, kwargs.items()))
+        # An operation is slow to hash, so its id stands for it. `torch.empty(shape)` depends on the
+        # default dtype, which no argument names.
+        signature = (*map(_signature, args), *map(_signature, kwargs.items()))
+        key = (id(func), torch.get_default_dtype(), *signature)
         found = self._known.get(key)
         if type(found) is _NewTensors:
             made = [
@@ -77,7 +79,9 @@ def _signature(value: Any) -> Any:
 
 def _summary(func: Any, args: tuple[Any, ...], result: Any) -> _NewTensors | str:
     if args and result is args[0]:
-        return _IN_PLACE
+        # A tensor with data, such as an optimizer's count of steps, must change in each call.
+        is_meta = all(tensor.is_meta for tensor in tensors_of(args))
+        return _IN_PLACE if is_meta else _CALL_TORCH
     results = result if isinstance(result, tuple | list) else (result,)
     for one in results:
         if not isinstance(one, Tensor) or not one.is_meta:

@@ -70,13 +70,31 @@ class Trace:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peaks within a phase in bytes, and memory at its end. at: event with the most allocated."""
+    """Peaks within a phase in bytes, and memory at its end.
+
+    A phase may run several times in a step: peaks are then the highest ones.
+
+    at: event with the most allocated. span: index of its span in the step.
+    """
 
     requested: int
     allocated: int
     reserved: int
     held_allocated: int
     at: int
+    span: int
+
+    def joined(self, later: Peaks) -> Peaks:
+        """Return the peaks of this run of a phase and a later one in the same step."""
+        highest = max(self, later, key=lambda peaks: peaks.allocated)
+        return Peaks(
+            max(self.requested, later.requested),
+            highest.allocated,
+            max(self.reserved, later.reserved),
+            later.held_allocated,
+            highest.at,
+            highest.span,
+        )
 
 
 Replay = dict[tuple[Step, str], Peaks]
@@ -95,8 +113,7 @@ def replay(trace: Trace, allocator: CachingAllocator, steady_steps: int) -> Repl
         # A repeated step has the same requests, but the positions of free blocks change, and with
         # them the peaks.
         before = dict(peaks)
-        for phase, found in player.play(step):
-            peaks[step, phase] = found
+        peaks |= {(step, phase): found for phase, found in player.play(step).items()}
         if peaks == before or (step == "steady" and not player.can_repeat):
             break
     return peaks
@@ -121,17 +138,20 @@ class _Player:
     def can_repeat(self) -> bool:
         return self._successors is not None
 
-    def play(self, step: Step) -> Iterator[tuple[str, Peaks]]:
+    def play(self, step: Step) -> dict[str, Peaks]:
+        """Return the peaks of each phase of a step, which is replayed once."""
         if step == "steady" and self._steady_before and self._successors is not None:
             for earlier, later in self._successors.items():
                 self._blocks[earlier] = self._blocks.pop(later)
         self._steady_before = step == "steady"
-        for span in self._trace.spans[step]:
-            peaks = self._play_span(span.events)
-            if span.phase or step == "built":
-                yield span.phase, peaks
+        found: dict[str, Peaks] = {}
+        for number, span in enumerate(self._trace.spans[step]):
+            peaks, phase = self._play_span(number, span.events), span.phase
+            if phase or step == "built":
+                found[phase] = found[phase].joined(peaks) if phase in found else peaks
+        return found
 
-    def _play_span(self, events: Sequence[int]) -> Peaks:
+    def _play_span(self, number: int, events: Sequence[int]) -> Peaks:
         allocator, blocks, sizes = self._allocator, self._blocks, self._trace.sizes_bytes
         requested, allocated = allocator.requested, allocator.allocated
         reserved, at = allocator.reserved, -1
@@ -146,7 +166,7 @@ class _Player:
                 allocated, at = allocator.allocated, index
             if allocator.reserved > reserved:
                 reserved = allocator.reserved
-        return Peaks(requested, allocated, reserved, allocator.allocated, at)
+        return Peaks(requested, allocated, reserved, allocator.allocated, at, number)
 
 
 def _successors(trace: Trace) -> dict[int, int] | None:

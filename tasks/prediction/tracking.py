@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.harness.workload import Workload
-from tasks.prediction.kernels import MULTIPLIES, SCRATCH
+from tasks.prediction.kernels import MULTIPLIES, NOT_ON_META, SCRATCH
+from tasks.prediction.known_values import KnownValues
 from tasks.prediction.shapes import ShapeMemory
 from tasks.prediction.trace import Label, Step, TensorLifetime, Trace
 
@@ -29,6 +30,7 @@ PARTS = {
     "Block": "residual",
     "TransformerLM": "logits",
 }
+_READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 _PUT_COPY, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
 
@@ -60,6 +62,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, _Reference] = {}
         self._threads: set[bool] = set()
         self._event: Callable[[int], None] = _ignore
+        self._values = KnownValues()
         self.begin("built")
 
     def __torch_dispatch__(
@@ -72,11 +75,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _PUT_COPY and _in_backward():
             # torch works in place unless it is watched (index_backward in FunctionsManual.cpp).
             func = _PUT_IN_PLACE
+        name = func.overloadpacket.__name__
+        if name in NOT_ON_META:
+            return None
+        if func is _READ_NUMBER and (number := self._number(args[0])) is not None:
+            return number
         result, made = _MEMORY.call(func, args, kwargs or {})
         for tensor in made:
             if tensor.is_meta:
                 self._see(tensor)
-        name = func.overloadpacket.__name__
+        self._values.follow(func, args, kwargs or {}, result)
         if name in MULTIPLIES:
             self._see_product()
         elif name in SCRATCH:
@@ -181,6 +189,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._workspace_bytes and thread not in self._threads:
             self._threads.add(thread)
             self._allocate(self._workspace_bytes, Label(self._phase, "", "workspace"))
+
+    def _number(self, tensor: Tensor) -> int | float | bool | None:
+        """Return the number that `tensor.item()` reads without data, or None if it is unknown."""
+        known = self._values.read(tensor)
+        # In an optimizer it is a norm that scales the step: no size depends on it.
+        is_scale = tensor.is_meta and tensor.is_floating_point() and self._phase == "optimizer"
+        return 1.0 if known is None and is_scale else known
 
     def _label_of(self, tensor: Tensor) -> Label:
         is_square = (

@@ -382,7 +382,7 @@ class NeedsData(nn.Module):
         self.frozen = nn.Parameter(torch.zeros(1000, 16), requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if tokens.max().item() < 0:
+        if self.frozen.sum().item() > 0:
             raise ValueError
         return functional.linear(self.table(tokens), self.table.weight)
 

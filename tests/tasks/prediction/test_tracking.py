@@ -1,0 +1,107 @@
+"""Operations that tensors without data would get wrong: defaults, counters, values, fused optimizers, repeated phases."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tasks.prediction import tracking
+from tasks.prediction.allocator import CachingAllocator
+from tasks.prediction.composition import compose
+from tasks.prediction.emulation import gpu_emulated
+from tasks.prediction.known_values import KnownValues
+from tasks.prediction.predictor import Predictor
+from tasks.prediction.records import Prediction, PredictionRequest
+from tasks.prediction.shapes import ShapeMemory
+from tasks.prediction.trace import Label, TensorLifetime, Trace, replay
+from tasks.prediction.tracking import StorageTracker
+from tasks.spec.registry import make_cell
+
+MIB = 1024**2
+
+
+def prediction_of(**values: Any) -> Prediction:
+    shape = {"context_length": 64, "batch_size": 2, "vocab_size": 500}
+    return Predictor().predict(PredictionRequest(make_cell("train_step", shape | values), ()))
+
+
+def test_a_prediction_does_not_depend_on_the_dtype_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracking, "_MEMORY", ShapeMemory())
+    first = prediction_of(size="mini", precision="fp32")
+    monkeypatch.setattr(tracking, "_MEMORY", ShapeMemory())
+    prediction_of(size="mini", precision="bf16_pure")
+    assert prediction_of(size="mini", precision="fp32") == first
+
+
+def test_a_tensor_with_data_changes_in_each_call() -> None:
+    memory, count = ShapeMemory(), torch.zeros(1)
+    for _ in range(3):
+        memory.call(torch.ops.aten.add_.Tensor, (count, 1), {})
+    assert count.item() == 3
+
+
+def test_values_of_positions_and_masks_are_known_and_those_of_data_are_not() -> None:
+    with StorageTracker(), torch.device("meta"):
+        positions = torch.arange(4)
+        mask = positions[:, None] >= positions
+        assert not mask.all()
+        assert (positions[-1].item(), (positions * 2).sum().item()) == (3, 12)
+        positions += 1
+        assert positions[0].item() == 1
+        with pytest.raises(RuntimeError):
+            torch.ones(4).exp().sum().item()
+        positions[0] = torch.ones(4).argmax()  # of data: from here on it is not known
+        with pytest.raises(RuntimeError):
+            positions.sum().item()
+
+
+def test_large_masks_are_not_computed() -> None:
+    values, large = KnownValues(), torch.zeros(1 << 23, dtype=torch.bool, device="meta")
+    values.follow(torch.ops.aten.zeros.default, ([1 << 23],), {"dtype": torch.bool}, large)
+    assert values.read(large) is None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        (torch.optim.SGD, 0),
+        (lambda parameters: torch.optim.SGD(parameters, momentum=0.9, fused=True), 1),
+        (lambda parameters: torch.optim.Adagrad(parameters, fused=True), 1),
+        (lambda parameters: torch.optim.AdamW(parameters, foreach=False), 2),
+        (lambda parameters: torch.optim.Adafactor(parameters, foreach=False), 0),
+    ],
+    ids=["sgd", "momentum", "adagrad", "loop", "adafactor"],
+)
+def test_optimizers_run_without_data(optimizer: Any, states: int) -> None:
+    """Their state per parameter, in copies of it. Steps are counted on the CPU, and Adafactor reads norms."""
+    tracker = StorageTracker()
+    with gpu_emulated(tracker.labelling), tracker:
+        parameter = nn.Parameter(torch.zeros(256, 1024, device="meta"))
+        trained = optimizer([parameter])
+        for step in ("first", "steady"):
+            tracker.begin(step)  # type: ignore[arg-type]
+            parameter.grad = torch.zeros_like(parameter)
+            tracker.enter("optimizer")
+            trained.step()
+            tracker.leave("optimizer")
+    held = replay(tracker.trace, CachingAllocator(), 1)["steady", "optimizer"].held_allocated
+    assert held / MIB == pytest.approx(2 + states, abs=0.02)
+
+
+def test_the_peak_of_a_phase_that_runs_twice_is_the_higher_one() -> None:
+    sizes = [MIB, 8 * MIB, 2 * MIB]
+    labels = [Label("forward", "", role) for role in ("first", "high", "last")]
+    trace = Trace(sizes, labels)
+    trace.spans["built"].append(TensorLifetime(""))
+    trace.spans["first"].append(TensorLifetime("forward"))
+    for events in ([0], [1, ~1], [2, ~2]):
+        trace.spans["steady"] += [TensorLifetime("forward", array("q", events))]
+    peak = replay(trace, CachingAllocator(), 1)["steady", "forward"]
+    assert (peak.allocated, peak.held_allocated, peak.span) == (9 * MIB, MIB, 1)
+    assert compose(trace, peak) == {"high": 8 * MIB, "first": MIB, "slack": 0}
