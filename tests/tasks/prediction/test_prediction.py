@@ -638,6 +638,22 @@ def test_a_model_with_checkpoints_is_predicted_and_needs_no_more_than_without(
         assert 0 < (checkpointed.peak_bytes(metric) or 0) <= (plain.peak_bytes(metric) or 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "precision", "measured_mib"),
+    [("linear", "bf16", 490.1), ("linear", "fp32", 686.1), ("dropout", "fp32", 710.1)],
+)
+def test_biases_and_dropout_take_what_a_gpu_measured(
+    kind: str, precision: str, measured_mib: float
+) -> None:
+    """Peaks on an H200 (linear) and an H100 (dropout), torch 2.11."""
+    shape = {"context_length": 1024, "batch_size": 8, "vocab_size": 64, "precision": precision}
+    arguments = {"kind": kind, "width": 512}
+    prediction = prediction_of(
+        size=None, model=f"{__name__}:Checkpointed", model_args=arguments, **shape
+    )
+    assert (prediction.peak_bytes() or 0) / 1024**2 == pytest.approx(measured_mib, rel=0.003)
+
+
 def test_code_in_the_backward_pass_calls_the_kernels_of_a_gpu() -> None:
     """A function of the user's own that computes attention again."""
     model = {"size": None, "model": f"{__name__}:attend_again", "vocab_size": 64}
