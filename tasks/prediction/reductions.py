@@ -34,18 +34,18 @@ def reduction_scratch(args: tuple[Any, ...]) -> tuple[int, ...]:
     if not tensor.numel():
         return ()
     reduced = _reduced_dimensions(tensor, args[1] if len(args) > 1 else None)
-    kept = [dim for dim in range(tensor.dim()) if dim not in reduced and tensor.shape[dim] > 1]
+    remaining = [dim for dim in range(tensor.dim()) if dim not in reduced and tensor.shape[dim] > 1]
     reduced = [dim for dim in reduced if tensor.shape[dim] > 1]
     strides = tensor.stride()
-    if not reduced or not kept:
+    if not reduced or not remaining:
         return ()
-    innermost = min(kept, key=lambda dim: strides[dim])
+    innermost = min(remaining, key=lambda dim: strides[dim])
     if min(strides[dim] for dim in reduced) < strides[innermost]:
         return ()
-    outputs = math.prod(tensor.shape[dim] for dim in kept)
+    outputs = math.prod(tensor.shape[dim] for dim in remaining)
     vector = 1
     if strides[innermost] == 1:
-        others = [strides[dim] for dim in (*kept, *reduced) if dim != innermost]
+        others = [strides[dim] for dim in (*remaining, *reduced) if dim != innermost]
         vector = math.gcd(4, tensor.shape[innermost], *others)
     nbytes = _partial_results(outputs, tensor.numel() // outputs, vector) * _accumulator(tensor)
     return (nbytes,) if nbytes else ()
@@ -89,7 +89,7 @@ def _partial_results(outputs: int, inputs_per_output: int, vector: int) -> int:
     blocks_per_output = max(min(to_fill_the_gpu, at_most), at_least)
     if blocks_per_output == 1:
         return 0
-    # torch counts every thread of a row as an output of its own, which is more than it uses.
+    # torch allocates this product, which is `width * vector` times what the kernel uses.
     return outputs * blocks_per_output * width * vector
 
 
