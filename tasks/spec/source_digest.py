@@ -8,6 +8,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
         return None
     pending, seen = list(files), {name, *_OWN_PACKAGES, *sys.stdlib_module_names}
     while pending:
-        for imported in _imports(pending.pop()) - seen:
+        for imported in _imports(pending.pop().read_bytes()) - seen:
             seen.add(imported)
             found = _files_of(PathFinder.find_spec(imported, list(paths)))
             files += found
@@ -67,12 +68,13 @@ def _files_of(spec: ModuleSpec | None) -> list[Path]:
     return files
 
 
-def _imports(file: Path) -> set[str]:
-    """Return the top-level names that a file imports, also within functions."""
+@lru_cache(maxsize=1024)  # each cell of a model asks again, and parsing takes most of the time
+def _imports(source: bytes) -> frozenset[str]:
+    """Return the top-level names that a file's source imports, also within functions."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):  # an extension module, for example
-        return set()
+        return frozenset()
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -81,7 +83,7 @@ def _imports(file: Path) -> set[str]:
             names.append(node.module or "")
         elif isinstance(node, ast.Call) and _IMPORTS.search(ast.unparse(node.func)):
             names += [str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)]
-    return {name.partition(".")[0] for name in names} - {""}
+    return frozenset(name.partition(".")[0] for name in names) - {""}
 
 
 def python_files(folder: Path) -> list[Path]:
