@@ -24,7 +24,7 @@ from tasks.process.journal import FinalStatus, Journal
 from tasks.process.lifeline import die_with_parent
 from tasks.process.phase_file import Progress
 from tasks.spec.attempt import PHASE_FILE, PREPARATION_S, Attempt, StartMethod
-from tasks.spec.error_text import error_text, message_of
+from tasks.spec.messages import error_text, message_of
 from tasks.spec.registry import all_tasks, read_attempt
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample

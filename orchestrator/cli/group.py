@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER, SweepError
-from tasks.spec.printable import shorten
+from tasks.spec.messages import shorten
 
 _LONGEST_SHOWN = 101  # characters of a path in a message, the "…" for the rest included
 _REMEDIES = {

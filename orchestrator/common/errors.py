@@ -17,7 +17,7 @@ an error here: its attempt has a status and evidence.
 
 from __future__ import annotations
 
-from tasks.spec.printable import escape_unprintable, shorten
+from tasks.spec.messages import escape_unprintable, shorten
 
 EXIT_FAILURES = 1  # the sweep is complete, and some cell failed
 EXIT_USER = 2  # a SweepError

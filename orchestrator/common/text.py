@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.common.units import GIB, MIB
-from tasks.spec.printable import escape_unprintable, shorten
+from tasks.spec.messages import escape_unprintable, shorten
 
 _LONGEST_REASON = 160  # characters
 

@@ -18,8 +18,8 @@ from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_axis
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import KeyPath, Source, Values, config_error
+from tasks.spec.messages import shorten
 from tasks.spec.parameters import axis_names, check_value, default_values
-from tasks.spec.printable import shorten
 from tasks.spec.registry import all_tasks
 
 MAX_COMBINATIONS = 100_000  # more is probably a mistake: it would measure for days

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from orchestrator.common.suggestions import letters_of, suggestion
-from tasks.spec.printable import shorten
+from tasks.spec.messages import shorten
 from tasks.spec.registry import all_axes
 
 LONGEST_VALUE = 60  # letters of a value in a message

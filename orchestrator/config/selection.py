@@ -12,7 +12,7 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.config.hints import LONGEST_VALUE
 from orchestrator.config.yaml_source import load_yaml, plain
 from tasks.spec.cell import Cell
-from tasks.spec.printable import shorten
+from tasks.spec.messages import shorten
 
 _FORM = "Name one or several values as axis=value,value"
 

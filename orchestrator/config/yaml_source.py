@@ -23,7 +23,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_name, unknown_value
-from tasks.spec.printable import shorten
+from tasks.spec.messages import shorten
 
 MAX_BYTES = 400_000
 MAX_DEPTH = 100  # of values within values: the parser recurses into each of them

@@ -26,7 +26,7 @@ from tasks.process.fork_server import (
     ForkRequest,
 )
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
-from tasks.spec.error_text import error_text
+from tasks.spec.messages import error_text
 
 # The variable with the template's socket and the environment that it serves.
 FORK_TEMPLATE = "SWEEP_FORK_TEMPLATE"

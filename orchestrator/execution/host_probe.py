@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.common.errors import PlatformError
 from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
 from orchestrator.hardware.host import HostInfo
-from tasks.spec.error_text import error_text
+from tasks.spec.messages import error_text
 
 TIMEOUT_S = 120
 # Kineto only logs that CUPTI refused to work. No function of torch reports it.

@@ -36,7 +36,7 @@ from tasks.prediction.records import (
     unsupported_reason,
 )
 from tasks.spec.cell import Cell
-from tasks.spec.error_text import error_text
+from tasks.spec.messages import error_text
 from tasks.spec.tables import Sample
 
 _COMMAND = (*PROGRAM[:-1], "tasks.prediction")

@@ -21,7 +21,7 @@ from orchestrator.execution.host_probe import TIMEOUT_S
 from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.scheduling.scheduler import Notify
 from tasks.spec.attempt import PREPARATION_S, Attempt
-from tasks.spec.error_text import error_text
+from tasks.spec.messages import error_text
 
 GPU_TYPE_LABEL = "ray.io/accelerator-type"  # Ray labels each node with its first GPU
 NODE_LABEL = "ray.io/node-id"

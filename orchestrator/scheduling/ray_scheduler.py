@@ -27,7 +27,7 @@ from orchestrator.scheduling.ray_session import RaySession
 from orchestrator.scheduling.ray_watch import died_error
 from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
 from tasks.spec.attempt import PREPARATION_S, Attempt
-from tasks.spec.error_text import typed_error_text
+from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
 
 # Added to an attempt's time-out before its supervisor is given up. Until then the supervisor may

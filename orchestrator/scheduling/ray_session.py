@@ -31,7 +31,7 @@ from orchestrator.hardware.nvml import gpu_names
 from orchestrator.scheduling.ray_reaper import MARK, RAY_FOLDER
 from orchestrator.scheduling.ray_watch import RayWatch
 from tasks.spec.attempt import Attempt
-from tasks.spec.error_text import error_text
+from tasks.spec.messages import error_text
 
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`

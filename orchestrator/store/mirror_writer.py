@@ -20,7 +20,7 @@ from orchestrator.store.mirror import Mirror, RemoteRun, warn
 from orchestrator.store.owner import owned
 from orchestrator.store.remote_folder import reaching
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
-from tasks.spec.error_text import typed_error_text
+from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 

@@ -27,7 +27,7 @@ from orchestrator.common.files import flush_folder, replace_file, return_freed_m
 from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.row_digests import RowsDigest, digests_by_attempt
 from orchestrator.store.tables import JSON_COLUMNS, MEASURED_TABLES, REQUIRED_COLUMNS
-from tasks.spec.error_text import error_text
+from tasks.spec.messages import error_text
 
 WHOLE_TABLE = "all"  # the name of the only part of a published table
 _MERGED = "merged-"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tasks.spec.error_text import message_of
+from tasks.spec.messages import message_of
 
 GIB = 1024**3
 # Functions that torch computes with MKL's vector mathematics on the CPU.

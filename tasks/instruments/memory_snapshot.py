@@ -32,7 +32,7 @@ from tasks.snapshots.attribution import AT_BEGIN, AT_END, Holding, Role, attribu
 from tasks.snapshots.replay import Record, Snapshot, replay, vanished
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
 from tasks.spec.artifact_names import artifact_name
-from tasks.spec.error_text import error_text
+from tasks.spec.messages import error_text
 from tasks.spec.tables import Sample
 from tasks.traces.parts import PART_PREFIX, PHASE_PREFIX
 

@@ -31,7 +31,7 @@ from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.axes import Affects, axes_without
-from tasks.spec.error_text import typed_error_text
+from tasks.spec.messages import typed_error_text
 from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
 from tasks.spec.tables import Sample

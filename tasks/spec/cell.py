@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tasks.spec.messages import escape_unprintable
 from tasks.spec.parameters import Params
-from tasks.spec.printable import escape_unprintable
 
 ID_LENGTH = 12
 

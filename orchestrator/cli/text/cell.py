@@ -10,7 +10,7 @@ from orchestrator.common.text import end_location, evidence_text, parameter_text
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE
-from tasks.spec.printable import escape_unprintable
+from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,7 @@ from orchestrator.report.charts.layouts import (
 from orchestrator.report.charts.rendering import Picture, begin, draw, script_of_charts
 from orchestrator.report.tables.cell_filters import of_task, varying, with_eager_baseline
 from orchestrator.report.tables.formatters import KERNEL_TIME
-from tasks.spec.error_text import typed_error_text
+from tasks.spec.messages import typed_error_text
 
 PICTURES = ("svg", "png")
 _SEVERAL_PRECISIONS = varying("precision", "train_step")

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
-from tasks.spec.error_text import typed_error_text
+from tasks.spec.messages import typed_error_text
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
 from orchestrator.report.tables.table import NOTES, RenderedTable, Table
 from orchestrator.report.text.key_findings import KeyFinding
 from orchestrator.report.text.provenance import provenance
-from tasks.spec.error_text import typed_error_text
+from tasks.spec.messages import typed_error_text
 
 MAX_ROWS = 40  # rows of a table on the terminal, unless the user named the table
 # The title of the column that lists which values of a row have the mark.

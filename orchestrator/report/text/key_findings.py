@@ -18,7 +18,7 @@ import pandas as pd
 from orchestrator.analysis.axes import NOTHING, RUN, sort_cells
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu
 from orchestrator.analysis.results import Results
-from tasks.spec.error_text import typed_error_text
+from tasks.spec.messages import typed_error_text
 from tasks.spec.parameters import TIMING_AXES, Precision
 
 # Attention over fewer tokens is limited by work that does not grow with them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.common.text import failure_reason
-from tasks.spec.error_text import error_text, typed_error_text
+from tasks.spec.messages import error_text, typed_error_text
 
 
 def raised(error: BaseException) -> BaseException:
@@ -28,12 +28,12 @@ def failed_assertion() -> BaseException:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (KeyError("n_head"), "KeyError: 'n_head' (test_error_text.py:"),
-        (KeyError("three or more words"), "KeyError: 'three or more words' (test_error_text.py:"),
-        (SystemExit(0), "SystemExit: 0 (test_error_text.py:"),
-        (StopIteration(), "StopIteration: raise error (test_error_text.py:"),
-        (NotImplementedError(), "NotImplementedError: raise error (test_error_text.py:"),
-        (ValueError(" \n"), "ValueError: raise error (test_error_text.py:"),
+        (KeyError("n_head"), "KeyError: 'n_head' (test_messages.py:"),
+        (KeyError("three or more words"), "KeyError: 'three or more words' (test_messages.py:"),
+        (SystemExit(0), "SystemExit: 0 (test_messages.py:"),
+        (StopIteration(), "StopIteration: raise error (test_messages.py:"),
+        (NotImplementedError(), "NotImplementedError: raise error (test_messages.py:"),
+        (ValueError(" \n"), "ValueError: raise error (test_messages.py:"),
     ],
 )
 def test_an_error_without_a_sentence_has_its_type_and_place(
@@ -45,7 +45,7 @@ def test_an_error_without_a_sentence_has_its_type_and_place(
 
 def test_a_bare_assertion_shows_its_line() -> None:
     text = error_text(failed_assertion())
-    assert text.startswith("AssertionError: assert tokens <= 8 (test_error_text.py:")
+    assert text.startswith("AssertionError: assert tokens <= 8 (test_messages.py:")
 
 
 def test_a_sentence_stays_as_it_is_and_has_a_type_on_request() -> None:

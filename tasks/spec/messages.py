@@ -1,4 +1,7 @@
-"""Texts of exceptions. Many have none, or one that explains nothing, such as that of a KeyError."""
+"""Texts for messages: of exceptions, on one line, and short. Light, so that `sweep --help` is fast.
+
+Many exceptions have no text, or one that explains nothing, such as that of a KeyError.
+"""
 
 from __future__ import annotations
 
@@ -36,3 +39,16 @@ def typed_error_text(error: BaseException) -> str:
 
 def _is_sentence(error: BaseException, message: str) -> bool:
     return len(message.split()) >= _FEWEST_WORDS and not isinstance(error, KeyError)
+
+
+def escape_unprintable(text: str) -> str:
+    """Return the text with unprintable characters as Python escapes them."""
+    # A value may hold line breaks or control sequences of a terminal.
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def shorten(text: str, most: int) -> str:
+    """Return at most this number of characters of a text, with "…" for what is left out."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
