@@ -19,7 +19,7 @@ test: $(VENV)/.tests
 # All other tiers that need no GPU, and both together.
 ALL := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --mutants 10000 --durations 30
 test-slow: $(VENV)/.tests
-	$(ALL) -m "process or ray or compile or render or fuzz or docs or browser or speed"
+	$(ALL) -m "slow or process or ray or compile or render or fuzz or docs or browser or speed"
 
 test-all: $(VENV)/.tests
 	$(ALL) -m "not gpu"

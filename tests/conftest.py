@@ -33,7 +33,19 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # The markers of the slow tiers; a test without one belongs to the default tier.
-TIERS = {"process", "ray", "compile", "render", "fuzz", "docs", "browser", "speed", "gpu", "seam"}
+TIERS = {
+    "slow",
+    "process",
+    "ray",
+    "compile",
+    "render",
+    "fuzz",
+    "docs",
+    "browser",
+    "speed",
+    "gpu",
+    "seam",
+}
 DEFAULT_TIER_CPU_S = 2.0
 
 FAST = {

@@ -257,6 +257,7 @@ def wait_for_a_cell(folder: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
 )

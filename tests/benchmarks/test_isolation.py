@@ -119,6 +119,7 @@ def test_a_wrong_command_line_is_an_error(
     assert (out, message in err) == ("", True)
 
 
+@pytest.mark.process
 def test_a_failed_cell_ends_the_benchmark_with_an_error(
     isolation: Any,
     config: Path,

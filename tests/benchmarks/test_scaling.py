@@ -29,6 +29,7 @@ def scaling(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("scaling")
 
 
+@pytest.mark.slow
 def test_two_cells_are_measured_one_at_a_time_and_together(
     scaling: Any,
     sweep_here: Callable[..., Result],

@@ -95,6 +95,7 @@ def test_what_the_environment_overrules_is_not_measured(
     set_precision(TrainStepParams.model_validate(TINY))  # of no product on the CPU
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("instruments", "stage"), [(("timing", "memory"), "compile"), (("memory",), "memory")]
 )

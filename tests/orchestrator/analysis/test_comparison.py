@@ -544,6 +544,7 @@ def test_a_slower_cpu_explains_differences_of_cells_that_depend_on_it(
     assert "1 SLOWER, 2 AMBIGUOUS" in done.stdout  # one cell is GPU-bound in both runs
 
 
+@pytest.mark.slow
 def test_a_cell_that_waited_for_its_cores_is_not_called_slower(
     tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
 ) -> None:

@@ -111,6 +111,7 @@ def test_abnormal_samples_of_a_cell_change_no_other_cell(frames: Any, data: st.D
     assert_others_are_unchanged(derive(attempts, samples), derive(attempts, changed), bad)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_facts_of_a_wrong_type_cost_their_cell_alone(frames: Any, data: st.DataObject) -> None:

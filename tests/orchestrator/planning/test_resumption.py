@@ -46,6 +46,7 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "again", [{"retry": frozenset({"ok"})}, {"fresh": True}, {"only": frozenset({"ok"})}], ids=str
 )

@@ -227,6 +227,7 @@ def two_gpus(
     return tmp_path / "gpus"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "message"),
     [("", "Unknown Error"), (SILENTLY, GONE)],

@@ -35,6 +35,7 @@ def test_a_few_slow_readings_are_ignored() -> None:
     assert _host([400.0] * 98 + [150.0] * 2).good is True
 
 
+@pytest.mark.slow
 def test_the_dispatch_rate_is_read_for_the_whole_duration() -> None:
     few, many = dispatch_rates(0.05), dispatch_rates(0.6)
     assert all(pace > 0 for pace in [*few, *many])

@@ -449,6 +449,7 @@ def test_the_former_name_of_the_command_works_and_is_not_listed(
     assert "import-nsys" not in sweep_here("--help").stdout
 
 
+@pytest.mark.slow
 def test_imported_and_measured_kernels_are_compared(
     tmp_path: Path, sweep_here: SweepHere, make_outcome: Callable[..., Outcome]
 ) -> None:

@@ -38,6 +38,7 @@ from tasks.training.parameters import PHASES, TrainStepParams
 from tests.conftest import ROOT
 
 GIB = 1024**3
+SLOW_SIZES = ["medium", "large", "xl", "2.7B"]
 HOPPER = cublas_workspace_bytes(9.0)
 H200 = json.loads((ROOT / "tests" / "data" / "h200_train_step.json").read_text())
 SMALL: dict[str, Any] = {
@@ -168,7 +169,10 @@ def prediction_of(caps_bytes: tuple[int, ...] = (), **values: Any) -> Prediction
     )
 
 
-@pytest.mark.parametrize("size", ["small", "medium", "large", "xl", "2.7B"])
+@pytest.mark.parametrize(
+    "size",
+    ["small", *(pytest.param(size, marks=pytest.mark.slow) for size in SLOW_SIZES)],
+)
 def test_it_is_what_an_h200_measured(size: str) -> None:
     """tests/data says with what and when: peaks within 0.5 %, what is reserved within 5 %, no verdict wrong, one in ten open.
 
@@ -205,6 +209,7 @@ def test_it_is_what_an_h200_measured(size: str) -> None:
     assert borderline <= 2
 
 
+@pytest.mark.process
 def test_the_first_cell_of_a_process_is_predicted_as_any_other() -> None:
     """Nothing is collected meanwhile: what torch holds on to when it does something for the first time would be counted."""
     values = {"d_head": 64, "context_length": 8192, "causal": True, "attention": "naive"}

@@ -30,6 +30,7 @@ def test_cores_as_the_kernel_writes_them() -> None:
     assert spans([4]) == "4"
 
 
+@pytest.mark.process
 def test_a_cell_keeps_to_its_cores_and_its_row_says_which(
     make_attempt: Callable[..., Attempt],
 ) -> None:
