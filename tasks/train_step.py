@@ -18,7 +18,7 @@ from model.accounting import (
 )
 from tasks.spec.registry import Task
 from tasks.spec.source_digest import source_digest
-from tasks.training.parameters import PHASES, TrainStepParams
+from tasks.training.parameters import TrainStepParams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,21 +38,24 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     """Build the cell on a device that is set up, which may be another one than the cell names."""
     from model.optimizer import OPTIMIZERS, completed_steps
     from tasks.harness.workload import Workload
+    from tasks.training.checkpointing import checkpoint_blocks
     from tasks.training.model_sources import build_model, compile_model
     from tasks.training.step import TrainingStep
 
     model = build_model(params, device)
     model.train(params.pass_ != "forward")  # no dropout in inference
     blocks = compile_model(model, params)
+    checkpoint_blocks(model, params)  # after it, because compiling replaces calls of blocks
     chosen = {"compile_blocks": blocks.describe()} if blocks else {}
     inputs, targets = _random_tokens(params, device)
     optimizer = OPTIMIZERS[params.optimizer](model.parameters())
     counter = partial(completed_steps, optimizer) if params.pass_ == "train_step" else None
     return Workload(
         step=TrainingStep(params, model, optimizer, inputs, targets),
-        phases=PHASES[params.pass_],
+        phases=params.phases,
         device=device,
-        tokens=params.batch_size * params.context_length,
+        tokens=params.tokens,
+        micro_batches=params.gradient_accumulation,
         compiled=params.compiled,
         flops=_flops(params),
         facts=_read_back(params, model) | chosen,
@@ -67,14 +70,17 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
 def work(params: TrainStepParams) -> float:
     """Return the work of a step for an estimate of its duration: FLOPs, or tokens without a formula."""
     flops = _flops(params)
-    return float(sum(flops.values()) if flops else params.batch_size * params.context_length)
+    return float(sum(flops.values()) if flops else params.tokens)
 
 
 def _random_tokens(params: TrainStepParams, device: Device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, (batch, context) each. Random: the data's pattern changes power draw and clocks."""
+    """Return inputs and targets, both `(micro-batches, batch, context)`.
+
+    They are random, because the pattern of the data changes power draw and clocks.
+    """
     import torch
 
-    shape = (2, params.batch_size, params.context_length)
+    shape = (2, params.gradient_accumulation, params.batch_size, params.context_length)
     tokens = torch.randint(params.vocab_size, shape, device=device.torch_device)
     return tokens[0], tokens[1]
 
@@ -83,9 +89,10 @@ def _flops(params: TrainStepParams) -> dict[str, int] | None:
     dims = params.dimensions
     if dims is None:
         return None
-    shape = (params.batch_size, params.context_length, params.vocab_size)
+    sequences = params.gradient_accumulation * params.batch_size
+    shape = (sequences, params.context_length, params.vocab_size)
     flops = {"forward": forward_flops(dims, *shape)}
-    if "backward" in PHASES[params.pass_]:
+    if "backward" in params.phases:
         flops["backward"] = backward_flops(dims, *shape)
     return flops
 

@@ -20,13 +20,7 @@ _OWN_MODEL = "Provide your own model: model: package.module:Class"
 _UNSUPPORTED_NAMES = (
     (r"kvhead|keyvalue|querygroup|gqa|mqa", "grouped-query attention", _OWN_MODEL),
     (r"dropout|pdrop", "dropout", _OWN_MODEL),
-    (r"checkpoint|recompute", "activation checkpointing", _OWN_MODEL),
     (r"experts|moe$", "mixtures of experts", _OWN_MODEL),
-    (
-        r"accumul|gradaccum|microbatch",
-        "gradient accumulation",
-        "Set batch_size to the size of one micro-batch, which is then a step",
-    ),
     (
         r"^lr$|learningrate|weightdecay|momentum|betas",
         "settings of the optimizer",

@@ -39,6 +39,7 @@ _TAG = "tag:yaml.org,2002:"
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOO_DEEP = (f"values within values, more than {MAX_DEPTH} deep", "Close the brackets")
 _KEY_TAGS = frozenset({f"{_TAG}{name}" for name in ("str", "int", "float", "merge")})
+_UNION_TAG = re.compile(r"literal\[|constrained-")
 _BASES = {"0x": 16, "0o": 8, "0b": 2}
 
 
@@ -71,7 +72,7 @@ def config_error(
     """
     # A misspelt name is reported twice, as unknown and as missing: the first report helps more.
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    place, value = locate(first["loc"]), first["input"]
+    place, value = locate(_without_tags(first["loc"])), first["input"]
     where = source.where(place)
     match first["type"]:
         case "extra_forbidden":
@@ -90,6 +91,11 @@ def config_error(
     message = first["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(value, dict) else f" (it is {quoted(value)})"
     return ConfigError(f"{where}: {message}{shown}")
+
+
+def _without_tags(place: KeyPath) -> KeyPath:
+    """Return a place without the steps that pydantic adds for the members of a union."""
+    return tuple(step for step in place if not _UNION_TAG.match(str(step)))
 
 
 def load_yaml(text: str, name: str, has_lines: bool = True) -> Any:

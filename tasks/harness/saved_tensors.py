@@ -46,6 +46,7 @@ class SavedTensors:
     """Counter of tensors that are saved while `watching`, without `Workload.resident`.
 
     Sizes of a block are those of the model's first block; without blocks, of the whole model.
+    Of a step with several micro-batches, the first one counts.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -61,6 +62,7 @@ class SavedTensors:
         self._inside = int(self._block is None)
         # By the address of the storage. Autograd holds the storages, so no address is reused.
         self._saved: dict[int, Saved] = {}
+        self._is_complete = False
         self._residual_bytes: int | None = None
 
     @contextmanager
@@ -114,9 +116,9 @@ class SavedTensors:
         storage = tensor.untyped_storage()
         # Within the backward pass: a checkpoint runs its forward pass again.
         is_recomputed = torch._C._current_autograd_node() is not None
-        known = is_recomputed or storage._cdata in self._resident or storage._cdata in self._saved
+        is_counted = storage._cdata in self._resident or storage._cdata in self._saved
         entry = None
-        if not known:
+        if not (is_recomputed or is_counted or self._is_complete):
             is_square = self._is_square(tensor)
             entry = Saved(storage.nbytes(), is_square, self._inside > 0, self._place())
             self._saved[storage._cdata] = entry
@@ -124,6 +126,7 @@ class SavedTensors:
 
     def _unpack(self, packed: _Packed) -> Tensor:
         node = torch._C._current_autograd_node()
+        self._is_complete |= node is not None  # the backward pass of the first micro-batch
         if packed.entry is not None and node is not None:
             packed.entry.operation = node.name()
         return packed.tensor

@@ -30,9 +30,10 @@ class Workload:
     """A prepared step: `step(phase)` runs it once, with each phase inside `with phase(name):`."""
 
     step: Callable[[PhaseMarker], None]
-    phases: tuple[str, ...]
+    phases: tuple[str, ...]  # in the order in which they first run
     device: Device
     tokens: int | None  # that a step processes
+    micro_batches: int = 1  # of a step: as often run the forward and the backward phase
     compiled: bool = False
     flops: Mapping[str, int] | None = None  # of each phase, by the closed form
     facts: Mapping[str, Any] = field(default_factory=dict)  # read back after the build
@@ -48,6 +49,11 @@ class Workload:
     optimizer: Optimizer | None = None
     # Counts the steps in which the optimizer changed parameters.
     optimizer_steps: Callable[[], int] | None = None
+
+    @property
+    def phase_runs(self) -> int:
+        """The largest number of phases that one step runs."""
+        return len(self.phases) * self.micro_batches
 
 
 @dataclass(frozen=True)

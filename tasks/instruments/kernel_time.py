@@ -28,11 +28,14 @@ _UNSEEN = "the profiler saw no kernels"
 
 
 class KernelTimer:
-    """Watcher that profiles each phase from an idle device until the device is idle again."""
+    """Watcher that profiles each phase from an idle device until the device is idle again.
+
+    phases: ms by phase, summed over the micro-batches of the step.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.phases: list[tuple[str, float]] = []
+        self.phases: dict[str, float] = {}
 
     def enter(self, phase: str) -> None:
         self._device.synchronize()
@@ -42,7 +45,7 @@ class KernelTimer:
     def leave(self, phase: str) -> None:
         self._device.synchronize()
         self._profile.stop()
-        self.phases.append((phase, kernel_ms(self._profile)))
+        self.phases[phase] = self.phases.get(phase, 0.0) + kernel_ms(self._profile)
 
 
 def kernel_ms(profiled: profile) -> float:
@@ -90,11 +93,11 @@ def time_kernels(session: Session) -> Iterator[Sample]:
 def _step(session: Session, number: int) -> list[Sample]:
     timer = KernelTimer(session.workload.device)
     session.step(timer)
-    total = sum(ms for _, ms in timer.phases)
+    total = sum(timer.phases.values())
     # A phase may have no kernels. A step without any means that CUPTI is refused.
     note = "" if total else f"{_UNSEEN}: {REFUSED}"
     samples: list[Sample] = []
-    for phase, ms in [*timer.phases, ("step", total)]:
+    for phase, ms in {**timer.phases, "step": total}.items():
         value = ms if total else None
         samples.append(Sample("kernel_time", "kernel_time", "ms", value, "", phase, number, note))
     return samples

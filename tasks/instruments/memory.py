@@ -27,21 +27,31 @@ _STEPS_UNTIL_STEADY = 2
 
 
 class PeakWatcher:
-    """Watcher that reads the peak of each phase and the memory at its end."""
+    """Watcher that reads the peak of each phase and the memory at its end.
+
+    A phase may run for each micro-batch of a step: its highest peak and its last end count.
+    """
 
     # Nothing is synchronised: the allocator's statistics change when the host allocates.
 
     def __init__(self, device: Device, mode: str) -> None:
         self._device = device
         self._mode = mode
+        self._sizes: dict[str, dict[str, int | None]] = {}
         self.samples: list[Sample] = []
 
     def enter(self, phase: str) -> None:
         self._device.reset_peaks()
 
     def leave(self, phase: str) -> None:
-        sizes = {**self._device.peaks(), **self._device.held()}
-        self.samples += _sizes(sizes, self._mode, phase, self._device.missing_peak_reason)
+        peaks, before = dict(self._device.peaks()), self._sizes.get(phase, {})
+        for name, nbytes in peaks.items():
+            if nbytes is not None:
+                peaks[name] = max(nbytes, before.get(name) or 0)
+        self._sizes[phase] = {**peaks, **self._device.held()}
+        self.samples.clear()
+        for name, sizes in self._sizes.items():
+            self.samples += _sizes(sizes, self._mode, name, self._device.missing_peak_reason)
 
 
 class SavedWatcher:

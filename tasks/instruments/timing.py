@@ -39,14 +39,17 @@ _LONG_MS = 750.0
 
 
 class SyncedTimer:
-    """Watcher that reads the host's clock between synchronisations."""
+    """Watcher that reads the host's clock between synchronisations.
+
+    phases: ms by phase, summed over the micro-batches of the step.
+    """
 
     # It is the innermost watcher: the work of others falls between two timed segments.
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._began = 0
-        self.phases: list[tuple[str, float]] = []
+        self.phases: dict[str, float] = {}
 
     def enter(self, phase: str) -> None:
         self._device.synchronize()
@@ -54,7 +57,8 @@ class SyncedTimer:
 
     def leave(self, phase: str) -> None:
         self._device.synchronize()
-        self.phases.append((phase, (clock.perf_counter_ns() - self._began) / _NS_PER_MS))
+        ms = (clock.perf_counter_ns() - self._began) / _NS_PER_MS
+        self.phases[phase] = self.phases.get(phase, 0.0) + ms
 
 
 def _event() -> torch.cuda.Event:
@@ -180,7 +184,7 @@ def _whole(samples: Iterable[Sample]) -> list[float]:
 def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) -> list[Sample]:
     """Run steps without waiting until the last one. The watchers see the first step."""
     device = session.workload.device
-    timer = EventTimer(steps, boundaries=2 + 2 * len(session.workload.phases))
+    timer = EventTimer(steps, boundaries=2 + 2 * session.workload.phase_runs)
     with uncollected():
         device.synchronize()
         for step in range(steps):
@@ -241,12 +245,15 @@ def _synced_step(session: Session, mode: str, step: int, *watchers: Watcher) -> 
     whole.enter(_STEP)
     session.step(timer, *watchers)
     whole.leave(_STEP)
-    durations = [*timer.phases, *whole.phases]
+    durations = {**timer.phases, **whole.phases}
     # Other watchers, or the workload itself, do work between phases that is not the step's.
     if is_watched or session.workload.before_phase is not None:
-        durations[-1] = (_STEP, sum(ms for _, ms in timer.phases))
-    _require_passed(durations[-1][1], step + 1, mode)
-    return [Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in durations]
+        durations[_STEP] = sum(timer.phases.values())
+    _require_passed(durations[_STEP], step + 1, mode)
+    samples = []
+    for phase, ms in durations.items():
+        samples.append(Sample("timing", "duration", "ms", ms, mode, phase, step))
+    return samples
 
 
 def _require_passed(ms: float, number: int, mode: str) -> None:
@@ -258,23 +265,30 @@ def _require_passed(ms: float, number: int, mode: str) -> None:
 
 
 def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
-    """Yield durations on both clocks, and the host's lead over the device after each phase."""
+    """Yield durations on both clocks, and the host's lead over the device after each phase.
+
+    The durations of a phase are summed over the micro-batches of a step.
+    """
     _, first_stamp, first_event = timer.marks[0]
     entered: dict[str, tuple[int, torch.cuda.Event]] = {}
-    steps: Counter[str] = Counter()
+    totals: dict[str, dict[str, float]] = {}
+    step = 0
     for name, stamp, event in timer.marks:
         if name not in entered:
             entered[name] = (stamp, event)
             continue
         began, start = entered.pop(name)
-        measured = {
-            "duration": start.elapsed_time(event),
-            "host": (stamp - began) / _NS_PER_MS,
-            "lead": first_event.elapsed_time(event) - (stamp - first_stamp) / _NS_PER_MS,
-        }
-        for metric, value in measured.items():
-            yield Sample("timing", metric, "ms", value, mode, name, steps[name])
-        steps[name] += 1
+        total = totals.setdefault(name, {"duration": 0.0, "host": 0.0})
+        total["duration"] += start.elapsed_time(event)
+        total["host"] += (stamp - began) / _NS_PER_MS
+        total["lead"] = first_event.elapsed_time(event) - (stamp - first_stamp) / _NS_PER_MS
+        if name != _STEP:
+            continue
+        for phase, measured in totals.items():
+            for metric, ms in measured.items():
+                yield Sample("timing", metric, "ms", ms, mode, phase, step)
+        totals.clear()
+        step += 1
 
 
 def _steps_as_sums(samples: list[Sample], mode: str) -> list[Sample]:

@@ -26,7 +26,7 @@ from model.accounting import (
 from tasks.attention import AttentionParams
 from tasks.spec.metrics import CLOSED_FORM_BYTES
 from tasks.spec.tables import Sample
-from tasks.training.parameters import PHASES, TrainStepParams
+from tasks.training.parameters import TrainStepParams
 
 _NARROW, _WIDE = 2, 4  # bytes of an element: with bf16_pure, and otherwise
 _TEMPORARY = {
@@ -71,9 +71,10 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
     if dims is None:
         return None
     count = parameter_count(dims, params.vocab_size)
-    phases = PHASES[params.pass_]
+    phases = params.phases
     is_plain = params.precision in ("fp32", "tf32") and params.attention == "naive"
-    if not is_plain or "backward" not in phases:
+    is_whole = params.checkpointing == "none" and params.gradient_accumulation == 1
+    if not (is_plain and is_whole) or "backward" not in phases:
         return of_parameters(params, count, count)
     shape = (params.batch_size, params.context_length, params.vocab_size)
     moments = training_moments_bytes(dims, *shape, StepKind(phases, params.optimizer))
@@ -98,7 +99,7 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
 
 def of_parameters(params: TrainStepParams, count: int, trained: int) -> ClosedForm:
     """Return the terms of any model: `trained` of its `count` parameters have gradients."""
-    state = state_bytes(count, trained, PHASES[params.pass_], _element_bytes(params))
+    state = state_bytes(count, trained, params.phases, _element_bytes(params))
     formulas = _state_formulas(params, count)
     return ClosedForm(tuple(Term(name, formulas[name], nbytes) for name, nbytes in state.items()))
 
@@ -123,7 +124,7 @@ def attention_squares(params: AttentionParams) -> Iterator[Sample]:
 
 
 def _state_formulas(params: TrainStepParams, count: int) -> dict[str, str]:
-    size, phases = _element_bytes(params), PHASES[params.pass_]
+    size, phases = _element_bytes(params), params.phases
     formulas = {"parameters": f"{size}·N, N = {count:,}", "gradients": "0", "optimizer state": "0"}
     if "backward" in phases:
         formulas["gradients"] = f"{size}·N"
@@ -134,7 +135,7 @@ def _state_formulas(params: TrainStepParams, count: int) -> dict[str, str]:
 
 def _moment_formula(params: TrainStepParams, moment: str) -> str:
     # The optimizer's two moments, in addition to parameters and gradients.
-    held = 8 * ("optimizer" in PHASES[params.pass_])
+    held = 8 * ("optimizer" in params.phases)
     return {
         BACKWARD_BEGINS: f"{4 + held}·N + A + 2·4·BSV",
         BACKWARD_ENDS: f"{8 + held}·N + A/L",

@@ -41,6 +41,8 @@ STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, w
 
 Predictable = TrainStepParams | AttentionParams
 
+# Micro-batches that are traced: the second one adds to gradients, and all others repeat it.
+_TRACED_MICRO_BATCHES = 2
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
 
@@ -126,6 +128,8 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     with gpu_emulated(tracker.labelling) as emulation, tracker:
         with emulation:
             workload = _build(params)
+            untraced = _untraced_tokens(params)
+        tracker.label([untraced], "inputs")
         model, optimizer = workload.model, workload.optimizer
         tracker.label(workload.resident, "inputs")
         if model is not None:
@@ -149,7 +153,18 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
 def _build(params: Predictable) -> Workload:
     if isinstance(params, AttentionParams):
         return attention.build_on(NoData(), params)
-    return train_step.build_on(NoData(), params)
+    traced = min(params.gradient_accumulation, _TRACED_MICRO_BATCHES)
+    less = params.model_copy(update={"gradient_accumulation": traced})
+    return train_step.build_on(NoData(), less)
+
+
+def _untraced_tokens(params: Predictable) -> Tensor:
+    """Return inputs and targets of the micro-batches that are not traced."""
+    count = 0
+    if isinstance(params, TrainStepParams):
+        count = max(0, params.gradient_accumulation - _TRACED_MICRO_BATCHES)
+    shape = (2, count, params.batch_size, params.context_length)
+    return torch.empty(shape, dtype=torch.int64, device="meta")
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
 from tasks.spec.axes import WORK, Affects, axis
@@ -18,6 +18,10 @@ from tasks.spec.parameters import (
 Compile = Literal["eager", "blocks", "model"]
 Pass = Literal["forward", "forward_grad", "forward_backward", "train_step"]
 Size = Literal["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"]
+Checkpointing = (
+    Literal["none", "blocks", "groups:2", "selective", "selective:2"]
+    | Annotated[str, Field(pattern=r"^groups:[1-9][0-9]{0,5}$")]
+)
 
 PHASES: dict[Pass, tuple[str, ...]] = {
     "forward": ("forward",),
@@ -25,6 +29,9 @@ PHASES: dict[Pass, tuple[str, ...]] = {
     "forward_backward": ("forward", "backward"),
     "train_step": ("forward", "backward", "optimizer"),
 }
+
+# Axes that mean nothing in inference, with the types of their values: others are refused later.
+_OF_BACKWARD = {"checkpointing": str, "gradient_accumulation": int}
 
 
 class TrainStepParams(AttentionAxisParams):
@@ -65,6 +72,33 @@ class TrainStepParams(AttentionAxisParams):
         "course: the plain loop of AdamW; foreach and fused: torch's AdamW with that option",
         affects=WORK & ~Affects.GRAPH,
     )
+    checkpointing: Checkpointing = axis(
+        "none",
+        "activations that the backward pass computes again: none; blocks: all of each block; "
+        "groups:K: all of K neighbouring blocks together; selective: all but matrix products and "
+        "attention; selective:2: also every second product with a weight",
+    )
+    gradient_accumulation: PositiveInt = axis(
+        1,
+        "micro-batches of a step, of batch_size sequences each",
+        unit="micro-batches",
+        affects=WORK & ~Affects.GRAPH,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_a_pass_lacks(cls, values: Any) -> Any:
+        """Drop the axes of a backward pass from inference: a grid of passes gives one cell of it."""
+        if not isinstance(values, dict):
+            return values
+        own = dict(values)
+        if own.get("checkpointing") == "groups:1":
+            own["checkpointing"] = "blocks"
+        if own.get("pass", own.get("pass_")) == "forward":
+            for name, kind in _OF_BACKWARD.items():
+                if isinstance(own.get(name), kind):
+                    del own[name]
+        return own
 
     @model_validator(mode="after")
     def _require_one_model(self) -> Self:
@@ -88,6 +122,25 @@ class TrainStepParams(AttentionAxisParams):
             raise ValueError("attention is of the course's model: yours computes its own")
         self.dimensions  # noqa: B018  raises ValueError if the dimensions do not fit together
         return self
+
+    @model_validator(mode="after")
+    def _require_a_backward_pass(self) -> Self:
+        if self.gradient_accumulation > 1 and "backward" not in self.phases:
+            raise ValueError(
+                f"gradient_accumulation: {self.gradient_accumulation} needs a backward pass. Use it "
+                "with pass train_step or forward_backward"
+            )
+        return self
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases of a step. Forward and backward run once for each micro-batch."""
+        return PHASES[self.pass_]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a step processes."""
+        return self.gradient_accumulation * self.batch_size * self.context_length
 
     @property
     def dimensions(self) -> Dimensions | None:

@@ -10,7 +10,7 @@ from model.parts import part
 from tasks.harness.compilation import begin_step
 from tasks.harness.precision import autocast
 from tasks.harness.workload import PhaseMarker
-from tasks.training.parameters import PHASES, TrainStepParams
+from tasks.training.parameters import TrainStepParams
 
 
 class TrainingStep:
@@ -18,7 +18,7 @@ class TrainingStep:
 
     The forward phase ends with the logits if `pass` is `forward`, and with the loss otherwise.
 
-    inputs, targets: token ids, both `(batch, context)`.
+    inputs, targets: token ids, both `(micro-batches, batch, context)`.
     """
 
     def __init__(
@@ -49,33 +49,37 @@ class TrainingStep:
 
     def _infer(self, phase: PhaseMarker) -> None:
         with phase("forward"), torch.no_grad(), self._autocast():
-            self._logits()
+            self._logits(self._inputs[0])
 
     def _train(self, phase: PhaseMarker) -> None:
-        phases = PHASES[self._params.pass_]
+        phases = self._params.phases
         self._optimizer.zero_grad(set_to_none=True)
-        with phase("forward"):
-            loss = self._loss()
-        if not loss.requires_grad:
-            raise RuntimeError(
-                "the loss has no gradient: check whether the model detaches its logits or calls "
-                "torch.set_grad_enabled(False)"
-            )
-        if "backward" in phases:
-            with phase("backward"):
-                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        for inputs, targets in zip(self._inputs, self._targets, strict=True):
+            with phase("forward"):
+                loss = self._loss(inputs, targets)
+            if not loss.requires_grad:
+                raise RuntimeError(
+                    "the loss has no gradient: check whether the model detaches its logits or calls "
+                    "torch.set_grad_enabled(False)"
+                )
+            if "backward" in phases:
+                with phase("backward"):
+                    self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if "optimizer" in phases:
             with phase("optimizer"):
                 self._scaler.step(self._optimizer)
                 self._scaler.update()
 
-    def _loss(self) -> Tensor:
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a micro-batch: its share of the mean over the whole step."""
         with self._autocast():
-            return mean_loss(self._logits(), self._targets)
+            loss = mean_loss(self._logits(inputs), targets)
+        count = self._params.gradient_accumulation
+        return loss / count if count > 1 else loss
 
-    def _logits(self) -> Tensor:
+    def _logits(self, inputs: Tensor) -> Tensor:
         """Return the model's logits, `(batch, context, vocabulary)`, checked in the first step."""
-        logits: Tensor = self._model(self._inputs)
+        logits: Tensor = self._model(inputs)
         if not self._is_checked:
             require_logits(logits, self._params)
             self._is_checked = True

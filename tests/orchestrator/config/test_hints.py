@@ -37,10 +37,18 @@ def fixed(values: str) -> str:
         ("optimizer: sgd", "'sgd' is not supported. Write course, foreach or fused"),
         ("precision: fp8", "'fp8' is not supported. Write bf16 or fp16"),
         ("dropout: 0.1", f"train_step does not support dropout. {OWN_MODEL}"),
-        ("gradient_accumulation: 2", "does not support gradient accumulation. Set batch_size"),
-        ("gradient_accumulation_steps: 2", "does not support gradient accumulation"),
-        ("activation_checkpointing: true", f"activation checkpointing. {OWN_MODEL}"),
-        ("gradient_checkpointing: true", "does not support activation checkpointing"),
+        ("gradient_accumulation_steps: 2", "Did you mean 'gradient_accumulation'?"),
+        ("activation_checkpointing: true", "Did you mean 'checkpointing'?"),
+        ("gradient_checkpointing: true", "Did you mean 'checkpointing'?"),
+        (
+            "checkpointing: 'every:2'",
+            "fixed.checkpointing: 'every:2' is not allowed. Did you mean 'groups:2'?",
+        ),
+        ("checkpointing: 'groups:0'", "Allowed: none, blocks, groups:2, selective, selective:2"),
+        (
+            "gradient_accumulation: 4, pass: forward_grad",
+            "gradient_accumulation: 4 needs a backward pass. Use it with pass train_step or",
+        ),
     ],
 )
 def test_a_setting_of_other_programs_gets_one_sentence(values: str, expected: str) -> None:

@@ -105,3 +105,21 @@ def test_the_peak_of_a_phase_that_runs_twice_is_the_higher_one() -> None:
     peak = replay(trace, CachingAllocator(), 1)["steady", "forward"]
     assert (peak.allocated, peak.held_allocated, peak.span) == (9 * MIB, MIB, 1)
     assert compose(trace, peak) == {"high": 8 * MIB, "first": MIB, "slack": 0}
+
+
+def test_checkpoints_and_micro_batches_are_predicted() -> None:
+    """Fewer activations at the peak, in the order of what is stored; gradients next to activations."""
+    cell = {"size": "mini", "context_length": 256, "attention": "sdpa", "precision": "bf16"}
+    peaks = {}
+    for how in ("none", "selective", "groups:2", "blocks"):
+        prediction = prediction_of(**cell, checkpointing=how)
+        assert prediction.how == "modelled", prediction.reason
+        peaks[how] = prediction.peak_bytes() or 0
+    assert sorted(peaks, key=peaks.__getitem__, reverse=True) == list(peaks)
+
+    def peak(count: int) -> float:
+        return prediction_of(**cell, gradient_accumulation=count).peak_bytes() or 0
+
+    tokens_bytes = 2 * 8 * 2 * 256
+    assert peak(1) < peak(2)
+    assert peak(8) - peak(2) == pytest.approx(6 * tokens_bytes, abs=1024)

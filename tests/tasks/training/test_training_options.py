@@ -1,0 +1,210 @@
+"""Options of a training step: gradients stay what they were, and a step counts what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tasks.harness.device import CpuDevice, Skip
+from tasks.harness.workload import Workload, run_step
+from tasks.instruments.memory import PeakWatcher
+from tasks.instruments.timing import SyncedTimer
+from tasks.process.phase_file import Progress
+from tasks.spec.registry import make_cell
+from tasks.train_step import build
+from tasks.training.parameters import TrainStepParams
+
+SMALL: dict[str, Any] = {
+    "device": "cpu", "d_model": 32, "d_ff": 64, "num_layers": 5, "num_heads": 4,
+    "context_length": 16, "batch_size": 2, "vocab_size": 100, "optimizer": "fused",
+}  # fmt: skip
+
+
+def built(**values: Any) -> Workload:
+    return build(TrainStepParams.model_validate(SMALL | values))
+
+
+def gradients(workload: Workload) -> dict[str, Tensor]:
+    """Return the gradients of one step by the names of parameters."""
+    workload.step(lambda name: nullcontext())
+    assert workload.model is not None
+    found = {}
+    for name, parameter in workload.model.named_parameters():
+        assert parameter.grad is not None
+        found[name] = parameter.grad.clone()
+    return found
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums of several threads differ in their last digits, with or without checkpoints."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("how", ["blocks", "groups:2", "groups:9", "selective", "selective:2"])
+@pytest.mark.parametrize("attention", ["naive", "sdpa"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_checkpoints_leave_every_gradient_equal_to_the_bit(
+    how: str, attention: str, precision: str
+) -> None:
+    values = {"attention": attention, "precision": precision, "pass": "forward_backward"}
+    with one_thread():
+        plain = gradients(built(**values))
+        again = gradients(built(**values, checkpointing=how))
+    assert plain.keys() == again.keys()
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("how", "runs"), [("none", 5), ("blocks", 10), ("groups:2", 10), ("selective", 10)]
+)
+def test_checkpoints_run_the_blocks_again(how: str, runs: int) -> None:
+    workload = built(checkpointing=how)
+    assert workload.model is not None
+    calls: list[str] = []
+    for name, module in workload.model.named_modules():
+        if name.endswith("ffn"):
+            module.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+    workload.step(lambda name: nullcontext())
+    assert len(calls) == runs
+
+
+def test_selective_checkpoints_do_not_repeat_matrix_products() -> None:
+    def flops(how: str) -> int:
+        workload = built(checkpointing=how)
+        with FlopCounterMode(display=False) as counter:
+            workload.step(lambda name: nullcontext())
+        return counter.get_total_flops()
+
+    plain = flops("none")
+    assert plain == flops("selective") < flops("selective:2") < flops("blocks") < 4 / 3 * plain
+
+
+class Pairs(nn.Module):
+    """A model whose blocks return tuples, or have something between them."""
+
+    def __init__(self, how: str = "plain") -> None:
+        super().__init__()
+        self.how, self.embed = how, nn.Embedding(100, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x) if self.how == "plain" else x + block(x)
+        return x @ self.embed.weight.T  # type: ignore[no-any-return]
+
+
+def test_groups_of_blocks_with_something_between_them_are_refused() -> None:
+    own = {"d_model": None, "d_ff": None, "num_layers": None, "num_heads": None}
+    own |= {"model": f"{__name__}:Pairs", "checkpointing": "groups:2"}
+    gradients(built(**own))
+    workload = built(**own, model_args={"how": "residual"})
+    with pytest.raises(RuntimeError, match="needs blocks that map one tensor to one tensor"):
+        workload.step(lambda name: nullcontext())
+
+
+def test_a_model_without_blocks_is_skipped() -> None:
+    own = {"d_model": None, "d_ff": None, "num_layers": None, "num_heads": None}
+    own |= {"model": "tests.tasks.prediction.test_prediction:Liar", "checkpointing": "blocks"}
+    with pytest.raises(Skip, match=r"checkpointing: blocks needs blocks in a torch.nn.ModuleList"):
+        built(**own)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, in its tracer
+@pytest.mark.parametrize("compiled", ["blocks", "model"])
+@pytest.mark.parametrize("how", ["groups:2", "selective"])
+def test_compiled_models_can_be_checkpointed(how: str, compiled: str) -> None:
+    values = {"num_layers": 2, "pass": "forward_backward"}
+    plain = gradients(built(**values))
+    again = gradients(built(**values, checkpointing=how, compile=compiled))
+    for name, gradient in plain.items():
+        assert torch.allclose(gradient, again[name], atol=1e-6)
+
+
+def test_four_micro_batches_have_the_gradients_of_one_batch_of_all() -> None:
+    shape = {"pass": "forward_backward", "batch_size": 8}
+    whole = gradients(built(**shape))
+    parts = gradients(built(**shape | {"batch_size": 2, "gradient_accumulation": 4}))
+    for name, gradient in whole.items():
+        assert torch.allclose(gradient, parts[name], atol=1e-5 * float(gradient.abs().max()))
+
+
+def test_a_step_of_several_micro_batches_counts_all_of_them() -> None:
+    one, four = built(), built(gradient_accumulation=4)
+    assert one.flops is not None
+    assert four.flops == {phase: 4 * flops for phase, flops in one.flops.items()}
+    assert (four.tokens, four.phases) == (4 * 2 * 16, one.phases)
+    runs: list[str] = []
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        runs.append(name)
+        yield
+
+    four.step(phase)
+    assert runs == ["forward", "backward"] * 4 + ["optimizer"]
+    assert four.optimizer_steps is not None
+    assert four.optimizer_steps() == 1
+
+
+class FakeDevice(CpuDevice):
+    """A device with given peaks."""
+
+    def __init__(self, *peaks: int) -> None:
+        self._peaks = iter(peaks)
+
+    def peaks(self) -> dict[str, int | None]:
+        return {"peak_rss_bytes": next(self._peaks)}
+
+    def held(self) -> dict[str, int | None]:
+        return {"held_rss_bytes": 1}
+
+
+def test_instruments_sum_times_and_join_peaks_of_the_micro_batches() -> None:
+    workload = built(gradient_accumulation=2, **{"pass": "forward_backward"})
+    timer, memory = SyncedTimer(workload.device), PeakWatcher(FakeDevice(5, 7, 9, 6), "steady")
+    run_step(workload, Progress(), timer, memory)
+    assert list(timer.phases) == ["forward", "backward"]
+    peaks = [(one.phase, one.value) for one in memory.samples if one.metric == "peak_rss_bytes"]
+    assert peaks == [("forward", 9), ("backward", 7)]
+
+
+IDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"checkpointing": "groups:1"}, {"checkpointing": "blocks"}),
+    ({"checkpointing": "blocks", "pass": "forward"}, {"pass": "forward"}),
+    ({"gradient_accumulation": 4, "pass": "forward"}, {"pass": "forward"}),
+    ({"checkpointing": "none", "gradient_accumulation": 1}, {}),
+]
+
+
+@pytest.mark.parametrize(("values", "same"), IDS, ids=str)
+def test_values_that_mean_the_same_are_one_cell(
+    values: dict[str, Any], same: dict[str, Any]
+) -> None:
+    ids = {make_cell("train_step", {"size": "tiny", **one}).id for one in (values, same)}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gradient_accumulation": 4, "pass": "forward_grad"}, "needs a backward pass"),
+        ({"checkpointing": "every:2"}, "checkpointing"),
+        ({"gradient_accumulation": 0}, "gradient_accumulation"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainStepParams.model_validate(SMALL | values)
