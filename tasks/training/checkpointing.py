@@ -26,7 +26,7 @@ from tasks.harness.model_parts import blocks_of
 from tasks.training.parameters import TrainStepParams
 
 _aten = torch.ops.aten
-# Overloads, because a policy is asked about these: packets such as `aten.mm` never match
+# Overloads, because a policy is called with these: packets such as `aten.mm` never match
 # (pytorch issue 176065).
 _LINEAR = frozenset({_aten.mm.default, _aten.addmm.default})
 _ATTENTION = frozenset(
@@ -67,7 +67,7 @@ def checkpoint_blocks(model: nn.Module, params: TrainStepParams) -> None:
 
 
 def _checkpointed(call: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    # A function, and not a partial of torch's: torch traces no frames of its own files.
+    # A function, and not a partial of torch's: torch does not trace frames of its files.
     def run(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(call, *args, use_reentrant=False, **options, **kwargs)
 
@@ -77,7 +77,7 @@ def _checkpointed(call: Callable[..., Any], options: Mapping[str, Any]) -> Calla
 def _selective_contexts(stored_every: int) -> Any:
     """Return the contexts of one checkpoint that stores matrix products and attention.
 
-    stored_every: store only every so many products with a weight. 2 is the default of torchtitan.
+    stored_every: 1 stores all products with a weight, 2 every second one (torchtitan's default).
     """
     # The forward pass and its repetition must decide alike, so that each counts from 0.
     counts: Counter[bool] = Counter()
@@ -103,7 +103,7 @@ class _Group:
     entered: Tensor | None = None
 
     def postpone(self, call: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Note the call of a block, and return its input in place of its output."""
+        """Note the call of a block, and return its input instead of its output."""
         self._require_unchanged(x)
         self.entered = x
         self.calls.append(lambda hidden: call(hidden, *args, **kwargs))

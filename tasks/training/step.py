@@ -32,8 +32,8 @@ class TrainingStep:
         self._params = params
         self._model = model
         self._optimizer = optimizer
-        self._inputs = inputs
-        self._targets = targets
+        # Divided here: in a step, it would be an operation outside of the phases.
+        self._micro_batches = tuple(zip(inputs.unbind(), targets.unbind(), strict=True))
         self._autocast = autocast(params)
         # Only fp16 has so narrow a range that its gradients need scaling.
         is_scaled = params.precision == "fp16"
@@ -49,12 +49,12 @@ class TrainingStep:
 
     def _infer(self, phase: PhaseMarker) -> None:
         with phase("forward"), torch.no_grad(), self._autocast():
-            self._logits(self._inputs[0])
+            self._logits(self._micro_batches[0][0])
 
     def _train(self, phase: PhaseMarker) -> None:
         phases = self._params.phases
         self._optimizer.zero_grad(set_to_none=True)
-        for inputs, targets in zip(self._inputs, self._targets, strict=True):
+        for inputs, targets in self._micro_batches:
             with phase("forward"):
                 loss = self._loss(inputs, targets)
             if not loss.requires_grad:

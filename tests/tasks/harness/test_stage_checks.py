@@ -130,7 +130,7 @@ def test_the_clock_is_the_one_that_no_model_has_replaced(monkeypatch: pytest.Mon
     timer = SyncedTimer(device)
     timer.enter("forward")
     timer.leave("forward")
-    assert timer.phases[0][1] > 0
+    assert timer.phases["forward"] > 0
 
 
 class Block(nn.Module):

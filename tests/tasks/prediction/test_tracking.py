@@ -111,7 +111,7 @@ def test_checkpoints_and_micro_batches_are_predicted() -> None:
     """Fewer activations at the peak, in the order of what is stored; gradients next to activations."""
     cell = {"size": "mini", "context_length": 256, "attention": "sdpa", "precision": "bf16"}
     peaks = {}
-    for how in ("none", "selective", "groups:2", "blocks"):
+    for how in ("none", "groups:2", "selective", "blocks"):
         prediction = prediction_of(**cell, checkpointing=how)
         assert prediction.how == "modelled", prediction.reason
         peaks[how] = prediction.peak_bytes() or 0
