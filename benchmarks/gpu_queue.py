@@ -1,0 +1,122 @@
+"""The time that a run's cells would take on 1, 4, 8 or 64 GPUs, simulated from their durations.
+
+    python benchmarks/gpu_queue.py results/published/h200/full
+    python benchmarks/gpu_queue.py RUN --gpus 2,8 --start-s 12
+
+The queue of a sweep hands out the cells. Each takes as long as it was measured; besides that, only
+the start before the first cell (--start-s) takes time. Efficiency is the time of all
+cells over GPUs × duration of the sweep. The column "durations unknown" is a first sweep, which
+learns durations on its way; "known" is one that is repeated. The bound is the longest cell, or all
+cells divided by the GPUs, whichever is longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from options import at_least
+
+from orchestrator.analysis.results import read_attempts
+from orchestrator.hardware.host import GpuInfo, HostInfo
+from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.history import CellHistory, read_histories
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.plan import make_plan
+from orchestrator.planning.preflight import Preparation, Slots
+from orchestrator.store.run import Run
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.cell import Cell
+from tasks.spec.outcome import Outcome
+from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+
+
+@dataclass(frozen=True)
+class MeasuredCells:
+    """The cells of a run that were measured on a GPU, and the seconds that each took."""
+
+    gpu: str
+    cells: list[Cell]
+    histories: Mapping[str, CellHistory]
+    seconds: Mapping[str, float]
+
+    def bound_s(self, gpus: int) -> float:
+        """Return the shortest possible duration of a sweep over all cells."""
+        return max(sum(self.seconds.values()) / gpus, *self.seconds.values())
+
+
+def read_cells(folder: Path) -> MeasuredCells:
+    """Return the cells of a results folder that were measured on a GPU."""
+    run = Run(folder)
+    cells, gpus = [], set()
+    attempts = read_attempts(run, ["task", "params", "status", "facts"])
+    for row in attempts.to_dict("records"):
+        params = json.loads(row["params"])
+        if row["status"] == Status.OK and params["device"] == "cuda":
+            cells.append(make_cell(row["task"], params))
+            gpus.add(json.loads(row["facts"])["gpu"])
+    if not cells:
+        sys.exit(f"{folder}: no cell was measured on a GPU")
+    histories = read_histories(run)
+    seconds = {cell.id: histories[cell.id].walls_s[-1] for cell in cells}
+    unique = {cell.id: cell for cell in cells}
+    return MeasuredCells(min(gpus), list(unique.values()), histories, seconds)
+
+
+def simulate(measured: MeasuredCells, gpus: int, start_s: float, are_known: bool) -> float:
+    """Return the simulated duration of a sweep in seconds.
+
+    are_known: the queue knows the durations from the start, as in a repeated sweep.
+    """
+    histories = measured.histories if are_known else {}
+    options = RunOptions(retry=frozenset({"ok"})) if are_known else RunOptions()
+    plan = make_plan(measured.cells, histories, options, 1)
+    queue = AttemptQueue(plan, AttemptFactory(Run(Path("nowhere")), Settings(), plan))
+    host = HostInfo(gpus=(GpuInfo(measured.gpu, 1),))
+    queue.begin(Preparation(hosts=(host,), slots=Slots({"cuda": gpus})))
+    attempts = iter(queue)
+    running: list[tuple[float, int, Attempt]] = []
+    started = 0
+    now_s = start_s
+    while True:
+        while len(running) < gpus and (attempt := next(attempts, None)):
+            ends_s = now_s + measured.seconds[attempt.cell.id]
+            heapq.heappush(running, (ends_s, started, attempt))
+            started += 1
+        if not running:
+            return now_s
+        now_s, _, ended = heapq.heappop(running)
+        seconds = measured.seconds[ended.cell.id]
+        queue.finished(Outcome(ended, Status.OK, "", "", {}, {}, (), 0.0, wall_s=seconds))
+
+
+def main() -> None:
+    """Print a row for each number of GPUs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--gpus", default="1,2,4,8,64", metavar="N,M")
+    parser.add_argument("--start-s", type=float, default=0.0, metavar="S")
+    options = parser.parse_args()
+    measured = read_cells(options.run)
+    total_s = sum(measured.seconds.values())
+    print(f"{len(measured.cells)} cells, {total_s:.0f} GPU seconds, {measured.gpu}\n")
+    print("| GPUs | bound, s | durations unknown, s | efficiency | known, s | efficiency |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for gpus in map(at_least(1), options.gpus.split(",")):
+        columns = [f"{gpus}", f"{measured.bound_s(gpus):.0f}"]
+        for are_known in (False, True):
+            seconds = simulate(measured, gpus, options.start_s, are_known)
+            columns += [f"{seconds:.0f}", f"{total_s / gpus / seconds:.1%}"]
+        print(f"| {' | '.join(columns)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The simulation of a sweep on many GPUs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from orchestrator.planning.history import CellHistory
+from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def gpu_queue(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return import_module("gpu_queue")
+
+
+def cells_of(gpu_queue: Any, durations_s: list[float]) -> Any:
+    cells = [
+        make_cell("train_step", {"size": "small", "context_length": 64 * 4**number})
+        for number in range(len(durations_s))
+    ]
+    seconds = {cell.id: duration_s for cell, duration_s in zip(cells, durations_s, strict=True)}
+    histories = {
+        cell: CellHistory((Status.OK,), (duration_s,), 1) for cell, duration_s in seconds.items()
+    }
+    return gpu_queue.MeasuredCells("NVIDIA H200", cells, histories, seconds)
+
+
+def test_known_durations_fill_the_gpus(gpu_queue: Any) -> None:
+    measured = cells_of(gpu_queue, [1.0, 1.0, 1.0, 1.0, 4.0])
+    assert measured.bound_s(2) == 4.0
+    assert gpu_queue.simulate(measured, 2, start_s=10.0, are_known=True) == 14.0
+
+
+def test_unknown_durations_are_learned_from_the_first_cells(gpu_queue: Any) -> None:
+    """Two short cells run first; after them the long one does not wait for the others."""
+    measured = cells_of(gpu_queue, [1.0, 1.0, 1.0, 1.0, 4.0])
+    assert gpu_queue.simulate(measured, 2, start_s=0.0, are_known=False) == 5.0
+
+
+def test_a_published_run_is_simulated(
+    gpu_queue: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ROOT / "results" / "published" / "h200" / "tenth"
+    monkeypatch.setattr(sys, "argv", ["gpu_queue.py", str(run), "--gpus", "1,4"])
+    gpu_queue.main()
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if "%" in line]
+    assert [row[0] for row in rows] == ["| 1", "| 4"]
+    assert rows[0][1] == rows[0][2] == rows[0][4]
