@@ -1,4 +1,4 @@
-"""AdamW three ways: the course's plain loop, torch's foreach, torch's fused."""
+"""Optimizers by name: the course's AdamW as a plain loop, and torch's optimizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.999)
@@ -53,14 +53,6 @@ class CourseAdamW(Optimizer):
         return loss
 
 
-def completed_steps(optimizer: Optimizer) -> int:
-    """Return the number of steps in which one of these optimizers changed parameters."""
-    # A gradient scaler skips the fused optimizer's step on the device, where no hook of torch sees
-    # it; only the optimizer's own count stands still.
-    counts = [float(state["step"]) for state in optimizer.state.values()]
-    return int(max(counts, default=0))
-
-
 _TORCH_ADAMW: dict[str, Any] = {
     "lr": LEARNING_RATE,
     "betas": BETAS,
@@ -68,8 +60,13 @@ _TORCH_ADAMW: dict[str, Any] = {
     "weight_decay": WEIGHT_DECAY,
 }
 
-OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
+# SGD is fused, and Adafactor a loop: each is the form of the least memory.
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "course": CourseAdamW,
     "foreach": partial(AdamW, foreach=True, **_TORCH_ADAMW),
     "fused": partial(AdamW, fused=True, **_TORCH_ADAMW),
+    "loop": partial(AdamW, foreach=False, **_TORCH_ADAMW),
+    "sgd": partial(SGD, fused=True, lr=LEARNING_RATE),
+    "adafactor": partial(Adafactor, foreach=False, lr=LEARNING_RATE),
+    "muon": partial(Muon, lr=LEARNING_RATE),
 }

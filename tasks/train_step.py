@@ -6,7 +6,6 @@ This module is read when planning, on machines that need no torch: what needs it
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from model.accounting import (
@@ -36,10 +35,10 @@ def build(params: TrainStepParams) -> Workload:
 
 def build_on(device: Device, params: TrainStepParams) -> Workload:
     """Build the cell on a device that is set up, which may be another one than the cell names."""
-    from model.optimizer import OPTIMIZERS, completed_steps
     from tasks.harness.workload import Workload
     from tasks.training.checkpointing import checkpoint_blocks
     from tasks.training.model_sources import build_model, compile_model
+    from tasks.training.optimizers import StepCounter, make_optimizers
     from tasks.training.step import TrainingStep
 
     model = build_model(params, device)
@@ -48,10 +47,10 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     checkpoint_blocks(model, params)  # after it, because compiling replaces calls of blocks
     chosen = {"compile_blocks": blocks.describe()} if blocks else {}
     inputs, targets = _random_tokens(params, device)
-    optimizer = OPTIMIZERS[params.optimizer](model.parameters())
-    counter = partial(completed_steps, optimizer) if params.pass_ == "train_step" else None
+    optimizers = make_optimizers(params, model)
+    counter = StepCounter(optimizers) if params.pass_ == "train_step" else None
     return Workload(
-        step=TrainingStep(params, model, optimizer, inputs, targets),
+        step=TrainingStep(params, model, optimizers, inputs, targets),
         phases=params.phases,
         device=device,
         tokens=params.tokens,
@@ -62,7 +61,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         square=_square(params),
         resident=(inputs, targets, *model.parameters(), *model.buffers()),
         model=model,
-        optimizer=optimizer,
+        optimizers=optimizers,
         optimizer_steps=counter,
     )
 

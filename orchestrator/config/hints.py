@@ -29,7 +29,6 @@ _UNSUPPORTED_NAMES = (
 )
 # By axis: a pattern of values, and the remedy.
 _UNSUPPORTED_VALUES = {
-    "optimizer": (r"", "Write course, foreach or fused, which are AdamW"),
     "precision": (r"8|4|e[45]m|double", "Write bf16 or fp16, or for more digits fp32"),
 }
 

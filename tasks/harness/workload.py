@@ -46,7 +46,7 @@ class Workload:
     resident: tuple[Tensor, ...] = ()
     # For tasks that train. The modules of the model divide a step into parts.
     model: nn.Module | None = None
-    optimizer: Optimizer | None = None
+    optimizers: tuple[Optimizer, ...] = ()
     # Counts the steps in which the optimizer changed parameters.
     optimizer_steps: Callable[[], int] | None = None
 

@@ -175,7 +175,9 @@ def holdings(workload: Workload) -> Iterator[Holding]:
 
 def _in_use(workload: Workload) -> Iterator[tuple[Any, Role, str]]:
     if workload.model is not None:
-        state = workload.optimizer.state if workload.optimizer is not None else {}
+        state: dict[Tensor, Mapping[str, Any]] = {}
+        for optimizer in workload.optimizers:
+            state |= optimizer.state
         for name, parameter in workload.model.named_parameters():
             yield parameter, Role.PARAMETERS, name
             yield parameter.grad, Role.GRADIENTS, name

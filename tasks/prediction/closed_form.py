@@ -73,8 +73,7 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
     count = parameter_count(dims, params.vocab_size)
     phases = params.phases
     is_plain = params.precision in ("fp32", "tf32") and params.attention == "naive"
-    is_whole = params.checkpointing == "none" and params.gradient_accumulation == 1
-    if not (is_plain and is_whole) or "backward" not in phases:
+    if not (is_plain and _is_textbook_step(params)) or "backward" not in phases:
         return of_parameters(params, count, count)
     shape = (params.batch_size, params.context_length, params.vocab_size)
     moments = training_moments_bytes(dims, *shape, StepKind(phases, params.optimizer))
@@ -99,7 +98,7 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
 
 def of_parameters(params: TrainStepParams, count: int, trained: int) -> ClosedForm:
     """Return the terms of any model: `trained` of its `count` parameters have gradients."""
-    state = state_bytes(count, trained, params.phases, _element_bytes(params))
+    state = state_bytes(count, trained, _holding_phases(params), _element_bytes(params))
     formulas = _state_formulas(params, count)
     return ClosedForm(tuple(Term(name, formulas[name], nbytes) for name, nbytes in state.items()))
 
@@ -123,8 +122,29 @@ def attention_squares(params: AttentionParams) -> Iterator[Sample]:
         yield Sample("prediction", f"formula_{what}_squares", "tensors", number, "steady")
 
 
+def _is_textbook_step(params: TrainStepParams) -> bool:
+    """Return True for a step of one micro-batch whose activations are all stored, and AdamW."""
+    is_whole = params.checkpointing == "none" and params.gradient_accumulation == 1
+    is_adamw = params.optimizer in ("course", "foreach", "fused") and not params.optimizer_args
+    return (
+        is_whole
+        and is_adamw
+        and params.optimizer_step == "after"
+        and params.loss == "cross_entropy"
+    )
+
+
+def _holding_phases(params: TrainStepParams) -> tuple[str, ...]:
+    """Return the phases that leave gradients or AdamW's moments of all parameters in memory."""
+    if params.optimizer_step == "in_backward":
+        return ("forward",)
+    if params.optimizer in ("course", "foreach", "fused", "loop"):
+        return params.phases
+    return tuple(phase for phase in params.phases if phase != "optimizer")
+
+
 def _state_formulas(params: TrainStepParams, count: int) -> dict[str, str]:
-    size, phases = _element_bytes(params), params.phases
+    size, phases = _element_bytes(params), _holding_phases(params)
     formulas = {"parameters": f"{size}·N, N = {count:,}", "gradients": "0", "optimizer state": "0"}
     if "backward" in phases:
         formulas["gradients"] = f"{size}·N"

@@ -86,6 +86,7 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
         "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
         "torch.get_autocast_dtype": lambda device_type=_CUDA: emulation.dtype,
         "torch.amp.GradScaler": lambda device, enabled=True: _Scaler(kind, enabled=enabled),
+        "torch.optim.optimizer._get_foreach_kernels_supported_devices": lambda: [kind],
         "torch.optim.optimizer._get_fused_kernels_supported_devices": lambda: [kind],
     }
     with ExitStack() as stack:

@@ -130,11 +130,11 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
             workload = _build(params)
             untraced = _untraced_tokens(params)
         tracker.label([untraced], "inputs")
-        model, optimizer = workload.model, workload.optimizer
+        model, optimizers = workload.model, workload.optimizers
         tracker.label(workload.resident, "inputs")
         if model is not None:
             tracker.label(model.parameters(), "parameters")
-        tracker.follow(workload, outside="attention" if optimizer is None else "loss")
+        tracker.follow(workload, outside="loss" if optimizers else "attention")
         saved = SavedTensors(workload)
         steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (
             ("first", nullcontext()),
@@ -144,8 +144,7 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
             tracker.begin(step)
             with watching, _Forward(emulation) as forward:
                 run_step(workload, Progress(), tracker, forward)
-            if optimizer is not None:
-                tracker.label(_state_of(optimizer), "optimizer state")
+            tracker.label(_state_of(optimizers), "optimizer state")
     tracker.trace.saved += saved.samples("prediction")
     return tracker.trace
 
@@ -167,9 +166,10 @@ def _untraced_tokens(params: Predictable) -> Tensor:
     return torch.empty(shape, dtype=torch.int64, device="meta")
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+def _state_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Tensor]:
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:

@@ -193,8 +193,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _number(self, tensor: Tensor) -> int | float | bool | None:
         """Return the number that `tensor.item()` reads without data, or None if it is unknown."""
         known = self._values.read(tensor)
-        # In an optimizer it is a norm that scales the step: no size depends on it.
-        is_scale = tensor.is_meta and tensor.is_floating_point() and self._phase == "optimizer"
+        # In an optimizer it is a norm that scales the step: no size depends on it. The optimizer
+        # may run within the backward pass.
+        is_update = self._phase in ("optimizer", "backward")
+        is_scale = is_update and tensor.is_meta and tensor.is_floating_point()
         return 1.0 if known is None and is_scale else known
 
     def _label_of(self, tensor: Tensor) -> Label:

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec, spec_from_file_location
-
 import torch
 from torch import nn
 
@@ -17,7 +11,7 @@ from tasks.harness.compilation import compile_module, compile_options
 from tasks.harness.device import Device, Skip
 from tasks.harness.model_parts import Blocks, blocks_of
 from tasks.harness.precision import require_default_dtype, stored_dtype
-from tasks.spec.source_digest import shadowed_spec
+from tasks.training.imports import import_named
 from tasks.training.parameters import TrainStepParams
 
 
@@ -30,7 +24,7 @@ def build_model(params: TrainStepParams, device: Device) -> nn.Module:
     try:
         with torch.device(device.torch_device):
             if params.dimensions is None:
-                model = import_factory(params)(**params.model_args)
+                model: nn.Module = import_named(str(params.model), "model")(**params.model_args)
             else:
                 model = _build_transformer(params, device)
             require_default_dtype(dtype, params)
@@ -46,30 +40,6 @@ def _build_transformer(params: TrainStepParams, device: Device) -> nn.Module:
     shape = AttentionShape(params.context_length, True, dims.d_head, has_gradients)
     attend = choose_attention(params, shape, device.torch_device)
     return TransformerLM(dims, params.context_length, params.vocab_size, attend)
-
-
-def import_factory(params: TrainStepParams) -> Callable[..., nn.Module]:
-    """Import the user's factory. Raise ImportError or AttributeError, which name what is missing."""
-    module, _, name = str(params.model).partition(":")
-    top, dot, rest = module.partition(".")
-    if spec := shadowed_spec(top, sys.path):
-        top = _import_as(f"own_{top}", spec)
-    imported = importlib.import_module(f"{top}{dot}{rest}")
-    factory: Callable[..., nn.Module] = getattr(imported, name)
-    return factory
-
-
-def _import_as(name: str, spec: ModuleSpec) -> str:
-    """Import a module of the user under another name, because its own is taken."""
-    if name not in sys.modules:
-        renamed = spec_from_file_location(
-            name, spec.origin, submodule_search_locations=spec.submodule_search_locations
-        )
-        assert renamed is not None
-        assert renamed.loader is not None
-        sys.modules[name] = module_from_spec(renamed)
-        renamed.loader.exec_module(sys.modules[name])
-    return name
 
 
 def compile_model(model: nn.Module, params: TrainStepParams) -> Blocks | None:

@@ -15,6 +15,9 @@ from tasks.spec.parameters import (
     work_axis,
 )
 
+_NO_GRAPH = Affects.ALL & ~Affects.GRAPH
+# A module and a name in it.
+IMPORT_PATH = r"^[^:\s]+:[^:\s]+$"
 Compile = Literal["eager", "blocks", "model"]
 Pass = Literal["forward", "forward_grad", "forward_backward", "train_step"]
 Size = Literal["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"]
@@ -22,6 +25,11 @@ Checkpointing = (
     Literal["none", "blocks", "groups:2", "selective", "selective:2"]
     | Annotated[str, Field(pattern=r"^groups:[1-9][0-9]{0,5}$")]
 )
+OptimizerName = (
+    Literal["course", "foreach", "fused", "loop", "sgd", "adafactor", "muon"]
+    | Annotated[str, Field(pattern=IMPORT_PATH)]
+)
+Loss = Literal["cross_entropy", "chunked", "model"] | Annotated[str, Field(pattern=IMPORT_PATH)]
 
 PHASES: dict[Pass, tuple[str, ...]] = {
     "forward": ("forward",),
@@ -31,7 +39,7 @@ PHASES: dict[Pass, tuple[str, ...]] = {
 }
 
 # Axes that mean nothing in inference, with the types of their values: others are refused later.
-_OF_BACKWARD = {"checkpointing": str, "gradient_accumulation": int}
+_OF_BACKWARD = {"checkpointing": str, "gradient_accumulation": int, "loss": str}
 
 
 class TrainStepParams(AttentionAxisParams):
@@ -67,10 +75,27 @@ class TrainStepParams(AttentionAxisParams):
     vocab_size: PositiveInt = work_axis(VOCAB_SIZE, "size of the vocabulary", "tokens")
     compile: Compile = "eager"
     pass_: Pass = pass_axis("train_step", get_args(Pass))
-    optimizer: Literal["course", "foreach", "fused"] = axis(
+    optimizer: OptimizerName = axis(
         "course",
-        "course: the plain loop of AdamW; foreach and fused: torch's AdamW with that option",
-        affects=WORK & ~Affects.GRAPH,
+        "course: the plain loop of AdamW; foreach, fused and loop: torch's AdamW with or without "
+        "these options; sgd (fused), adafactor (a loop), muon (fused AdamW for all but the "
+        "matrices of the blocks), or any class: package.module:Class",
+        affects=_NO_GRAPH,
+    )
+    optimizer_args: dict[str, Any] = axis(
+        {}, "keyword arguments of the optimizer, such as momentum", affects=_NO_GRAPH
+    )
+    optimizer_step: Literal["after", "in_backward"] = axis(
+        "after",
+        "after: one step after the backward pass; in_backward: each parameter is updated when its "
+        "gradient is complete, and the gradient is freed",
+        affects=_NO_GRAPH,
+    )
+    loss: Loss = axis(
+        "cross_entropy",
+        "cross_entropy: of all logits together; chunked: of 512 tokens at a time, whose logits the "
+        "backward pass computes again; model: what your model returns for labels=…; or "
+        "package.module:function of (model, tokens, targets)",
     )
     checkpointing: Checkpointing = axis(
         "none",
@@ -94,10 +119,13 @@ class TrainStepParams(AttentionAxisParams):
         own = dict(values)
         if own.get("checkpointing") == "groups:1":
             own["checkpointing"] = "blocks"
-        if own.get("pass", own.get("pass_")) == "forward":
+        pass_ = own.get("pass", own.get("pass_", "train_step"))
+        if pass_ == "forward":
             for name, kind in _OF_BACKWARD.items():
                 if isinstance(own.get(name), kind):
                     del own[name]
+        if pass_ != "train_step" and own.get("optimizer_step") == "in_backward":
+            del own["optimizer_step"]
         return own
 
     @model_validator(mode="after")
@@ -132,10 +160,37 @@ class TrainStepParams(AttentionAxisParams):
             )
         return self
 
+    @model_validator(mode="after")
+    def _require_an_optimizer_that_can(self) -> Self:
+        if self.optimizer == "course" and self.optimizer_args:
+            raise ValueError(
+                "optimizer_args: the course's AdamW has none. Choose another optimizer"
+            )
+        if self.optimizer_step == "after":
+            return self
+        if self.gradient_accumulation > 1:
+            raise ValueError(
+                f"gradient_accumulation: {self.gradient_accumulation} cannot be combined with "
+                "optimizer_step: in_backward, which would step in every backward pass. Remove one "
+                "of them"
+            )
+        if self.optimizer in ("course", "muon"):
+            raise ValueError(
+                f"optimizer: {self.optimizer} cannot be combined with optimizer_step: in_backward. "
+                "Choose fused, sgd or adafactor"
+            )
+        if self.precision == "fp16":
+            raise ValueError(
+                "precision: fp16 cannot be combined with optimizer_step: in_backward, because its "
+                "gradients are unscaled after the backward pass. Use bf16"
+            )
+        return self
+
     @property
     def phases(self) -> tuple[str, ...]:
         """The phases of a step. Forward and backward run once for each micro-batch."""
-        return PHASES[self.pass_]
+        phases = PHASES[self.pass_]
+        return phases if self.optimizer_step == "after" else phases[:-1]
 
     @property
     def tokens(self) -> int:

@@ -25,7 +25,7 @@ from tasks.process.phase_file import Progress
 from tasks.spec.attempt import Attempt
 from tasks.spec.status import Status
 from tasks.train_step import build
-from tasks.training import step
+from tasks.training import losses
 from tasks.training.parameters import PHASES, TrainStepParams
 
 TINY: dict[str, Any] = {
@@ -291,8 +291,8 @@ class Gives(nn.Module):
         self.calls += 1
         logits = tokens[..., None] * self.head[: 150 if self.what == "narrow" else 201]
         match self.what:
-            case "a tuple":
-                return logits, None
+            case "a list":
+                return [logits]
             case "flat":
                 return logits.flatten(0, 1)
             case "the last alone":
@@ -313,7 +313,7 @@ def gives(what: str, **params: Any) -> TrainStepParams:
 @pytest.mark.parametrize(
     ("what", "given"),
     [
-        ("a tuple", "a tuple"),
+        ("a list", "a list"),
         ("flat", "a tensor of (16, 201)"),
         ("the last alone", "a tensor of (2, 1, 201)"),
         ("turned", "a tensor of (8, 2, 201)"),
@@ -333,7 +333,7 @@ def test_logits_are_looked_at_in_the_first_step_alone(
     pass_: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    monkeypatch.setattr(step, "require_logits", lambda logits, params: looks.append(logits))
+    monkeypatch.setattr(losses, "require_logits", lambda logits, params: looks.append(logits))
     workload = build(gives("logits", **{"pass": pass_}))
     for _ in range(3):
         workload.step(lambda name: nullcontext())

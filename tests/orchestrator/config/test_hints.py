@@ -34,7 +34,22 @@ def fixed(values: str) -> str:
             f"num_kv_heads: train_step does not support grouped-query attention. {OWN_MODEL}",
         ),
         ("n_kv_heads: 2", "does not support grouped-query attention"),
-        ("optimizer: sgd", "'sgd' is not supported. Write course, foreach or fused"),
+        ("optimizer: adamw", "fixed.optimizer: 'adamw' is not allowed. Did you mean 'fused'?"),
+        ("optimizer: lion", "Allowed: course, foreach, fused, loop, sgd, adafactor, muon"),
+        (
+            "optimizer: fused, optimizer_step: in_backward, gradient_accumulation: 4",
+            "gradient_accumulation: 4 cannot be combined with optimizer_step: in_backward, which "
+            "would step in every backward pass. Remove one of them",
+        ),
+        (
+            "optimizer_step: in_backward",
+            "optimizer: course cannot be combined with optimizer_step: in_backward. Choose fused",
+        ),
+        (
+            "optimizer: sgd, optimizer_step: in_backward, precision: fp16",
+            "precision: fp16 cannot be combined with optimizer_step: in_backward",
+        ),
+        ("optimizer_args: {lr: 0.1}", "optimizer_args: the course's AdamW has none"),
         ("precision: fp8", "'fp8' is not supported. Write bf16 or fp16"),
         ("dropout: 0.1", f"train_step does not support dropout. {OWN_MODEL}"),
         ("gradient_accumulation_steps: 2", "Did you mean 'gradient_accumulation'?"),

@@ -90,18 +90,23 @@ def measured_peaks(params: TrainStepParams, tmp_path: Path) -> dict[str, int]:
             run_step(workload, Progress(), Marks(step))
     seen.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    phases = {
-        e["name"]: (e["ts"], e["ts"] + e["dur"])
-        for e in events
-        if e["name"].startswith(("first ", "steady ")) and "dur" in e
-    }
-    held, peaks = 0, dict.fromkeys(phases, 0)
-    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
-        before, held = held, held + event["args"]["Bytes"]
-        for phase, (begin, end) in phases.items():
-            if begin <= event["ts"] <= end:
-                peaks[phase] = max(peaks[phase], before, held)
+    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
+    peaks: dict[str, int] = {}
+    for phase in events:
+        if phase["name"].startswith(("first ", "steady ")) and "dur" in phase:
+            peak = highest_between(phase["ts"], phase["ts"] + phase["dur"], changes)
+            peaks[phase["name"]] = max(peak, peaks.get(phase["name"], 0))  # of all micro-batches
     return peaks
+
+
+def highest_between(begin: float, end: float, changes: list[tuple[float, int]]) -> int:
+    """Return the most bytes that are held in a span of time, from the changes and their times."""
+    held = highest = sum(nbytes for at, nbytes in changes if at < begin)
+    for at, nbytes in sorted(changes):
+        if begin <= at <= end:
+            held += nbytes
+            highest = max(highest, held)
+    return highest
 
 
 def predicted_peaks(params: TrainStepParams) -> dict[str, int]:
@@ -109,6 +114,17 @@ def predicted_peaks(params: TrainStepParams) -> dict[str, int]:
     return {f"{step} {phase}": found.requested for (step, phase), found in peaks.items() if phase}
 
 
+OPTIONS: list[dict[str, Any]] = [
+    *({"optimizer": name} for name in ("loop", "sgd", "adafactor", "muon")),
+    {"optimizer": "torch.optim:RMSprop", "optimizer_args": {"momentum": 0.9}},
+    *({"checkpointing": how} for how in ("blocks", "groups:2", "selective", "selective:2")),
+    {"checkpointing": "blocks", "precision": "bf16"},
+    {"gradient_accumulation": 2},
+    {"gradient_accumulation": 5, "precision": "bf16", "checkpointing": "selective"},
+    *({"optimizer": name, "optimizer_step": "in_backward"} for name in ("fused", "adafactor")),
+    {"loss": "chunked", "vocab_size": 5000, "context_length": 1024},
+    {"loss": "chunked", "vocab_size": 5000, "context_length": 1024, "precision": "bf16"},
+]
 REAL = [
     *({"pass": pass_} for pass_ in PHASES),
     *({"optimizer": optimizer} for optimizer in ("foreach", "fused")),
@@ -121,6 +137,7 @@ REAL = [
         {"precision": "bf16", "attention": attention}
         for attention in ("torch_softmax", "weights_only", "recompute")
     ),
+    *OPTIONS,
 ]
 
 
@@ -131,8 +148,10 @@ def test_it_is_what_the_cpu_allocates(
     monkeypatch.delitem(SCRATCH, "_softmax_backward_data")  # the CPU's kernel takes none
     params = params_of(**SMALL | values)
     measured = measured_peaks(params, tmp_path)
-    assert len(measured) == 2 * len(PHASES[params.pass_])
-    assert predicted_peaks(params) == pytest.approx(measured, rel=1e-3)
+    assert len(measured) == 2 * len(params.phases)
+    # On the CPU, each checkpoint stores the state of the random numbers; a GPU has it on the host.
+    states = 5064 * params.num_layers if params.checkpointing != "none" and params.num_layers else 0
+    assert predicted_peaks(params) == pytest.approx(measured, rel=1.5e-3, abs=states)
 
 
 class Liar(nn.Module):

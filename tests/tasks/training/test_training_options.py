@@ -19,6 +19,7 @@ from tasks.instruments.timing import SyncedTimer
 from tasks.process.phase_file import Progress
 from tasks.spec.registry import make_cell
 from tasks.train_step import build
+from tasks.training import losses
 from tasks.training.parameters import TrainStepParams
 
 SMALL: dict[str, Any] = {
@@ -106,19 +107,16 @@ class Pairs(nn.Module):
 
 
 def test_groups_of_blocks_with_something_between_them_are_refused() -> None:
-    own = {"d_model": None, "d_ff": None, "num_layers": None, "num_heads": None}
-    own |= {"model": f"{__name__}:Pairs", "checkpointing": "groups:2"}
-    gradients(built(**own))
-    workload = built(**own, model_args={"how": "residual"})
+    grouped = own("Pairs", checkpointing="groups:2")
+    gradients(built(**grouped))
+    workload = built(**grouped, model_args={"how": "residual"})
     with pytest.raises(RuntimeError, match="needs blocks that map one tensor to one tensor"):
         workload.step(lambda name: nullcontext())
 
 
 def test_a_model_without_blocks_is_skipped() -> None:
-    own = {"d_model": None, "d_ff": None, "num_layers": None, "num_heads": None}
-    own |= {"model": "tests.tasks.prediction.test_prediction:Liar", "checkpointing": "blocks"}
     with pytest.raises(Skip, match=r"checkpointing: blocks needs blocks in a torch.nn.ModuleList"):
-        built(**own)
+        built(**own("Labelled", checkpointing="blocks"))
 
 
 @pytest.mark.compile
@@ -186,6 +184,11 @@ IDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"checkpointing": "blocks", "pass": "forward"}, {"pass": "forward"}),
     ({"gradient_accumulation": 4, "pass": "forward"}, {"pass": "forward"}),
     ({"checkpointing": "none", "gradient_accumulation": 1}, {}),
+    ({"loss": "chunked", "pass": "forward"}, {"pass": "forward"}),
+    (
+        {"optimizer_step": "in_backward", "pass": "forward_backward"},
+        {"pass": "forward_backward"},
+    ),
 ]
 
 
@@ -208,3 +211,127 @@ def test_values_that_mean_the_same_are_one_cell(
 def test_combinations_that_make_no_sense_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TrainStepParams.model_validate(SMALL | values)
+
+
+def own(factory: str, **values: Any) -> dict[str, Any]:
+    """Return the parameters of a model in this module."""
+    widths = dict.fromkeys(("d_model", "d_ff", "num_layers", "num_heads"))
+    return {**widths, "model": f"{__name__}:{factory}", **values}
+
+
+class Output:
+    """What models of transformers return."""
+
+    def __init__(self, logits: Tensor, loss: Tensor | None) -> None:
+        self.logits, self.loss = logits, loss
+
+
+class Labelled(nn.Module):
+    """A model that computes its own loss for labels, and names its head by a method."""
+
+    def __init__(self, returns: str = "object") -> None:
+        super().__init__()
+        self.returns = returns
+        self.embed, self.head = nn.Embedding(100, 8), nn.Linear(8, 100)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.head(self.embed(tokens))
+        loss = None if labels is None else 2 * losses.mean_loss(logits, labels)
+        if self.returns == "object":
+            return Output(logits, loss)
+        return logits, loss
+
+
+def double_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    return 2 * losses.mean_loss(model(tokens).logits, targets)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "model", [{}, own("Labelled"), own("Labelled", model_args={"returns": "tuple"})]
+)
+def test_a_loss_in_chunks_has_the_gradients_of_all_logits(
+    model: dict[str, Any], precision: str
+) -> None:
+    shape = {**model, "context_length": 700, "pass": "forward_backward", "precision": precision}
+    whole, chunked = gradients(built(**shape)), gradients(built(**shape, loss="chunked"))
+    for name, gradient in whole.items():
+        tolerance = (1e-5 if precision == "fp32" else 2e-2) * float(gradient.abs().max())
+        assert torch.allclose(gradient, chunked[name], atol=tolerance)
+
+
+@pytest.mark.parametrize("loss", ["model", f"{__name__}:double_loss"])
+def test_the_loss_of_a_model_or_of_a_function_is_used(loss: str) -> None:
+    model = own("Labelled", **{"pass": "forward_backward"})
+    plain, doubled = gradients(built(**model)), gradients(built(**model, loss=loss))
+    for name, gradient in plain.items():
+        assert torch.allclose(2 * gradient, doubled[name])
+
+
+def test_a_loss_that_the_model_lacks_is_named() -> None:
+    with pytest.raises(
+        Skip, match=r"loss: chunked needs the model's head. Define get_output_embed"
+    ):
+        built(**own("Pairs", loss="chunked"))
+    workload = built(**own("Labelled", model_args={"returns": "tuple"}, loss="model"))
+    with pytest.raises(ValueError, match="loss: model needs a model that returns a scalar"):
+        workload.step(lambda name: nullcontext())
+
+
+def parameters_after(steps: int, **values: Any) -> dict[str, Tensor]:
+    workload = built(**values)
+    assert workload.model is not None
+    for _ in range(steps):
+        workload.step(lambda name: nullcontext())
+    return dict(workload.model.named_parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["fused", "foreach", "loop", "sgd", "adafactor"])
+def test_a_step_within_the_backward_pass_updates_as_one_after_it(optimizer: str) -> None:
+    with one_thread():
+        after = parameters_after(3, optimizer=optimizer)
+        within = parameters_after(3, optimizer=optimizer, optimizer_step="in_backward")
+    for name, parameter in after.items():
+        assert torch.equal(parameter, within[name])
+        assert within[name].grad is None
+
+
+def test_a_step_within_the_backward_pass_has_no_phase_of_the_optimizer() -> None:
+    workload = built(optimizer_step="in_backward")
+    assert workload.phases == ("forward", "backward")
+    workload.step(lambda name: nullcontext())
+    assert workload.optimizer_steps is not None
+    assert workload.optimizer_steps() == 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "muon", "torch.optim:Adagrad"])
+def test_steps_of_every_optimizer_are_counted(optimizer: str) -> None:
+    workload = built(optimizer=optimizer)
+    for _ in range(3):
+        workload.step(lambda name: nullcontext())
+    assert workload.optimizer_steps is not None
+    assert workload.optimizer_steps() == 3
+
+
+def test_muon_takes_the_matrices_of_the_blocks() -> None:
+    workload = built(optimizer="muon", optimizer_args={"momentum": 0.5})
+    assert workload.model is not None
+    muon, adamw = (one.param_groups[0]["params"] for one in workload.optimizers)
+    names = {id(parameter): name for name, parameter in workload.model.named_parameters()}
+    assert {names[id(one)] for one in adamw} == {
+        name for name in names.values() if "layers" not in name or ".ln" in name
+    }
+    assert len(muon) == 5 * 7
+    assert workload.optimizers[0].param_groups[0]["momentum"] == 0.5
+
+
+def test_an_optimizer_that_is_not_installed_is_named() -> None:
+    with pytest.raises(
+        ModuleNotFoundError, match="optimizer: there is no module 'no_such_package'"
+    ):
+        built(optimizer="no_such_package.optim:AdamW8bit")
+    with pytest.raises(AttributeError, match="NoSuch"):
+        built(optimizer="torch.optim:NoSuch")

@@ -1,0 +1,42 @@
+"""Import what a cell names as `package.module:Name`: a model, an optimizer or a loss."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+from tasks.spec.source_digest import shadowed_spec
+
+
+def import_named(path: str, axis: str) -> Any:
+    """Import an object by its path. Raise ImportError or AttributeError, which name what is missing."""
+    module, _, name = path.partition(":")
+    top, dot, rest = module.partition(".")
+    if spec := shadowed_spec(top, sys.path):
+        top = _import_as(f"own_{top}", spec)
+    try:
+        imported = importlib.import_module(f"{top}{dot}{rest}")
+    except ModuleNotFoundError as error:
+        if error.name != top:
+            raise
+        raise ModuleNotFoundError(
+            f"{axis}: there is no module {top!r}. Install its package, or add its folder to PYTHONPATH",
+            name=top,
+        ) from error
+    return getattr(imported, name)
+
+
+def _import_as(name: str, spec: ModuleSpec) -> str:
+    """Import a module of the user under another name, because its own is taken."""
+    if name not in sys.modules:
+        renamed = spec_from_file_location(
+            name, spec.origin, submodule_search_locations=spec.submodule_search_locations
+        )
+        assert renamed is not None
+        assert renamed.loader is not None
+        sys.modules[name] = module_from_spec(renamed)
+        renamed.loader.exec_module(sys.modules[name])
+    return name

@@ -1,0 +1,83 @@
+"""Makes the optimizers of a cell: one, two for Muon, or one for each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from model.optimizer import OPTIMIZERS
+from tasks.harness.device import Skip
+from tasks.harness.model_parts import blocks_of
+from tasks.training.imports import import_named
+from tasks.training.parameters import TrainStepParams
+
+
+def make_optimizers(params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
+    """Return the optimizers of all trained parameters. Raise ImportError for an unknown class."""
+    trained = [one for one in model.parameters() if one.requires_grad]
+    if params.optimizer == "muon":
+        return _with_muon(params, model, trained)
+    make = partial(_factory(params.optimizer), **params.optimizer_args)
+    if params.optimizer_step == "after":
+        return (make(trained),)
+    optimizers = []
+    for parameter in trained:
+        optimizer = make([parameter])
+        step = partial(_step_and_free, optimizer)
+        parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
+        optimizers.append(optimizer)
+    return tuple(optimizers)
+
+
+def _factory(name: str) -> Callable[..., Optimizer]:
+    return OPTIMIZERS[name] if name in OPTIMIZERS else import_named(name, "optimizer")
+
+
+def _step_and_free(optimizer: Optimizer, parameter: Tensor) -> None:
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _with_muon(
+    params: TrainStepParams, model: nn.Module, trained: Iterable[nn.Parameter]
+) -> tuple[Optimizer, ...]:
+    """Return Muon for the matrices of the blocks, and fused AdamW for everything else."""
+    blocks = blocks_of(model)
+    if blocks is None:
+        raise Skip("optimizer: muon needs blocks in a torch.nn.ModuleList, and this model has none")
+    within = {id(one) for block in blocks.members for one in block.parameters()}
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in trained:
+        is_matrix = id(parameter) in within and parameter.ndim == 2
+        (matrices if is_matrix else others).append(parameter)
+    muon = OPTIMIZERS["muon"](matrices, **params.optimizer_args)
+    return muon, OPTIMIZERS["fused"](others)
+
+
+class StepCounter:
+    """Counter of the steps in which optimizers changed parameters."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._calls = 0
+        # In a step of several optimizers, or of one for each parameter, the first one counts.
+        optimizers[0].register_step_post_hook(self._count)
+
+    def __call__(self) -> int:
+        """Return the number of steps so far."""
+        # A gradient scaler skips the fused optimizer's step on the device, where no hook of torch
+        # sees it; only the optimizer's own count stands still. SGD has no count.
+        counts = [
+            float(state["step"])
+            for optimizer in self._optimizers
+            for state in optimizer.state.values()
+            if "step" in state
+        ]
+        return int(max(counts, default=self._calls))
+
+    def _count(self, *_: object) -> None:
+        self._calls += 1
