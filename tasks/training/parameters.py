@@ -83,7 +83,7 @@ class TrainStepParams(AttentionAxisParams):
         affects=_NO_GRAPH,
     )
     optimizer_args: dict[str, Any] = axis(
-        {}, "keyword arguments of the optimizer, such as momentum", affects=_NO_GRAPH
+        {}, "keyword arguments of the optimizer, such as momentum", affects=WORK & ~Affects.GRAPH
     )
     optimizer_step: Literal["after", "in_backward"] = axis(
         "after",
