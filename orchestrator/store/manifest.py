@@ -28,7 +28,7 @@ _REQUIRED_FOR_SWEEP = ("name", "config", "config_path", "selection", "invocation
 # pydantic's own str refuses lone surrogates, which stand for bytes that are not UTF-8: a command
 # line may name a folder with such bytes.
 _Text = InstanceOf[str]
-_Object = dict[_Text, Any]
+_Object = dict[_Text, object]
 
 
 class _Stored(BaseModel):
@@ -56,8 +56,8 @@ class _Invocation(_Stored):
 
 
 class _Selection(_Stored):
-    set: dict[_Text, list[Any]]
-    where: dict[_Text, list[Any]]
+    set: dict[_Text, list[object]]
+    where: dict[_Text, list[object]]
     sample: float | None = None
     instruments: list[_Text] = []
 

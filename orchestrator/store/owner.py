@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -80,7 +79,7 @@ def owned(remote: RemoteFolder, take_over: bool = False) -> Iterator[Owner]:
         owner.release()
 
 
-def _this_process() -> dict[str, Any]:
+def _this_process() -> dict[str, object]:
     return {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -99,7 +98,7 @@ def _machine() -> str:
     return ""
 
 
-def _parse(content: bytes) -> Mapping[str, Any]:
+def _parse(content: bytes) -> Mapping[str, object]:
     with suppress(ValueError):
         found = json.loads(content)
         if isinstance(found, dict):
@@ -107,23 +106,26 @@ def _parse(content: bytes) -> Mapping[str, Any]:
     return {}
 
 
-def _is_dead(owner: Mapping[str, Any]) -> bool:
+def _is_dead(owner: Mapping[str, object]) -> bool:
     # Only of a process of this machine can be known that it has ended.
     this = _this_process()
     names = ("host", "machine")
     if not this["machine"] or any(owner.get(name) != this[name] for name in names):
         return False
+    process, recorded = owner.get("process"), owner.get("process_started")
+    if not isinstance(process, int) or not isinstance(recorded, int | float):
+        return False
     try:
-        started = psutil.Process(owner["process"]).create_time()
+        started = psutil.Process(process).create_time()
     except psutil.NoSuchProcess:
         return True
-    except (psutil.Error, KeyError, TypeError, ValueError):
+    except (psutil.Error, ValueError):
         return False
     # Process ids are used again. psutil derives the start from the clock, which may be adjusted.
-    return bool(abs(started - owner["process_started"]) > 1)
+    return abs(started - recorded) > 1
 
 
-def _describe(owner: Mapping[str, Any]) -> str:
+def _describe(owner: Mapping[str, object]) -> str:
     if "process" not in owner:
         return "another driver"
     return f"process {owner['process']} on {owner.get('host')} (since {owner.get('time')})"

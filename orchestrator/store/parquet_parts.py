@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
 from orchestrator.store.layout import ATTEMPTS
-from orchestrator.store.row_digests import RowsDigest, digests_by_attempt
+from orchestrator.store.row_digests import RowsDigest, digests_by_attempt, parse_digests
 from orchestrator.store.tables import JSON_COLUMNS, MEASURED_TABLES, REQUIRED_COLUMNS
 from tasks.spec.messages import error_text
 
@@ -273,9 +273,7 @@ def _names_in_statistics(part: pq.ParquetFile) -> set[str]:
 def _recorded_digests(part: pq.ParquetFile) -> dict[str, RowsDigest] | None:
     """Return the digests in the footer; None for a part of an older or another program."""
     text = (part.metadata.metadata or {}).get(_DIGESTS)
-    if text is None:
-        return None
-    return {name: RowsDigest(int(rows), str(one)) for name, (rows, one) in json.loads(text).items()}
+    return None if text is None else parse_digests(text)
 
 
 def _total(digests: Mapping[str, RowsDigest]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -29,16 +28,15 @@ class Publication(RunCollection):
 
     def __init__(self, folder: Path) -> None:
         self.contents = _read_contents(folder)
-        super().__init__({name: Run(folder / name) for name in self.contents["runs"]}, folder)
+        super().__init__({name: Run(folder / name) for name in self.contents.runs}, folder)
 
     @property
     def reference(self) -> str | None:
         """The device whose published numbers its report compares with."""
-        found: str | None = self.contents.get("against")
-        return found
+        return self.contents.against
 
     def read_manifest(self) -> Manifest:
-        return {**super().read_manifest(), "left_out": self.contents.get("left_out", [])}
+        return {**super().read_manifest(), "left_out": self.contents.left_out}
 
 
 def is_publication(location: RunLocation) -> bool:
@@ -67,7 +65,7 @@ class _Contents(BaseModel):
     files: dict[str, str]
 
 
-def _read_contents(folder: Path, only: str = "") -> dict[str, Any]:
+def _read_contents(folder: Path, only: str = "") -> _Contents:
     """Return the checked content of publication.json.
 
     only: compare the digests of files whose names begin so.
@@ -101,7 +99,7 @@ def _read_contents(folder: Path, only: str = "") -> dict[str, Any]:
     for name in () if only else checked.runs:
         if not (folder / name).is_dir():
             raise RunError(f"{file}: is damaged: it lists {name!r}, which is missing", remedy)
-    return contents
+    return checked
 
 
 def _problems(folder: Path, contents: _Contents) -> Iterator[str]:

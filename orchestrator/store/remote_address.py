@@ -6,8 +6,9 @@ A separate module, because the command line imports it before it needs pyarrow.
 from __future__ import annotations
 
 import re
+from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 import click
 
@@ -19,9 +20,10 @@ _MISTYPED = re.compile(rf"(?:{_SCHEMES}):(?!//)|[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _VOLATILE = re.compile(r"memory://|.*::memory://")
 
 RunLocation: TypeAlias = Path | str  # a folder, or an address
+Folder = TypeVar("Folder")
 
 
-def require_name(folder: Any, option: str) -> Any:
+def require_name(folder: Folder, option: str) -> Folder:
     """Return the folder. Raise ConfigError if its name is empty.
 
     A shell turns a variable that is not set into an empty text, which Path would take for the
@@ -67,17 +69,22 @@ class FolderType(click.Path):
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> RunLocation:
         option = "--out" if isinstance(param, click.Option) else "RUN"
         require_lasting(str(value), option)
-        return super().convert(require_name(value, option), param, ctx)
+        super().convert(require_name(value, option), param, ctx)  # fails for an unreadable folder
+        return Path(value)
 
 
 class RunLocationType(FolderType):
     """A folder, converted to a path, or an address as it was typed."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> RunLocation:
         if not is_address(value):
             return super().convert(value, param, ctx)
-        require_lasting(value)
-        return value
+        require_lasting(str(value))
+        return str(value)

@@ -13,11 +13,11 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ Answer = TypeVar("Answer")
 _ATOMIC_FILE_SYSTEMS = ("s3", "gcs", "abfs")
 _READ_ONLY = ("http", "https", "github", "git", "zip", "tar", "libarchive", "data", "reference")
 _CONTAINER_FIRST = ("abfs", "abfss")  # abfss://container@account.dfs.core.windows.net/folder
+_BOOLEANS = {"true": True, "false": False}
 _PIECE_BYTES = 1024**2
 _ANSWER_S = 30.0  # for a server to answer the first request; some libraries try for 15 minutes
 # Parts of messages of pyarrow and the AWS SDK, and what to do about each.
@@ -197,7 +198,7 @@ def _answered_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
         raise TimeoutError(f"no answer in {limit_s:g} s") from error
 
 
-def _connect(address: str, parts: SplitResult) -> tuple[Any, str]:
+def _connect(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
     files, path = _file_system(address, parts)
     base = path.rstrip("/")
     if parts.scheme != "s3":  # which has time limits for each request
@@ -205,7 +206,7 @@ def _connect(address: str, parts: SplitResult) -> tuple[Any, str]:
     return files, base
 
 
-def _file_system(address: str, parts: SplitResult) -> tuple[Any, str]:
+def _file_system(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
     if parts.scheme == "s3":
         return _s3_file_system(parts), parts.netloc + parts.path
     if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
@@ -217,13 +218,12 @@ def _file_system(address: str, parts: SplitResult) -> tuple[Any, str]:
         return _fsspec_file_system(address)
 
 
-def _s3_file_system(parts: SplitResult) -> Any:
+def _s3_file_system(parts: SplitResult) -> pafs.FileSystem:
     if not parts.netloc:
         raise ConfigError(f"{parts.geturl()}: names no bucket", "Write s3://bucket/folder")
-    options: dict[str, Any] = dict(parse_qsl(parts.query))
-    for name, text in options.items():
-        if text.lower() in ("true", "false"):
-            options[name] = text.lower() == "true"
+    options: dict[str, str | bool] = {}
+    for name, text in parse_qsl(parts.query):
+        options[name] = _BOOLEANS.get(text.lower(), text)
     endpoint = _endpoint()
     if endpoint and "endpoint_override" not in options:
         server = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
@@ -240,7 +240,7 @@ def _s3_file_system(parts: SplitResult) -> Any:
         ) from error
 
 
-def _region(bucket: str, options: dict[str, Any]) -> str:
+def _region(bucket: str, options: Mapping[str, str | bool]) -> str:
     environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region := options.get("region") or environment:
         return str(region)
@@ -253,7 +253,7 @@ def _endpoint() -> str:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 
 
-def _fsspec_file_system(address: str) -> tuple[Any, str]:
+def _fsspec_file_system(address: str) -> tuple[pafs.FileSystem, str]:
     import fsspec
 
     try:

@@ -8,12 +8,14 @@ counts like a column that a part lacks. It detects accidents, not intentional ch
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple, TypeAlias
+import json
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+Hashes: TypeAlias = npt.NDArray[np.uint64]
 # Stored digests must not change with a library: pandas does not promise that its hashes stay.
 # Constants of splitmix64 (Steele, Lea and Flood, 2014), which is about as fast as a copy.
 _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
@@ -47,6 +49,14 @@ def digests_by_attempt(table: pa.Table, name: str) -> dict[str, RowsDigest]:
     for first, count, total in zip(order[starts], counts, sums, strict=True):
         attempt = f"{cells[int(first)]}-{numbers[first]}"
         found[attempt] = RowsDigest(int(count), _hex(total))
+    return found
+
+
+def parse_digests(text: str | bytes) -> dict[str, RowsDigest]:
+    """Return digests that are stored as a JSON object of [rows, digest]."""
+    found = {}
+    for name, (rows, digest) in json.loads(text).items():
+        found[name] = RowsDigest(int(rows), str(digest))
     return found
 
 

@@ -6,7 +6,6 @@ writes single parts.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from orchestrator.store.parquet_parts import (
     replaced_parts,
     stored_rows,
 )
+from orchestrator.store.row_digests import RowsDigest, parse_digests
 from orchestrator.store.tables import (
     MEASURED_TABLES,
     SCHEMA_VERSION,
@@ -133,16 +133,16 @@ class Run:
 
         Attempts of older programs record no numbers of rows. Raise RunError for a damaged part.
         """
-        recorded: dict[tuple[str, int], dict[str, list[Any]]] = {}
+        recorded: dict[tuple[str, int], dict[str, RowsDigest]] = {}
         for cell, number, contents in self.rows(ATTEMPTS, ["cell", "attempt", "contents"]):
             if contents is not None:
-                recorded[cell, number] = json.loads(contents)
+                recorded[cell, number] = parse_digests(contents)
         incomplete = {}
         for table in MEASURED_TABLES:
             attempts = [f"{key[0]}-{key[1]}" for key in recorded if table in recorded[key]]
             stored = stored_rows(self.folder / table, SCHEMAS[table], attempts)
             for key, contents in recorded.items():
-                rows, digest = contents.get(table, (0, ""))
+                rows, digest = contents.get(table, RowsDigest(0, ""))
                 found = stored.get(f"{key[0]}-{key[1]}")
                 found_rows = found.rows if found else 0
                 if found_rows != rows:
@@ -206,7 +206,7 @@ class Run:
         schema = with_categories(SCHEMAS[table])
         empty = empty_table(schema, columns)
 
-        def to_columns(parts: list[pa.Table]) -> dict[str, pd.Series[Any]]:
+        def to_columns(parts: list[pa.Table]) -> dict[str, pd.Series]:
             batch = pa.concat_tables([empty, *parts], promote_options="permissive")
             batch = batch.unify_dictionaries()
             return {name: batch[name].to_pandas() for name in batch.column_names}
@@ -217,7 +217,7 @@ class Run:
             *build_from_parts(folder, schema, columns, to_columns, _PARTS_AT_ONCE),
         ]
         # Each column leaves its batches before the next one is joined.
-        joined: dict[str, Any] = {}
+        joined: dict[str, pd.Series | pd.Categorical] = {}
         for name in empty.column_names:
             joined[name] = _join([batch.pop(name) for batch in batches])
         trim_memory()
@@ -271,7 +271,7 @@ def describe_incomplete(run: Run, cells: Collection[str]) -> RunError | None:
     )
 
 
-def _join(columns: list[pd.Series[Any]]) -> Any:
+def _join(columns: list[pd.Series]) -> pd.Series | pd.Categorical:
     import pandas as pd
     from pandas.api.types import union_categoricals
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.store.layout import RUN_SEPARATOR
 from orchestrator.store.manifest import Manifest
@@ -42,8 +42,8 @@ class RunCollection(Run):
 
     def read_manifest(self) -> Manifest:
         """Return what a report needs of the manifests: names, defaults, commands by time."""
-        defaults: dict[str, dict[str, Any]] = {}
-        invocations: list[Any] = []
+        defaults: dict[str, dict[str, object]] = {}
+        invocations: list[Mapping[str, object]] = []
         for run in self._runs.values():
             manifest = run.read_manifest()
             invocations += manifest.get("invocations", [])

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -151,7 +151,7 @@ class RunWriter(Run):
             return write_part(part, whole.replace_schema_metadata(None))
 
     def _write_rows(
-        self, table: str, name: str, rows: list[dict[str, Any]]
+        self, table: str, name: str, rows: list[dict[str, object]]
     ) -> dict[str, RowsDigest]:
         part = self.folder / table / f"{name}.parquet"
         return write_part(part, pa.Table.from_pylist(rows, SCHEMAS[table]))
@@ -230,7 +230,7 @@ def _remove_empty(paths: Iterable[Path]) -> None:
                 path.unlink()
 
 
-def _attempt_row(outcome: Outcome) -> dict[str, Any]:
+def _attempt_row(outcome: Outcome) -> dict[str, object]:
     cell = outcome.attempt.cell
     return {
         "task": cell.task,

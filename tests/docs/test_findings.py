@@ -128,7 +128,7 @@ def test_a_publication_loads(folder: str) -> None:
     """Every file has the digest that publication.json lists, and nothing else is tracked there."""
     publication = Publication(ROOT / PUBLISHED / folder)
     assert len(load_results(publication).cells) > 1000
-    listed = {PUBLICATION_FILE, *publication.contents["files"]}
+    listed = {PUBLICATION_FILE, *publication.contents.files}
     tracked = subprocess.run(
         ["git", "ls-files", "."], cwd=publication.folder, capture_output=True, text=True
     )

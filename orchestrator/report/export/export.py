@@ -148,7 +148,7 @@ def check_place(out: Path, runs: Mapping[str, Run]) -> None:
 
 def _published_before(out: Path) -> list[str]:
     try:
-        return list(Publication(out).contents["runs"]) if is_publication(out) else []
+        return Publication(out).contents.runs if is_publication(out) else []
     except RunError:  # torn: nobody can read it
         return []
 
