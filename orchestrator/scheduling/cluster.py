@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, TypedDict, TypeVar
 
 from orchestrator.common.errors import NoNodeLeft, PlatformError
 from orchestrator.common.text import format_seconds
@@ -39,8 +40,18 @@ _MAX_CRASHES = 3
 _CRASHING = "Ray's workers crash there"
 _SEE_STATUS = "See `ray status`"
 
-Node = Mapping[str, Any]  # an element of `ray.nodes()`
 Answer = TypeVar("Answer")
+Stream = TypeVar("Stream")
+
+
+class Node(TypedDict):
+    """An element of `ray.nodes()`."""
+
+    NodeID: str
+    NodeManagerHostname: str
+    Alive: bool
+    Labels: dict[str, str]
+    Resources: dict[str, float]
 
 
 def gpu_type(node: Node) -> str:
@@ -56,7 +67,7 @@ def capacity(node: Node, resource: str) -> float:
 class NodeHealth:
     """The nodes of a cluster, and those among them that get no cell because they are broken."""
 
-    def __init__(self, ray: Any, notify: Notify) -> None:
+    def __init__(self, ray: ModuleType, notify: Notify) -> None:
         self._ray, self._notify = ray, notify
         self.excluded: dict[str, str] = {}  # node id -> reason
         # Crashed workers of each node since a cell ended there.
@@ -122,7 +133,7 @@ class NodeHealth:
                 self.exclude(name, why.message)
         return answers, list(errors.values())
 
-    def _wait_for(self, hosts: Mapping[Any, str], limit_s: float) -> None:
+    def _wait_for(self, hosts: Mapping[object, str], limit_s: float) -> None:
         """Wait for answers. `hosts` maps each to the host that it comes from."""
         if not hosts:
             return
@@ -132,7 +143,7 @@ class NodeHealth:
             self._notify(f"waiting for {names} to answer, for up to {format_seconds(limit_s)}")
             self._ray.wait(late, num_returns=len(late), timeout=limit_s - _LATE_S)
 
-    def _answer(self, answer: Any, limit_s: float) -> list[Any]:
+    def _answer(self, answer: object, limit_s: float) -> list[Any]:
         """Return the answer in a list, which is empty for a node that is gone.
 
         Raises PlatformError.
@@ -182,7 +193,7 @@ class NodeHealth:
         with suppress(ray.RayError):  # the next event reports it
             self._ask(_do_nothing, _BEGIN_S, started.node)
 
-    def find_lost(self, running: Mapping[Any, AttemptStarted]) -> list[Any]:
+    def find_lost(self, running: Mapping[Stream, AttemptStarted]) -> list[Stream]:
         """Return the keys of attempts whose node is no longer alive.
 
         Raises NoNodeLeft if an attempt has waited for long, and no node could run it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.hardware.gpu_catalog import matches_kind
@@ -16,6 +16,9 @@ from orchestrator.scheduling.cluster import (
 )
 from orchestrator.scheduling.multi_gpu import gpu_count, require_gpus
 from tasks.spec.attempt import Attempt
+
+if TYPE_CHECKING:
+    from ray import ObjectRefGenerator
 
 
 class RayPlacement:
@@ -30,7 +33,7 @@ class RayPlacement:
         self._gpu_types: set[str] = set()  # of all nodes that ever joined
         # Supervisors that keep the GPUs of an attempt reserved, so that Ray gives a failed GPU to
         # no other cell.
-        self.holding: dict[Any, tuple[AttemptStarted, DeviceLost]] = {}
+        self.holding: dict[ObjectRefGenerator, tuple[AttemptStarted, DeviceLost]] = {}
 
     def slots(self, device: str, gpu_kind: str | None = None) -> int:
         """Return how many cells of a device type or kind of GPU can run at the same time."""
@@ -58,7 +61,7 @@ class RayPlacement:
                 return False
         return gpu_count(attempts) < self.slots("cuda")
 
-    def resources(self, attempt: Attempt) -> dict[str, Any]:
+    def resources(self, attempt: Attempt) -> dict[str, object]:
         """Return the options of a Ray task for an attempt: `num_cpus`, `num_gpus` and labels."""
         params = attempt.cell.params
         labels = self._kind_labels(params.gpu_kind)

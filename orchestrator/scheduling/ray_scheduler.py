@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from orchestrator.execution.attempt import recover
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
@@ -30,13 +30,16 @@ from tasks.spec.attempt import PREPARATION_S, Attempt
 from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
 
+if TYPE_CHECKING:
+    from ray import ObjectRefGenerator
+
 # Added to an attempt's time-out before its supervisor is given up. Until then the supervisor may
 # prepare a fork server and a process, and check the GPU and twice the host.
 _BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0
 _POLL_S = 0.5
 
 # The attempts that Ray has, by their stream of events. A host is known once one has started.
-Running = dict[Any, AttemptStarted]
+Running: TypeAlias = "dict[ObjectRefGenerator, AttemptStarted]"
 
 
 class RayScheduler(Scheduler):
@@ -119,16 +122,17 @@ class RayScheduler(Scheduler):
             stream = self._submit(attempt)
             running[stream] = AttemptStarted(attempt, "", "", time.monotonic())
 
-    def _submit(self, attempt: Attempt) -> Any:
+    def _submit(self, attempt: Attempt) -> ObjectRefGenerator:
         token = None
         if self._session.host is None:
             with suppress(OSError):  # the cell reports a folder that cannot be written
                 token = write_folder_token(attempt)
         task = _with_node(supervise)
-        return self._start_task(task, attempt, token, num_returns="streaming")
+        stream: ObjectRefGenerator = self._start_task(task, attempt, token, num_returns="streaming")
+        return stream
 
     def _start_task(
-        self, task: Callable[..., Any], attempt: Attempt, *arguments: Any, **options: Any
+        self, task: Callable[..., object], attempt: Attempt, *arguments: object, **options: str
     ) -> Any:
         resources = self._placement.resources(attempt)
         # max_calls=0: the worker only supervises, so it may serve the next cell. max_retries=0: by
@@ -137,7 +141,7 @@ class RayScheduler(Scheduler):
         decorate = self._ray.remote(**resources, max_calls=0, max_retries=0, **options)
         return decorate(task).remote(attempt, resources["num_cpus"], self._gpus, *arguments)
 
-    def _next_events(self, running: Running) -> Iterator[tuple[Any, Event]]:
+    def _next_events(self, running: Running) -> Iterator[tuple[ObjectRefGenerator, Event]]:
         """Wait a moment, and yield at most one event of each attempt."""
         if not running:
             return
@@ -150,7 +154,7 @@ class RayScheduler(Scheduler):
                 if outcome is not None:
                     yield stream, outcome
 
-    def _next_event(self, stream: Any, started: AttemptStarted) -> Event:
+    def _next_event(self, stream: ObjectRefGenerator, started: AttemptStarted) -> Event:
         try:
             event: Event = self._ray.get(next(stream))
         except self._ray.exceptions.LocalRayletDiedError as error:
@@ -165,7 +169,9 @@ class RayScheduler(Scheduler):
             self._health.note_success(started.node)
         return event
 
-    def _exclude(self, event: DeviceLost, stream: Any, started: AttemptStarted) -> Outcome:
+    def _exclude(
+        self, event: DeviceLost, stream: ObjectRefGenerator, started: AttemptStarted
+    ) -> Outcome:
         """Give no other cell to a lost device, and return how the attempt ended."""
         if event.gpu:
             self._placement.holding[stream] = started, event
@@ -177,18 +183,18 @@ class RayScheduler(Scheduler):
         self._notify(f"{event.description}. {REPAIR_REMEDY}")
         return event.own_outcome
 
-    def _give_up_hung(self, stream: Any, started: AttemptStarted) -> Outcome | None:
+    def _give_up_hung(self, stream: ObjectRefGenerator, started: AttemptStarted) -> Outcome | None:
         """Return a lost outcome if the supervisor itself hangs, and None otherwise."""
         limit_s = started.attempt.settings.timeout_s + _BACKSTOP_S
         if not started.host or time.monotonic() - started.at_s < limit_s:
             return None
         return self._give_up(stream, started, f"its supervisor did not answer for {limit_s:g} s")
 
-    def _give_up(self, stream: Any, started: AttemptStarted, reason: str) -> Outcome:
+    def _give_up(self, stream: ObjectRefGenerator, started: AttemptStarted, reason: str) -> Outcome:
         self._cancel([stream])
         return lost_outcome(started.attempt, reason, time.monotonic() - started.at_s)
 
-    def _cancel(self, streams: Iterable[Any]) -> None:
+    def _cancel(self, streams: Iterable[ObjectRefGenerator]) -> None:
         for stream in streams:
             with suppress(Exception):
                 self._ray.cancel(stream, force=True)
@@ -212,7 +218,7 @@ def _with_node(task: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[E
     """
 
     @wraps(task)  # Ray titles the process with the task's name
-    def task_with_node(*arguments: Any) -> Iterator[Event]:
+    def task_with_node(*arguments: object) -> Iterator[Event]:
         import ray
 
         for event in task(*arguments):

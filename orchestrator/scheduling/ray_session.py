@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from orchestrator.common.errors import PlatformError
@@ -75,7 +76,7 @@ class RaySession:
         watch: the watch of a private Ray's processes, or None on a cluster.
     """
 
-    ray: Any
+    ray: ModuleType
     host: HostInfo | None = None
     watch: RayWatch | None = None
 
@@ -152,7 +153,9 @@ def _start_reaper(session: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, RayWatch, HostInfo]:
+def _start_here(
+    session: str, variables: Mapping[str, str]
+) -> tuple[ModuleType, RayWatch, HostInfo]:
     """Start Ray on this host and probe the host at the same time: each takes seconds.
 
     Raises PlatformError.
@@ -177,7 +180,7 @@ def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, RayWat
 
 def _start_private_ray(
     session: str, gpus: int, variables: Mapping[str, str]
-) -> tuple[Any, RayWatch]:
+) -> tuple[ModuleType, RayWatch]:
     """Start Ray with these variables. Raises PlatformError."""
     watch = RayWatch()
     os.environ.update(variables)
@@ -202,14 +205,14 @@ def _start_private_ray(
             os.environ.pop(name, None)
 
 
-def _connect(address: str) -> Any:
+def _connect(address: str) -> ModuleType:
     """Join a cluster. Raises PlatformError."""
     _require_listener(address)
     with _shipped() as options:
         return _init_ray(address, _IS_IT_RUNNING, **options)
 
 
-def _init_ray(address: str, remedy: str, **options: Any) -> Any:
+def _init_ray(address: str, remedy: str, **options: Any) -> ModuleType:
     for name, value in _RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # Ray reads them when it is imported
     import ray
@@ -238,7 +241,7 @@ def _require_listener(address: str) -> None:
 
 
 @contextmanager
-def _shipped() -> Iterator[dict[str, Any]]:
+def _shipped() -> Iterator[dict[str, dict[str, str]]]:
     """Yield the options with which Ray ships this program to the nodes of a cluster."""
     if _IS_A_JOB in os.environ:
         # Ray accepts one working folder, which is the job's.
