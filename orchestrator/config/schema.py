@@ -6,7 +6,9 @@ error, and each error names its place in the file.
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +34,7 @@ from tasks.spec.registry import all_tasks
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # a folder has it
 LONGEST_VARIABLE = 131_071  # bytes of NAME=VALUE: Linux's MAX_ARG_STRLEN, less the final NUL
+_PIPE_S = 10.0  # longest wait for the next piece of a config from a pipe
 LONGEST_S = 1e8  # a time limit of about three years: some timers overflow at 68 years
 
 
@@ -105,11 +108,12 @@ class SweepConfig(Strict):
 def load_config(path: Path) -> tuple[SweepConfig, Source]:
     """Load a config from a file. Raises ConfigError with the file's name, and the line if known."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        content = _read_at_most(MAX_BYTES + 1, path)
+        if len(content) > MAX_BYTES:
             raise ConfigError(
                 f"{path}: larger than {MAX_BYTES} bytes", "A config has a few dozen lines"
             )
-        text = path.read_text(encoding="utf-8")
+        text = content.decode("utf-8")
     except OSError as error:
         remedy = ""
         siblings = sorted(map(str, path.parent.glob("*.yaml")))
@@ -121,6 +125,24 @@ def load_config(path: Path) -> tuple[SweepConfig, Source]:
             f"{path}: cannot be read: byte {error.start} is not UTF-8", "Save it as UTF-8"
         ) from error
     return parse_config(text, str(path))
+
+
+def _read_at_most(size: int, path: Path) -> bytes:
+    """Return the first bytes of a file, a pipe such as `<(…)`, or a device.
+
+    Raise OSError, also if nothing is written to a pipe for a while.
+    """
+    content = b""
+    # Without O_NONBLOCK, opening a pipe waits for somebody to write to it.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        while len(content) < size:
+            if not select.select([file], [], [], _PIPE_S)[0]:
+                raise TimeoutError(errno.ETIMEDOUT, f"nothing was written to it for {_PIPE_S:g} s")
+            piece = file.read(size - len(content))
+            if piece == b"":
+                break
+            content += piece or b""
+    return content
 
 
 def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:

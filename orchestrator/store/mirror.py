@@ -25,6 +25,7 @@ from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.parquet_parts import is_merged, replaced_parts
+from orchestrator.store.plain_files import require_plain
 from orchestrator.store.publication import require_listed
 from orchestrator.store.remote_address import RunLocation, is_address, require_lasting
 from orchestrator.store.remote_folder import RemoteFolder, reaching
@@ -70,7 +71,8 @@ class RemoteRun(Run):
 def open_run(location: RunLocation) -> Run:
     """Return the run of a folder or address, downloaded if it is remote.
 
-    Raise RunError for a file, ConfigError for an address that is wrong, RunUnreachable.
+    Raise RunError for a file and for a folder with links or pipes, ConfigError for an address that
+    is wrong, RunUnreachable.
     """
     if isinstance(location, str):
         require_lasting(location)
@@ -78,10 +80,12 @@ def open_run(location: RunLocation) -> Run:
         remote = RemoteRun(RemoteFolder(str(location)))
         remote.mirror.refresh()
         return remote
-    if Path(location).is_file():
+    folder = Path(location)
+    if folder.exists() and not folder.is_dir():
         raise RunError(f"{location}: is a file", "Name a folder")
-    require_listed(Path(location))
-    return Run(Path(location))
+    require_listed(folder)
+    require_plain(folder)
+    return Run(folder)
 
 
 class Mirror:

@@ -44,7 +44,7 @@ _CHECKSUM_BYTES = 4
 _READ_TRIES = 5
 
 Built = TypeVar("Built")
-_INTACT: set[tuple[Path, int, int]] = set()  # versions of files that need no second look
+_CHECKED: dict[tuple[Path, int, int], bool] = {}  # versions of files that need no second look
 
 
 class StoredRows(NamedTuple):
@@ -205,7 +205,7 @@ def _replaced_by(merged: Iterable[Path]) -> set[str]:
     replaced: set[str] = set()
     for path in merged:
         with _damage_as_run_error(path), path.open("rb") as file:
-            _require_intact(path)
+            _verify_checksum(path)
             replaced |= _replaced(pq.read_metadata(file))
     return replaced
 
@@ -282,7 +282,7 @@ def _total(digests: Mapping[str, RowsDigest]) -> int:
 
 def _read_digests(path: Path) -> dict[str, RowsDigest]:
     with _damage_as_run_error(path), path.open("rb") as file:
-        _require_intact(path)
+        _verify_checksum(path)
         return digests_by_attempt(pq.read_table(file, page_checksum_verification=True), path.stem)
 
 
@@ -294,7 +294,7 @@ def _read_part(
         if columns is not None:
             columns = [name for name in columns if name in names]
         recorded = _recorded_digests(part)
-        table = _read_rows(path, part, columns, recorded)
+        table = _read_rows(path, part, columns, None if _verify_checksum(path) else recorded)
         fields = []
         for field in table.schema:
             # A column of a newer program stays as it is.
@@ -313,6 +313,7 @@ def _read_rows(
 ) -> pa.Table:
     """Return the rows of a part. Raise RunError if they are not those that were written.
 
+    recorded: digests to compare with; None if the whole file was compared with its checksum.
     Few of the columns of large tables are read without that comparison: each command that uses
     them has read all columns before.
     """
@@ -328,20 +329,24 @@ def _read_rows(
     return table if columns is None else table.select(columns)
 
 
-def _require_intact(path: Path) -> None:
-    """Raise RunError if the content of a file does not have the checksum that it contains."""
+def _verify_checksum(path: Path) -> bool:
+    """Compare a file with the checksum in it. Return False if an older program wrote it without one.
+
+    Raise RunError if the content has another one.
+    """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         version = (path, status.st_mtime_ns, status.st_size)
-        if version in _INTACT:
-            return
+        if version in _CHECKED:
+            return _CHECKED[version]
         content = file.read()
     before, mark, after = content.rpartition(_CHECKSUM_MARK)
-    if mark:  # files of older programs have none
+    if mark:
         checksum = zlib.crc32(after[_CHECKSUM_BYTES:], zlib.crc32(before))
         if checksum.to_bytes(_CHECKSUM_BYTES, "little") != after[:_CHECKSUM_BYTES]:
             raise damaged(path)
-    _INTACT.add(version)
+    _CHECKED[version] = bool(mark)
+    return bool(mark)
 
 
 @contextmanager
@@ -349,7 +354,7 @@ def _open_part(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     # Python opens the file: pyarrow would encode the path by the locale, take "a:b/x" for an
     # address, and "~" for a home.
     with _damage_as_run_error(path), path.open("rb") as file:
-        _require_intact(path)
+        _verify_checksum(path)
         metadata = pq.read_metadata(file)
         names = metadata.schema.to_arrow_schema().names
         missing = sorted(REQUIRED_COLUMNS.intersection(schema.names).difference(names))

@@ -13,6 +13,7 @@ from orchestrator.common.hashing import file_digest
 from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.manifest import Manifest
+from orchestrator.store.plain_files import is_plain, require_plain
 from orchestrator.store.remote_address import RunLocation, is_address
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
@@ -22,13 +23,16 @@ from orchestrator.store.tables import SCHEMA_VERSION
 class Publication(RunCollection):
     """The runs of a published folder, whose report is in the folder itself.
 
-    Raise RunError if a file is missing or differs from what was published, RunMismatch if a newer
+    Raise RunError if a file is missing, a link or not what was published, RunMismatch if a newer
     program published it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.contents = _read_contents(folder)
-        super().__init__({name: Run(folder / name) for name in self.contents.runs}, folder)
+        folders = {name: folder / name for name in self.contents.runs}
+        for path in (folder, *folders.values()):
+            require_plain(path)
+        super().__init__({name: Run(path) for name, path in folders.items()}, folder)
 
     @property
     def reference(self) -> str | None:
@@ -72,6 +76,8 @@ def _read_contents(folder: Path, only: str = "") -> _Contents:
     """
     file = folder / PUBLICATION_FILE
     remedy = f"Copy {folder} again, or `git checkout` it"
+    if not is_plain(file, folder):
+        raise RunError(f"{file}: is a link or no file", remedy)
     try:
         contents = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -123,10 +129,12 @@ def _is_plain(part: str) -> bool:
 
 
 def _require_files(folder: Path, digests: Mapping[str, str], remedy: str) -> None:
-    missing = [name for name in digests if not (folder / name).exists()]
+    missing = [name for name in digests if not is_plain(folder / name, folder)]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise RunError(f"{folder}: {missing[0]}{more} of what was published is missing", remedy)
+        raise RunError(
+            f"{folder}: {missing[0]}{more} of what was published is missing, or a link", remedy
+        )
     for name, digest in digests.items():
         if file_digest(folder / name) != digest:
             raise RunError(f"{folder / name}: is torn, or not what was published", remedy)

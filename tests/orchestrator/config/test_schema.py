@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -302,3 +303,27 @@ def test_variables_that_are_too_large_together_are_refused() -> None:
     names = ", ".join(f"A{number}: {value}" for number in range(allowed // len(value) + 1))
     with pytest.raises(ConfigError, match="together with the environment of this process"):
         parse_config(f"{GOOD}env: {{{names}}}", "c.yaml")
+
+
+def test_a_config_may_come_through_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("name: x\ngrids: [{task: matmul}]\n",))
+    writer.start()
+    config, _ = load_config(pipe)
+    writer.join()
+    assert config.name == "x"
+
+
+def test_a_pipe_that_nobody_writes_to_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.config.schema._PIPE_S", 0.05)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"cannot be read: nothing was written to it for 0\.05 s"):
+        load_config(tmp_path / "pipe.yaml")
+
+
+def test_an_endless_device_is_no_config() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: larger than 400000 bytes"):
+        load_config(Path("/dev/zero"))

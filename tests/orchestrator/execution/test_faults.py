@@ -17,6 +17,7 @@ from orchestrator.store.run import Run
 from tasks.spec.attempt import LOG_FILE
 from tasks.spec.status import Status
 from tests.conftest import ROOT, has_ended
+from tests.support import misbehaving
 
 pytestmark = pytest.mark.process
 
@@ -50,6 +51,15 @@ class Fault:
 
 
 ASKED = {"asked_bytes": int(20.5 * GIB), "exception": "OutOfMemoryError"}
+
+
+def exit_evidence(code: int) -> dict[str, str]:
+    """The message has the place, because a number alone explains nothing."""
+    lines = Path(misbehaving.__file__).read_text().splitlines()
+    place = f"misbehaving.py:{lines.index(f'        sys.exit({code})') + 1}"
+    return {"exception": "SystemExit", "message": f"SystemExit: {code} ({place})"}
+
+
 HANG = {"message": "not done after 4 s", "timeout_s": 4.0}
 FAULTS: dict[str, Sequence[Fault]] = {
     "out of memory": [
@@ -92,8 +102,8 @@ FAULTS: dict[str, Sequence[Fault]] = {
         Fault("leave_well", "crashed", {"exit_code": 0}),
     ],
     "an exception": [
-        Fault("sys_exit", "failed", {"exception": "SystemExit", "message": "3"}),
-        Fault("sys_exit_well", "failed", {"exception": "SystemExit", "message": "0"}),
+        Fault("sys_exit", "failed", exit_evidence(3)),
+        Fault("sys_exit_well", "failed", exit_evidence(0)),
         Fault(
             "fail",
             "failed",

@@ -1,0 +1,106 @@
+"""Links, pipes and devices in a results folder are neither followed nor waited for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from orchestrator.common.errors import RunError
+from orchestrator.store.artifacts import read_artifacts
+from orchestrator.store.mirror import open_run
+from orchestrator.store.plain_files import is_plain
+from orchestrator.store.publication import Publication
+from orchestrator.store.run import Run
+from tests.conftest import ROOT
+
+PUBLISHED = ROOT / "results" / "published" / "h200"
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parent.parent)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "artifacts" / "abc" / "1").mkdir(parents=True)
+    (folder / "samples").mkdir()
+    (folder / "run.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".lock", "run.json", "report", "samples", "samples/a-1.parquet", "artifacts/xyz", "cache"],
+)
+@pytest.mark.parametrize(
+    ("create", "kind"), [(link, "a symbolic link"), (os.mkfifo, "a named pipe")]
+)
+def test_a_run_with_a_link_or_a_pipe_is_refused(
+    name: str, create: Callable[[Path], None], kind: str, run: Path
+) -> None:
+    path = run / name
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    create(path)
+    with pytest.raises(RunError, match=rf"{name}: is {kind}\. Remove it"):
+        open_run(run)
+
+
+def test_the_run_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    assert open_run(tmp_path / "link").exists
+
+
+def test_a_pipe_in_place_of_a_run_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run")
+    with pytest.raises(RunError, match="is a file"):
+        open_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("create", [link, os.mkfifo])
+def test_a_log_that_is_a_link_or_a_pipe_is_not_read(
+    create: Callable[[Path], None], run: Path
+) -> None:
+    attempt = run / "artifacts" / "abc" / "1"
+    create(attempt / "log.txt")
+    (attempt / "rerun.sh").write_text("python -m tasks\n")
+    found = read_artifacts(Run(run), "abc", 1)
+    assert (found.log, found.rerun_command) == (
+        ("(a link or a pipe: not read)",),
+        "python -m tasks",
+    )
+
+
+def test_a_file_below_a_link_is_not_plain(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (run / "artifacts" / "abc" / "2").symlink_to(tmp_path)
+    assert (run / "artifacts" / "abc" / "2" / "secret").is_file()
+    assert not is_plain(run / "artifacts" / "abc" / "2" / "secret", run)
+
+
+def test_a_link_in_a_publication_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    shutil.copytree(PUBLISHED / "tenth", folder / "tenth")
+    (tmp_path / "cells.parquet").write_bytes((PUBLISHED / "cells.parquet").read_bytes())
+    (folder / "cells.parquet").symlink_to(tmp_path / "cells.parquet")
+    (folder / "publication.json").write_text('{"runs": ["tenth"], "files": {}}')
+    with pytest.raises(RunError, match=r"cells\.parquet: is a symbolic link"):
+        Publication(folder)
+
+
+def test_a_lock_that_is_a_link_leaves_its_target_alone(
+    run: Path, tmp_path: Path, write_config: Callable[..., Path], sweep_here: Callable[..., Result]
+) -> None:
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    (run / ".lock").symlink_to(target)
+    done = sweep_here("run", write_config("name: x\ngrids: [{task: matmul}]\n"), "--out", run)
+    assert done.exit_code == 2
+    assert target.read_text() == "precious"
