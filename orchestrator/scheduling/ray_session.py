@@ -81,6 +81,7 @@ class RaySession:
     watch: RayWatch | None = None
 
     def __init__(self, address: str | None, cpu_cells: int, example: Attempt | None) -> None:
+        self._folder = ""
         with ExitStack() as helpers:
             if address:
                 self.ray = _connect(address)
@@ -91,6 +92,7 @@ class RaySession:
     def _start_private(self, helpers: ExitStack, cpu_cells: int, example: Attempt | None) -> None:
         folder, lock = session_folder()
         helpers.callback(os.close, lock)
+        self._folder = folder
         reaper = _start_reaper(folder)
         helpers.callback(reaper.communicate)  # closes its standard input and waits
         variables = {MARK: folder}
@@ -114,6 +116,9 @@ class RaySession:
                 self._helpers.close()
         self.ray.shutdown()
         self._helpers.close()
+        if self._folder:
+            # After a death Ray's shutdown creates its folder again.
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def require_alive(self) -> None:
         """Raise NoNodeLeft if a process of a private Ray has died."""
