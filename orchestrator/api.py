@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -57,7 +56,7 @@ class LoadedRun:
         )
 
     @property
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> Mapping[str, object]:
         return self._results.manifest
 
     @cached_property
@@ -111,7 +110,7 @@ def load(*folders: str | Path) -> LoadedRun:
     return LoadedRun(open_runs(folders))
 
 
-def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
+def _numbers(column: pd.Series) -> pd.Series:
     """Return a column as numbers if all its texts are plain numbers, such as 12313."""
     numeric = pd.to_numeric(column, errors="coerce")
     return numeric.convert_dtypes() if numeric.notna().equals(column.notna()) else column

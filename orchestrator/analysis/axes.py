@@ -28,7 +28,7 @@ class CellTable(Protocol):
     def axes(self) -> tuple[str, ...]: ...
 
 
-def is_null(value: Any) -> bool:
+def is_null(value: object) -> bool:
     """Return pd.isna(value) for a scalar, in a fraction of its time."""
     return value is None or value is pd.NA or bool(value != value)
 
@@ -62,7 +62,7 @@ def varying_axes(results: CellTable) -> list[str]:
     return varying
 
 
-def ordered_values(axis: str, values: pd.Series[Any]) -> list[Any]:
+def ordered_values(axis: str, values: pd.Series) -> list[Any]:
     """Return the distinct values, in the declared order of the axis, others sorted behind them."""
     rank = _indices(value_order(axis))
     # Values of one axis may be of different types, which cannot be compared.
@@ -72,13 +72,13 @@ def ordered_values(axis: str, values: pd.Series[Any]) -> list[Any]:
     )
 
 
-def value_ranks(axis: str, values: pd.Series[Any]) -> pd.Series[int]:
+def value_ranks(axis: str, values: pd.Series) -> pd.Series[int]:
     """Return the index of each value in the order of the axis; null comes first."""
     ranks = _indices(ordered_values(axis, values))
     return values.map(ranks, na_action="ignore").fillna(-1).astype(int)
 
 
-def _indices(values: Sequence[Any]) -> dict[Any, int]:
+def _indices(values: Sequence[object]) -> dict[object, int]:
     return {value: index for index, value in enumerate(values)}
 
 
@@ -97,6 +97,6 @@ def axis_texts(row: Row, axes: list[str]) -> list[str]:
 
 # The same values stand in many rows of many tables.
 @lru_cache(maxsize=4096, typed=True)
-def axis_text(value: Any) -> str:
+def axis_text(value: object) -> str:
     """Return the text of one value of an axis."""
     return NOTHING if is_null(value) else str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -142,8 +142,8 @@ def _values_by_cell(cells: pd.DataFrame, column: str) -> dict[str, float]:
     """Return the known values of a column."""
     if column not in cells:
         return {}
-    values: dict[Any, float] = cells.set_index("cell")[column].dropna().astype(float).to_dict()
-    return values
+    values = cells.set_index("cell")[column].dropna().astype(float)
+    return {str(cell): value for cell, value in values.items()}
 
 
 def _dispatch_rates(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:

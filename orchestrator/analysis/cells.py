@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -172,7 +171,7 @@ def _concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
     return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=by_run))
 
 
-def _unfold(column: pd.Series[Any]) -> pd.DataFrame:
+def _unfold(column: pd.Series) -> pd.DataFrame:
     """Return a column of JSON objects as columns. A nested object or list stays JSON text."""
     rows = column.map(json.loads).tolist()
     # dtype object: integers must not become floats where another row has null.
@@ -183,7 +182,7 @@ def _unfold(column: pd.Series[Any]) -> pd.DataFrame:
     return frame
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> object:
     return json.dumps(value) if isinstance(value, (dict, list)) else value
 
 
@@ -202,20 +201,21 @@ def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, index=facts.index, columns=columns, dtype="float64")
 
 
-def _total(flops: Any) -> float:
+def _total(flops: object) -> float:
     known = _numbers(flops)
     return float(sum(known.values())) if known else np.nan
 
 
-def _numbers(text: Any) -> dict[str, float]:
+def _numbers(text: object) -> dict[str, float]:
     """Return a JSON object of numbers; an empty one for anything else."""
     found = json.loads(text) if isinstance(text, str) and text.startswith("{") else {}
     return found if all(map(_is_number, found.values())) else {}
 
 
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) < _LARGEST
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < _LARGEST
 
 
 def _typed(facts: pd.DataFrame, declared: Sequence[Fact]) -> pd.DataFrame:
@@ -228,7 +228,7 @@ def _typed(facts: pd.DataFrame, declared: Sequence[Fact]) -> pd.DataFrame:
     return facts
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
@@ -239,7 +239,7 @@ _HAS_TYPE = {
 }
 
 
-def _nullable(column: pd.Series[Any]) -> pd.Series[Any]:
+def _nullable(column: pd.Series) -> pd.Series:
     # `convert_dtypes` alone would turn measured values into integers if all happen to be whole.
     floating = pd.api.types.infer_dtype(column, skipna=True) in ("floating", "mixed-integer-float")
     return column.astype("Float64") if floating else column.convert_dtypes()

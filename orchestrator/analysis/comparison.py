@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 
@@ -310,7 +309,6 @@ def _has_digests(cells: pd.DataFrame) -> bool:
 
 
 def _distinct_values(cells: pd.DataFrame, column: str) -> str:
-    values: list[Any] = []
-    if column in cells:
-        values = sorted(set(cells[column].dropna().map(str)))
-    return ", ".join(values) or "unknown"
+    if column not in cells:
+        return "unknown"
+    return ", ".join(sorted(set(cells[column].dropna().map(str)))) or "unknown"

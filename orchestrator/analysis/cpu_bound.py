@@ -6,7 +6,6 @@ Such a step takes another time on another host with the same GPU, so tables mark
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -101,7 +100,7 @@ def depends_on_cpu(cells: pd.DataFrame) -> pd.Series[bool]:
     return (cells["device"] == "cpu") | is_bound if "device" in cells else is_bound
 
 
-def bound_by(cells: pd.DataFrame) -> pd.Series[Any]:
+def bound_by(cells: pd.DataFrame) -> pd.Series:
     """Return the `BoundBy` of each cell, or None if it is unknown."""
     found = pd.Series([None] * len(cells), cells.index, dtype=object)
     if "cpu_bound" in cells:

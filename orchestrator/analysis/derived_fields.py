@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import Any
 
 import pandas as pd
 
 from orchestrator.analysis.sound_cells import apply_to_sound_cells, quotients
 from tasks.spec.fields import Format, name_pattern
 
-Compute = Callable[[pd.DataFrame], "pd.Series[Any] | pd.DataFrame"]
+Compute = Callable[[pd.DataFrame], pd.Series | pd.DataFrame]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
@@ -37,7 +36,7 @@ def predicted_columns(predictions: pd.DataFrame | None) -> pd.DataFrame:
     samples = latest[has_value].assign(instrument="prediction")
     sizes = latest[latest["metric"].str.startswith(("peak", "held"))]
     is_predicted = sizes["value"].notna()
-    columns: list[pd.DataFrame | pd.Series[Any]] = [
+    columns: list[pd.DataFrame | pd.Series] = [
         metric_columns(samples, PREDICTED_METRICS),
         _closed_form(samples),
         _first_note(sizes[is_predicted], "predicted_how"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
@@ -48,7 +47,7 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
     return join_columns(frames)
 
 
-def join_columns(frames: Iterable[pd.DataFrame | pd.Series[Any]]) -> pd.DataFrame:
+def join_columns(frames: Iterable[pd.DataFrame | pd.Series]) -> pd.DataFrame:
     """Return the columns of all frames that are not empty, joined by their index."""
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, axis=1) if filled else pd.DataFrame()
@@ -105,7 +104,7 @@ def role_name(role: str) -> str:
     return (module if module == "attention squares" else group).replace(" ", "_")
 
 
-_PLACEHOLDER_TEXTS: dict[str, Callable[[Any], str]] = {
+_PLACEHOLDER_TEXTS: dict[str, Callable[[str], str]] = {
     "{rank}": lambda step: str(int(step)),
     "{role}": role_name,
 }
@@ -122,7 +121,7 @@ def _summary_columns(
         summary["n"] = summary["n"].astype("Int64")  # stays a count next to cells without one
     frames = []
     for phase in sorted(summary.index.unique("phase")):
-        frame = with_text_index(summary.xs(phase, level="phase"))
+        frame = with_text_index(pd.DataFrame(summary.xs(phase, level="phase")))
         template = column.name.replace("{phase}", str(phase))
         names = [template.replace("{statistic}", statistic) for statistic in statistics]
         frames.append(frame.set_axis(names, axis=1))
@@ -171,7 +170,6 @@ def with_text_columns(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.astype({name: categorical[name].cat.categories.dtype for name in categorical})
 
 
-def with_text_index(table: Any) -> pd.DataFrame:
+def with_text_index(table: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with text in its index instead of categories."""
-    with_text: pd.DataFrame = table.set_axis(table.index.astype(str))
-    return with_text
+    return table.set_axis(table.index.astype(str))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
 import pandas as pd
 
@@ -14,6 +13,7 @@ from orchestrator.analysis.cells import derive_cells
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.files import trim_memory
 from orchestrator.common.suggestions import suggestion
+from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import INCOMPLETE, Run
 from tasks.spec.status import Status
 from tasks.spec.tables import UNKNOWN_CLASS
@@ -34,7 +34,7 @@ class Results:
 
     cells: pd.DataFrame
     axes: tuple[str, ...]
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     # A function, because there may be millions of rows, and most tables need none of them.
     read_table: Callable[[str], pd.DataFrame] = lambda table: pd.DataFrame()
     cells_without_samples: int = 0
@@ -84,7 +84,7 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     """
     attempts, manifest = read_attempts(run), run.read_manifest()
     # A row that was written before a parameter existed has its default, as the cell's id has.
-    defaults: Mapping[str, Mapping[str, Any]] = manifest.get("defaults", {})
+    defaults: Mapping[str, Mapping[str, object]] = manifest.get("defaults", {})
     params, axes = [], {}
     for task, text in zip(attempts["task"], attempts["params"], strict=True):
         values = {**defaults.get(task, {}), **json.loads(text)}
@@ -163,7 +163,7 @@ def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:
     return replace(results, cells=cells[cells["cell"].str.startswith(tuple(prefixes))])
 
 
-def choose_where(results: Results, conditions: Mapping[str, Sequence[Any]]) -> Results:
+def choose_where(results: Results, conditions: Mapping[str, Sequence[object]]) -> Results:
     """Return the results of the cells that have one of the given values of each parameter.
 
     `task`, `run` and `status` can be named too. Raise ConfigError for an unknown name, RunError if
