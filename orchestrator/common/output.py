@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TextIO
 
 import click
 
@@ -21,7 +21,7 @@ def say(line: str) -> None:
         continue_unread()
 
 
-def _drop_output(stream: Any) -> None:
+def _drop_output(stream: TextIO) -> None:
     """Redirect what is still printed to a stream to /dev/null."""
     # Python flushes the stream when it exits, which would fail with a traceback otherwise.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from orchestrator.common.units import GIB, MIB
 from tasks.spec.messages import escape_unprintable, shorten
@@ -32,14 +31,15 @@ def end_location(stage: str, phase: str) -> str:
     return "/".join(filter(None, [stage, phase]))
 
 
-def failure_reason(evidence: Mapping[str, Any]) -> str:
+def failure_reason(evidence: Mapping[str, object]) -> str:
     """Return in one line why an attempt failed, from the evidence in its row.
 
     An allocation that failed is described by its size. torch's own message for it is a paragraph
     whose first line names neither the limit nor the free memory.
     """
-    if isinstance(evidence.get("asked_bytes"), int):
-        return _failed_allocation(evidence)
+    sizes = {name: value for name, value in evidence.items() if isinstance(value, int)}
+    if "asked_bytes" in sizes:
+        return _failed_allocation(sizes)
     named = (evidence.get(name) for name in ("reason", "message", "exception"))
     message = str(next(filter(None, named), "")).strip()
     return shorten(escape_unprintable(message.split("\n")[0]), _LONGEST_REASON)
@@ -51,16 +51,16 @@ def parameter_texts(params: str) -> dict[str, str]:
     return {name: str(value) for name, value in values if value not in (None, {})}
 
 
-def evidence_text(name: str, value: Any) -> str:
+def evidence_text(name: str, value: object) -> str:
     """Return a piece of evidence as text. Bytes have commas between their thousands."""
     if isinstance(value, int) and name.endswith("_bytes"):
         return f"{value:,}"
     return str(value).strip()
 
 
-def _failed_allocation(evidence: Mapping[str, Any]) -> str:
-    limit, free, total = (evidence.get(f"{name}_bytes") for name in ("limit", "free", "total"))
-    reason = f"out of memory: asked for {_size(evidence['asked_bytes'])}"
+def _failed_allocation(sizes: Mapping[str, int]) -> str:
+    limit, free, total = map(sizes.get, ("limit_bytes", "free_bytes", "total_bytes"))
+    reason = f"out of memory: asked for {_size(sizes['asked_bytes'])}"
     # A limit above the GPU's memory was not what stopped the allocation.
     if limit and limit <= (total or limit):
         return f"{reason}, limit {_size(limit)}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from orchestrator.execution.child_log import tail
 from tasks.process.journal import FinalStatus, JournalContents, read_journal
@@ -82,7 +81,7 @@ def lost_outcome(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
     return Outcome(attempt, Status.LOST, "", "", {"message": reason}, {}, (), started_at, wall_s)
 
 
-def _evidence(attempt: Attempt, final: FinalStatus, ended: ProcessExit) -> dict[str, Any]:
+def _evidence(attempt: Attempt, final: FinalStatus, ended: ProcessExit) -> dict[str, object]:
     evidence = dict(final.evidence)
     if final.status not in (Status.OK, Status.SKIPPED):
         evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
@@ -91,7 +90,7 @@ def _evidence(attempt: Attempt, final: FinalStatus, ended: ProcessExit) -> dict[
     return evidence
 
 
-def _facts(journal: JournalContents, ended: ProcessExit) -> dict[str, Any]:
+def _facts(journal: JournalContents, ended: ProcessExit) -> dict[str, object]:
     facts = dict(journal.facts)
     if journal.stage:
         # The rest is what starting and ending the process took. A process without a final line was

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from orchestrator.execution.measuring_process import start_bound_process
 from tasks.process.fork_server import (
@@ -105,7 +104,7 @@ class ForkServer:
         except OSError as error:  # TimeoutError is an OSError
             raise ForkServerLost(error_text(error)) from error
 
-    def receive(self, timeout_s: float) -> dict[str, Any]:
+    def receive(self, timeout_s: float) -> Mapping[str, int | str]:
         """Return the server's next message. Raises TimeoutError or ForkServerLost."""
         self.channel.settimeout(timeout_s)
         try:
@@ -114,7 +113,7 @@ class ForkServer:
             raise ForkServerLost(error_text(error)) from error
         if not message:
             raise ForkServerLost("it has ended")
-        content: dict[str, Any] = json.loads(message)
+        content: Mapping[str, int | str] = json.loads(message)
         return content
 
     def close(self) -> None:

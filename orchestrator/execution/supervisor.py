@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.execution.attempt import execute, prepare, start_fork_template
 from orchestrator.execution.attempt_archive import in_local_folder, pack, shares_folder
@@ -75,7 +74,9 @@ class Slot:
 
     def pin(self, attempt: Attempt) -> Attempt:
         """Return the attempt with the cores of this slot."""
-        return _with_settings(attempt, cores=self.cores) if self.cores else attempt
+        if not self.cores:
+            return attempt
+        return replace(attempt, settings=replace(attempt.settings, cores=self.cores))
 
 
 def supervise(
@@ -223,11 +224,8 @@ def _device_lost(
 
 def only_on(gpu: str, attempt: Attempt) -> Attempt:
     """Return the attempt with these GPUs as the only visible ones."""
-    return _with_settings(attempt, env={**attempt.settings.env, VISIBLE_GPUS: gpu})
-
-
-def _with_settings(attempt: Attempt, **changes: Any) -> Attempt:
-    return replace(attempt, settings=replace(attempt.settings, **changes))
+    env = {**attempt.settings.env, VISIBLE_GPUS: gpu}
+    return replace(attempt, settings=replace(attempt.settings, env=env))
 
 
 def execute_or_lose(attempt: Attempt, slot: Slot) -> Outcome:

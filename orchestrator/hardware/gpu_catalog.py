@@ -47,7 +47,7 @@ class GpuModel:
 def known_gpus() -> tuple[GpuMemoryClass, ...]:
     """Return the memory classes of known GPUs, smallest first."""
     classes = [
-        GpuMemoryClass(gpu["name"], _usable_bytes(gpu), min(gpu["cards"].values()))
+        GpuMemoryClass(gpu["name"], _usable_bytes(gpu["memory_mib"]), min(gpu["cards"].values()))
         for gpu in _data()["gpu"]
         if "name" in gpu
     ]
@@ -57,14 +57,14 @@ def known_gpus() -> tuple[GpuMemoryClass, ...]:
 @cache
 def _known_models() -> tuple[GpuModel, ...]:
     return tuple(
-        GpuModel(name, _usable_bytes(gpu), capability)
+        GpuModel(name, _usable_bytes(gpu["memory_mib"]), capability)
         for gpu in _data()["gpu"]
         for name, capability in gpu["cards"].items()
     )
 
 
-def _usable_bytes(gpu: dict[str, Any]) -> int:
-    return int(gpu["memory_mib"] - _data()["context_mib"]) * MIB
+def _usable_bytes(memory_mib: int) -> int:
+    return int(memory_mib - _data()["context_mib"]) * MIB
 
 
 @cache

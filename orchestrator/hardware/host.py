@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Fingerprint = Mapping[str, Any]  # what must match before results may share a folder
+Fingerprint = Mapping[str, object]  # what must match before results may share a folder
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from orchestrator.hardware.visible_gpus import VISIBLE_GPUS
 
@@ -47,7 +46,7 @@ def _query_each(function: str) -> Mapping[str, str]:
         return {}
 
 
-def _visible_handles(count: int) -> dict[str, Any]:
+def _visible_handles(count: int) -> dict[str, object]:
     """Return NVML's handles of the GPUs that CUDA would see, by name.
 
     Like CUDA, stop at the first name that does not exist.
@@ -59,14 +58,14 @@ def _visible_handles(count: int) -> dict[str, Any]:
         names = [str(index) for index in range(count)]
     else:
         names = [name.strip() for name in visible.split(",")]
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     with suppress(pynvml.NVMLError):
         for name in names:
             found[name] = _handle(name, count)
     return found
 
 
-def _handle(name: str, count: int) -> Any:
+def _handle(name: str, count: int) -> object:
     """Return the handle of the GPU with this index or UUID. Raises NVMLError."""
     import pynvml
 
@@ -149,7 +148,7 @@ def may_be_broken(message: str) -> bool:
     return _MAY_BE_BROKEN.search(message) is not None
 
 
-def _handle_by_uuid(uuid: str) -> Any:
+def _handle_by_uuid(uuid: str) -> object:
     """Return NVML's handle of a GPU, with or without `GPU-` in its UUID. Raises NVMLError."""
     import pynvml
 

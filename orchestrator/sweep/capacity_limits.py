@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.memory_prediction import verdict_of
@@ -76,7 +75,7 @@ class Limit:
     """
 
     task: str
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     bounds: Bounds
     surely: Search
     perhaps: Search | None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 # Reserved from a time limit to end the running cells and to write cells.parquet.
 SAVING_S = 5.0
@@ -43,10 +43,9 @@ class Interruption:
         self.reason: StopReason | None = None
         self._deadline = deadline
         self._is_stoppable = False
-        self._earlier: dict[signal.Signals, Any] = {}
+        self._earlier = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def __enter__(self) -> Self:
-        self._earlier = {number: signal.getsignal(number) for number in _SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
