@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from tasks.snapshots.replay import Snapshot
 
@@ -12,7 +12,7 @@ from tasks.snapshots.replay import Snapshot
 class _PlainUnpickler(pickle.Unpickler):
     """Unpickler of containers, strings and numbers. A pickle of anything else names a function."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is not read for safety")
 
 
@@ -20,7 +20,7 @@ def read_snapshot(path: Path) -> Snapshot:
     """Read a file of `torch.cuda.memory._dump_snapshot`. Raise ValueError if it is not one."""
     try:
         with path.open("rb") as file:
-            snapshot = _PlainUnpickler(file).load()
+            snapshot: Snapshot = _PlainUnpickler(file).load()
     # A damaged pickle can raise almost any exception.
     except Exception as error:
         raise ValueError(f"{path}: not a memory snapshot: {error}") from error

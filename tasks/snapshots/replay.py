@@ -11,16 +11,68 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from tasks.traces.parts import PHASE_PREFIX
 from tasks.traces.ranges import phase_of
 
 BEFORE = -1  # the moment before the first event
 
-Snapshot = Mapping[str, Any]
-Event = Mapping[str, Any]
-Frames = Sequence[Mapping[str, Any]]
+
+class Frame(TypedDict):
+    """A call in a Python stack."""
+
+    filename: str
+    line: int
+    name: str
+
+
+Frames = Sequence[Frame]
+
+
+class Event(TypedDict, total=False):
+    """An event of the record, as torch writes it. Versions of torch differ in the keys."""
+
+    action: str
+    addr: int
+    size: int
+    time_us: int
+    user_metadata: str
+    frames: Frames
+
+
+class Block(TypedDict, total=False):
+    """Memory within a segment of the allocator, at the end of the record."""
+
+    address: int
+    size: int
+    requested_size: int
+    state: str
+    frames: Frames
+
+
+class Segment(TypedDict):
+    """Memory that the allocator got from the device."""
+
+    device: int
+    blocks: Sequence[Block]
+
+
+class Annotation(TypedDict, total=False):
+    """The start or the end of a named range."""
+
+    name: str
+    stage: str
+    time_us: int
+    device: int
+
+
+class Snapshot(TypedDict, total=False):
+    """A record of `torch.cuda.memory`, with the events of each device."""
+
+    device_traces: Sequence[Sequence[Event]]
+    segments: Sequence[Segment]
+    external_annotations: Sequence[Annotation]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -122,18 +174,17 @@ def replay(
     )
 
 
-def _requested(block: Mapping[str, Any]) -> int:
-    size: int = block.get("requested_size", block["size"])  # older versions wrote no requested size
-    return size
+def _requested(block: Block) -> int:
+    return block.get("requested_size", block["size"])  # older versions wrote no requested size
 
 
-def vanished(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[int]:
+def vanished(before: Iterable[Segment], after: Iterable[Segment]) -> list[int]:
     """Return the addresses of blocks that are live in `before` and not in `after`."""
     left = {block["address"] for block in _live_blocks(after)}
     return [block["address"] for block in _live_blocks(before) if block["address"] not in left]
 
 
-def _live_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _live_blocks(segments: Iterable[Segment]) -> Iterator[Block]:
     for segment in segments:
         for block in segment["blocks"]:
             # "active_pending_free" is still in use by another stream.
@@ -141,9 +192,7 @@ def _live_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str,
                 yield block
 
 
-def _allocations(
-    events: Sequence[Event], live_at_end: Iterable[Mapping[str, Any]]
-) -> Iterator[Allocation]:
+def _allocations(events: Sequence[Event], live_at_end: Iterable[Block]) -> Iterator[Allocation]:
     begun: dict[int, tuple[int, Event]] = {}  # moment and event of allocation, by address
     for moment, event in enumerate(events):
         match event["action"]:
