@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from tasks.process.cpu_affinity import pin_to_cores, prefer_for_oom_kill, reset_niceness
 from tasks.process.journal import FinalStatus, Journal
@@ -139,7 +139,7 @@ def measure(attempt_file: str, journal_file: str | None, start_method: StartMeth
     os._exit(0)
 
 
-def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: bool) -> None:
+def _measure(attempt: Attempt, stream: TextIO, start_method: StartMethod, by_hand: bool) -> None:
     journal = Journal(stream)
     journal.stage("start")
     reset_niceness()
@@ -149,7 +149,7 @@ def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: 
     # Appended, so that a user's file does not hide a package that this program imports.
     sys.path.extend(attempt.settings.import_paths)
     progress = Progress(None if by_hand else attempt.path / PHASE_FILE)
-    evidence: dict[str, Any] = {}
+    evidence: dict[str, object] = {}
     try:
         _run_stages(attempt, journal, progress, by_hand, evidence)
     except BaseException as error:  # also SystemExit of a user's model: it is this cell's result
@@ -163,7 +163,7 @@ def _run_stages(
     journal: Journal,
     progress: Progress,
     by_hand: bool,
-    evidence: dict[str, Any],
+    evidence: dict[str, object],
 ) -> None:
     """Build the cell and run each stage of the chosen instruments. Journal each when it ends.
 
@@ -236,7 +236,7 @@ def _journal_rows(session: Session, journal: Journal) -> None:
 
 
 def _final_status(
-    attempt: Attempt, error: BaseException, evidence: Mapping[str, Any]
+    attempt: Attempt, error: BaseException, evidence: Mapping[str, object]
 ) -> FinalStatus:
     from tasks.harness.device import (
         Skip,
@@ -249,7 +249,7 @@ def _final_status(
 
     if isinstance(error, Skip) or backend_refused(error):
         return FinalStatus(Status.SKIPPED, {"reason": message_of(error)})
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "exception": type(error).__qualname__,
         "message": error_text(error),
         "traceback": "".join(traceback.format_exception(error)),
@@ -266,11 +266,11 @@ def _final_status(
     return FinalStatus(status, {**found, **memory})
 
 
-def _memory_at_death(attempt: Attempt) -> dict[str, Any]:
+def _memory_at_death(attempt: Attempt) -> dict[str, object]:
     from tasks.harness.device import GIB, open_device
 
     params = attempt.cell.params
-    limit: dict[str, Any] = {}
+    limit: dict[str, int] = {}
     if params.memory_limit_gib is not None:
         limit = {"limit_bytes": int(params.memory_limit_gib * GIB)}
     try:

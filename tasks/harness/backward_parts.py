@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 
 @dataclass
@@ -56,9 +56,9 @@ class PartTracker:
     @contextmanager
     def backward_named(self) -> Iterator[None]:
         """Report the part of each node before the backward pass runs it; empty if it has none."""
-        run_backward = torch.autograd.backward
+        run_backward: Callable[..., None] = torch.autograd.backward
 
-        def named(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+        def named(tensors: Tensor | Sequence[Tensor], *args: object, **kwargs: object) -> None:
             before = self._part
             self._hook([tensors] if isinstance(tensors, Tensor) else tensors)
             run_backward(tensors, *args, **kwargs)
@@ -84,11 +84,11 @@ class PartTracker:
                 # The hook runs on the thread that runs the node, so that thread reports the part.
                 node.register_prehook(self._entering(owners.get(node._sequence_nr(), "")))
 
-    def _entering(self, part: str) -> Callable[[Any], None]:
+    def _entering(self, part: str) -> Callable[[object], None]:
         return lambda gradients: self._enter(part)
 
 
-def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+def _nodes(roots: Iterable[Node | None]) -> Iterator[Node]:
     """Yield every node of the graphs behind these roots once."""
     waiting = [root for root in roots if root is not None]
     seen = set(waiting)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypedDict
 
 import torch
 from torch import nn
@@ -17,34 +17,42 @@ _BASIC_PROVENANCE = 2  # of torch's three levels the one that adds least to the 
 _KEEP_EAGER = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
+class CompileOptions(TypedDict):
+    """Options of torch.compile."""
+
+    fullgraph: bool
+    dynamic: bool
+    mode: str | None
+
+
 def load_compiler() -> None:
     """Import the compiler, so that the first step's time does not include the import."""
     importlib.import_module("torch._inductor.compile_fx")
-    dynamo: Any = importlib.import_module("torch._dynamo")
+    dynamo = importlib.import_module("torch._dynamo")
     # By default, torch silently runs the code as eager once it has recompiled too often.
     dynamo.config.fail_on_recompile_limit_hit = True
     # By default, torch remembers its last 64 compilations: a model of many blocks lost its first.
     dynamo.utils.set_compilation_metrics_limit(sys.maxsize)
 
 
-def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:
-    """Return options for torch.compile. ours: the course's model, which must be one graph."""
+def compile_options(params: CompiledParams, ours: bool) -> CompileOptions:
+    """Return options of torch.compile. ours: the course's model, which must be one graph."""
     load_compiler()
     # fullgraph: a graph break is an error, instead of a slower measurement.
     # dynamic: with None, a second shape would be compiled as a dynamic one, into other kernels.
     return {"fullgraph": ours, "dynamic": False, "mode": params.compile_mode}
 
 
-def compile_module(module: nn.Module, options: Mapping[str, Any]) -> None:
+def compile_module(module: nn.Module, options: CompileOptions) -> None:
     """Compile a module in place, which leaves the names of its parameters unchanged."""
     if not type(module).forward.__module__.startswith("torch."):
         module.compile(**options)
         return
     # torch does not trace the frames of torch's layers: `module.compile` would capture nothing. It
     # does trace them within a function of another package.
-    call: Any = module._call_impl
+    call: Callable[..., object] = module._call_impl
 
-    def call_layer(*args: Any, **kwargs: Any) -> Any:
+    def call_layer(*args: object, **kwargs: object) -> object:
         return call(*args, **kwargs)
 
     module._compiled_call_impl = torch.compile(call_layer, **options)
@@ -63,7 +71,7 @@ def begin_step(params: Params) -> None:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
 
-def compile_facts() -> dict[str, Any]:
+def compile_facts() -> dict[str, object]:
     """Return facts about the compilations of this process, from torch's counters."""
     from torch._dynamo.utils import counters, get_compilation_metrics
 

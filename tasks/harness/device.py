@@ -6,7 +6,7 @@ import re
 import resource
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -50,7 +50,7 @@ class Device(Protocol):
 
     def memory_evidence(self) -> Mapping[str, int | None]: ...
 
-    def facts(self) -> Mapping[str, Any]: ...
+    def facts(self) -> Mapping[str, object]: ...
 
 
 class CudaDevice:
@@ -96,7 +96,7 @@ class CudaDevice:
             "total_bytes": total,
         }
 
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Mapping[str, object]:
         properties = torch.cuda.get_device_properties(self.torch_device)
         return {
             "gpu": properties.name,
@@ -150,7 +150,7 @@ class CpuDevice:
     def memory_evidence(self) -> Mapping[str, int | None]:
         return {"allocated_bytes": _status_bytes("VmData"), "rss_bytes": _status_bytes("VmRSS")}
 
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Mapping[str, object]:
         return {"threads": torch.get_num_threads()}
 
 
@@ -182,7 +182,7 @@ class MpsDevice:
     def memory_evidence(self) -> Mapping[str, int | None]:
         return {"allocated_bytes": torch.mps.current_allocated_memory()}
 
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Mapping[str, object]:
         return {"gpu": "Apple MPS", "gpu_memory_bytes": torch.mps.recommended_max_memory()}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -105,13 +104,13 @@ def _uncompiled(
 
 def _hook(module: nn.Module, path: str, name: Namer, stack: ExitStack) -> None:
     # A list, because a module may call itself.
-    entered: list[AbstractContextManager[Any]] = []
+    entered: list[AbstractContextManager[object]] = []
 
-    def enter(module: nn.Module, inputs: Any) -> None:
+    def enter(module: nn.Module, inputs: object) -> None:
         entered.append(name(path))
         entered[-1].__enter__()
 
-    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+    def leave(module: nn.Module, inputs: object, output: object) -> None:
         entered.pop().__exit__(None, None, None)
 
     stack.callback(module.register_forward_pre_hook(enter).remove)

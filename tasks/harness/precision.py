@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -16,6 +16,15 @@ from tasks.spec.parameters import Params, TimedParams
 _OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 _OVERRULES = {"fp32": "1", "tf32": "0"}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+Setting = TypeVar("Setting")
+
+
+class _Flags(NamedTuple):
+    """Settings of torch, by the names of the facts that they are read back as."""
+
+    float32_matmul_precision: str
+    cudnn_allow_tf32: bool
 
 
 def set_precision(params: TimedParams) -> None:
@@ -37,8 +46,8 @@ def set_precision(params: TimedParams) -> None:
     if "bf16" in precision and on_cuda and not torch.cuda.is_bf16_supported(False):
         raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
     flags = _flags(params)
-    torch.set_float32_matmul_precision(flags["float32_matmul_precision"])
-    torch.backends.cudnn.allow_tf32 = flags["cudnn_allow_tf32"]
+    torch.set_float32_matmul_precision(flags.float32_matmul_precision)
+    torch.backends.cudnn.allow_tf32 = flags.cudnn_allow_tf32
 
 
 def require_precision(params: Params) -> None:
@@ -47,7 +56,7 @@ def require_precision(params: Params) -> None:
         return
     require_default_dtype(torch.float32, params)
     set_now = precision_facts(params)
-    for name, value in _flags(params).items():
+    for name, value in _flags(params)._asdict().items():
         if set_now[name] != value:
             changed = "something else" if set_now[name] is None else set_now[name]
             raise RuntimeError(
@@ -80,13 +89,11 @@ def _source(params: Params) -> str:
     return getattr(params, "model", None) or "the imported modules"
 
 
-def _flags(params: TimedParams) -> dict[str, Any]:
-    """Return torch's settings by the names of the facts that they are read back as."""
-    tf32 = params.precision == "tf32"
-    return {"float32_matmul_precision": "high" if tf32 else "highest", "cudnn_allow_tf32": tf32}
+def _flags(params: TimedParams) -> _Flags:
+    return _Flags("high", True) if params.precision == "tf32" else _Flags("highest", False)
 
 
-def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[Any]]:
+def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[object]]:
     """Return a function that makes the context of the forward pass."""
     low = _AUTOCAST.get(params.precision)
     if low is None:
@@ -104,7 +111,7 @@ def matmul_dtype(params: TimedParams) -> torch.dtype:
     return _AUTOCAST.get(params.precision, stored_dtype(params))
 
 
-def precision_facts(params: TimedParams) -> dict[str, Any]:
+def precision_facts(params: TimedParams) -> dict[str, object]:
     """Return the settings as torch reports them."""
     # Outside of its context, autocast always reports that it is off.
     with autocast(params)():
@@ -119,7 +126,7 @@ def precision_facts(params: TimedParams) -> dict[str, Any]:
     }
 
 
-def _read_or_none(read: Callable[[], Any]) -> Any:
+def _read_or_none(read: Callable[[], Setting]) -> Setting | None:
     try:
         return read()
     except RuntimeError:  # after a model used torch's newer interface, `fp32_precision`

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +156,7 @@ class SavedTensors:
         within = module.removeprefix(self._block_path).removeprefix(".")
         return " ".join(filter(None, (within, part)))
 
-    def _see_residual(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _see_residual(self, module: nn.Module, inputs: object, output: object) -> None:
         # A block may return a tuple, such as its output and a cache.
         outputs = output if isinstance(output, tuple | list) else [output]
         tensors = [one for one in outputs if isinstance(one, Tensor)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tasks.harness.workload import Watcher, Workload, run_step
 from tasks.process.phase_file import Progress
@@ -27,14 +26,14 @@ class Session:
     # Samples that a stage leaves for a later stage of the same instrument.
     shelf: dict[str, list[Sample]] = field(default_factory=dict)
     # Results of the current stage that are not samples.
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     kernels: list[KernelRow] = field(default_factory=list)
     allocations: list[AllocationRow] = field(default_factory=list)
     live: list[LiveRow] = field(default_factory=list)
     folder: Path | None = None  # for artifacts; None if the cell is measured by hand
     # Functions that are called with the error that ends a stage; they fill the evidence.
     on_error: list[Callable[[Exception], None]] = field(default_factory=list)
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, object] = field(default_factory=dict)
     steps: int = 0  # run so far
 
     def count(self, name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,7 +36,7 @@ class Workload:
     micro_batches: int = 1  # of a step: as often run the forward and the backward phase
     compiled: bool = False
     flops: Mapping[str, int] | None = None  # of each phase, by the closed form
-    facts: Mapping[str, Any] = field(default_factory=dict)  # read back after the build
+    facts: Mapping[str, object] = field(default_factory=dict)  # read back after the build
     # Runs before each phase, untimed; the step's time is then the sum of its phases.
     before_phase: Callable[[], object] | None = None
     # Shape (sequences, length, length) of a tensor over all pairs of positions, by which saved
@@ -62,7 +62,7 @@ class StaticResult:
 
     samples: tuple[Sample, ...]
     device: Device
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 def run_step(workload: Workload, progress: Progress, *watchers: Watcher) -> None:

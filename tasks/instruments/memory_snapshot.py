@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -173,9 +172,9 @@ def holdings(workload: Workload) -> Iterator[Holding]:
             yield Holding(tensor.untyped_storage().data_ptr(), role, name)
 
 
-def _in_use(workload: Workload) -> Iterator[tuple[Any, Role, str]]:
+def _in_use(workload: Workload) -> Iterator[tuple[object, Role, str]]:
     if workload.model is not None:
-        state: dict[Tensor, Mapping[str, Any]] = {}
+        state: dict[Tensor, Mapping[str, object]] = {}
         for optimizer in workload.optimizers:
             state |= optimizer.state
         for name, parameter in workload.model.named_parameters():

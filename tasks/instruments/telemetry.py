@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pynvml
 
@@ -22,7 +21,6 @@ from tasks.process import clock
 from tasks.process.cpu_speed import dispatch_rate
 from tasks.spec.tables import Sample
 
-_Handle = Any
 _SM, _MEMORY = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
 _CORE = pynvml.NVML_TEMPERATURE_GPU
 _POWER, _THERMAL = 0, 1  # policies of nvmlDeviceGetViolationStatus
@@ -30,7 +28,7 @@ _POWER, _THERMAL = 0, 1  # policies of nvmlDeviceGetViolationStatus
 _THREADS, _CORES = Path("/proc/self/task"), Path("/proc/stat")
 
 # The violation times are cumulative, so two readings give the share of a cell's time.
-COUNTERS: dict[str, tuple[str, Callable[[_Handle], float]]] = {
+COUNTERS: dict[str, tuple[str, Callable[[object], float]]] = {
     "sm_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, _SM)),
     "sm_clock_max": ("MHz", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, _SM)),
     "memory_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, _MEMORY)),
@@ -47,7 +45,7 @@ COUNTERS: dict[str, tuple[str, Callable[[_Handle], float]]] = {
 }
 
 
-def _violation_ns(gpu: _Handle, policy: int) -> float:
+def _violation_ns(gpu: object, policy: int) -> float:
     return float(pynvml.nvmlDeviceGetViolationStatus(gpu, policy).violationTime)
 
 
@@ -126,13 +124,13 @@ def _counter(metric: str, ns: float, step: int | None = None) -> Sample:
 def _read(session: Session, mode: str) -> Iterator[Sample]:
     if session.workload.device.kind != "cuda":
         return
-    handle, refusal = _open(session.workload.device.facts()["gpu_uuid"])
+    handle, refusal = _open(str(session.workload.device.facts()["gpu_uuid"]))
     for metric, (unit, read) in COUNTERS.items():
         value, note = (None, refusal) if handle is None else _try(read, handle)
         yield Sample("telemetry", metric, unit, value, mode, note=note)
 
 
-def _open(uuid: str) -> tuple[_Handle | None, str]:
+def _open(uuid: str) -> tuple[object, str]:
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}"), ""
@@ -140,7 +138,7 @@ def _open(uuid: str) -> tuple[_Handle | None, str]:
         return None, str(error)
 
 
-def _try(read: Callable[[_Handle], float], handle: _Handle) -> tuple[float | None, str]:
+def _try(read: Callable[[object], float], handle: object) -> tuple[float | None, str]:
     try:
         return float(read(handle)), ""
     except pynvml.NVMLError as error:

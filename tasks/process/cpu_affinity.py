@@ -6,10 +6,9 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 
-def pin_to_cores(cores: Sequence[int] | None) -> dict[str, Any]:
+def pin_to_cores(cores: Sequence[int] | None) -> dict[str, str | None]:
     """Restrict this process and its later children to these cores. Call it before threads start.
 
     Return the fact to record: the cores as text, or None if the process is not pinned.

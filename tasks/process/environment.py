@@ -6,14 +6,13 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 
-def read_environment() -> dict[str, Any]:
+def read_environment() -> dict[str, object]:
     """Return versions, host and process facts, without allocating memory on a GPU."""
     cudnn = None
     if torch.cuda.is_available():
@@ -34,19 +33,19 @@ def read_environment() -> dict[str, Any]:
     }
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return a host's environment, its GPUs (memory in bytes), and `fingerprints`.
 
     These are, for each device, one fingerprint for each kind of GPU.
     """
     environment = read_environment()
-    gpus: list[dict[str, Any]] = []
+    gpus = []
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         gpus.append({"name": gpu.name, "memory_bytes": gpu.total_memory, "uuid": str(gpu.uuid)})
-    kinds: dict[str, list[str | None]] = {"cpu": [None]}
+    kinds: dict[str, Sequence[str | None]] = {"cpu": [None]}
     if gpus:
-        kinds["cuda"] = sorted({gpu["name"] for gpu in gpus})
+        kinds["cuda"] = sorted({str(gpu["name"]) for gpu in gpus})
     if torch.backends.mps.is_available():
         kinds["mps"] = ["Apple MPS"]
     fingerprints = {}
@@ -55,7 +54,7 @@ def probe() -> dict[str, Any]:
     return {**environment, "gpus": gpus, "fingerprints": fingerprints}
 
 
-def fingerprint(environment: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(environment: Mapping[str, object]) -> dict[str, object]:
     """Return the fields that must be equal for two times to be comparable.
 
     On a CPU these are the processor and its number of cores, on a GPU the GPU and its driver. A
@@ -83,7 +82,7 @@ def _core_count() -> int | None:
     return os.cpu_count()
 
 
-def _driver() -> dict[str, Any]:
+def _driver() -> dict[str, str | None]:
     import pynvml
 
     try:

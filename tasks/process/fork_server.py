@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tasks.process.lifeline import die_with_parent
 from tasks.process.subreaper import become_subreaper, children, kill_orphans
@@ -263,5 +263,5 @@ def _lead_group(pid: int) -> None:
         os.setpgid(pid, pid)
 
 
-def _send(channel: socket.socket, message: Mapping[str, Any]) -> None:
+def _send(channel: socket.socket, message: Mapping[str, object]) -> None:
     channel.send(json.dumps(message).encode())

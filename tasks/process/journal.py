@@ -24,7 +24,7 @@ class FinalStatus:
     """The status that a measuring process reports in the last line of its journal."""
 
     status: Status
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, object] = field(default_factory=dict)
 
 
 class Journal:
@@ -38,7 +38,7 @@ class Journal:
     def stage(self, name: str) -> None:
         self._write({"stage": name})
 
-    def facts(self, facts: Mapping[str, Any]) -> None:
+    def facts(self, facts: Mapping[str, object]) -> None:
         self._write({"facts": dict(facts)})
 
     def samples(self, samples: Iterable[Sample]) -> None:
@@ -60,7 +60,7 @@ class Journal:
         if not self._stream.isatty() and self._stream.seekable():
             os.fsync(self._stream.fileno())
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(self, entry: Mapping[str, object]) -> None:
         # A step that forks (a data loader, say) may return here in the child, whose copy of the
         # stream would write every line a second time.
         if os.getpid() != self._writer:
@@ -85,7 +85,7 @@ class JournalContents:
     wall_s: float = 0.0
     stage: str = ""
     stage_s: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
     allocations: tuple[AllocationRow, ...] = ()
@@ -100,7 +100,7 @@ def read_journal(path: Path) -> JournalContents:
         return JournalContents()
     stage, before_s, final = "", 0.0, None
     stage_s: dict[str, float] = {}
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in entries:
         # Journals of older versions have wall-clock times only.
