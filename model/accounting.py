@@ -23,11 +23,18 @@ _FP32, _INT64 = 4, 8  # bytes
 def parameter_count(dims: Dimensions, vocab_size: int = VOCAB_SIZE) -> int:
     """Return the number of parameters.
 
-    Embedding and head; per layer four attention projections, three feed-forward matrices and two
-    norms; a final norm.
+    Embedding and head, which may be one; per layer four attention projections, three feed-forward
+    matrices and two norms; a final norm.
     """
-    layer = 4 * dims.d_model**2 + 3 * dims.d_model * dims.d_ff + 2 * dims.d_model
-    return 2 * vocab_size * dims.d_model + dims.num_layers * layer + dims.d_model
+    layer = _projection_parameters(dims) + 2 * dims.d_model
+    tables = 1 if dims.is_tied else 2
+    return tables * vocab_size * dims.d_model + dims.num_layers * layer + dims.d_model
+
+
+def _projection_parameters(dims: Dimensions) -> int:
+    """Return the parameters of a layer's matrices: those of attention and feed-forward."""
+    attention = 2 * dims.d_model**2 + 2 * dims.d_model * dims.kv_width
+    return attention + 3 * dims.d_model * dims.d_ff
 
 
 def forward_flops(
@@ -38,7 +45,7 @@ def forward_flops(
     The causal mask saves nothing, because naive attention computes the whole square.
     """
     tokens = batch_size * context_length
-    projections = dims.num_layers * (4 * dims.d_model**2 + 3 * dims.d_model * dims.d_ff)
+    projections = dims.num_layers * _projection_parameters(dims)
     head = vocab_size * dims.d_model
     attention = 4 * batch_size * dims.num_layers * context_length**2 * dims.d_model
     return 2 * tokens * (projections + head) + attention

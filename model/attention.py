@@ -71,7 +71,30 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
 
 @part("fused attention")
 def _fused(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    is_grouped = key.shape[-3] != query.shape[-3]
+    if is_grouped and query.dtype == torch.float32:
+        # Only flash and cuDNN read groups, and neither reads fp32: torch would write out all scores.
+        key, value = _repeated(key, query), _repeated(value, query)
+        is_grouped = False
+    return functional.scaled_dot_product_attention(
+        query, key, value, is_causal=causal, enable_gqa=is_grouped
+    )
+
+
+def _repeated(keys: Tensor, query: Tensor) -> Tensor:
+    """Return keys or values with a copy of each head for every query head of its group."""
+    return keys.repeat_interleave(query.shape[-3] // keys.shape[-3], dim=-3)
+
+
+def _with_repeated_heads(attend: Attention) -> Attention:
+    """Return the attention for keys and values with fewer heads than the query."""
+
+    def attend_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.ndim == 4 and key.shape[-3] != query.shape[-3]:
+            key, value = _repeated(key, query), _repeated(value, query)
+        return attend(query, key, value)
+
+    return attend_groups
 
 
 def _pinned(backend: SDPBackend) -> Implementation:
@@ -96,14 +119,20 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "cudnn": _pinned(SDPBackend.CUDNN_ATTENTION),
 }
 
-CAUSAL_NAIVE: Attention = partial(naive, causal=True)
+# torch passes groups of heads to these kernels; others get a copy of each head.
+_READ_GROUPS = ("sdpa", "flash", "cudnn")
+CAUSAL_NAIVE: Attention = _with_repeated_heads(partial(naive, causal=True))
 
 
 def make_attention(name: str, length: int, causal: bool, device: torch.device) -> Attention:
-    """Return one of IMPLEMENTATIONS, or `flex`, for sequences of `length`. Raise KeyError."""
+    """Return one of IMPLEMENTATIONS, or `flex`, for sequences of `length`. Raise KeyError.
+
+    Keys and values may have fewer heads than the query: `(batch, heads, sequence, d_head)`.
+    """
     if name == "flex":
-        return compiled_flex(length, causal, device)
-    return partial(IMPLEMENTATIONS[name], causal=causal)
+        return _with_repeated_heads(compiled_flex(length, causal, device))
+    attend = partial(IMPLEMENTATIONS[name], causal=causal)
+    return attend if name in _READ_GROUPS else _with_repeated_heads(attend)
 
 
 def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:

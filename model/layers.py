@@ -14,14 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model.attention import Attention
-from model.config import RMS_EPS, ROPE_THETA
+from model.config import RMS_EPS, ROPE_THETA, Dimensions
 
 
 class Linear(nn.Module):
-    """A linear map without bias; `weight` is `(d_out, d_in)`, truncated normal at the Glorot scale."""
+    """A linear map without bias; `weight` is `(d_out, d_in)`, truncated normal at the Glorot scale.
 
-    def __init__(self, d_in: int, d_out: int) -> None:
+    weight: the weight of another module, to share it.
+    """
+
+    def __init__(self, d_in: int, d_out: int, weight: nn.Parameter | None = None) -> None:
         super().__init__()
+        if weight is not None:
+            self.weight = weight
+            return
         std = math.sqrt(2 / (d_in + d_out))
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
@@ -33,10 +39,10 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """Rows of `weight` (vocabulary, d_model), looked up by token id."""
 
-    def __init__(self, vocab_size: int, d_model: int) -> None:
+    def __init__(self, vocab_size: int, d_model: int, std: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
-        nn.init.trunc_normal_(self.weight, std=1.0, a=-3, b=3)
+        nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return self.weight[token_ids]
@@ -82,19 +88,18 @@ class RotaryEmbedding(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention; causal if `attend` is."""
+    """Multi-head or grouped-query attention; causal if `attend` is."""
 
-    def __init__(
-        self, d_model: int, num_heads: int, rope: RotaryEmbedding, attend: Attention
-    ) -> None:
+    def __init__(self, dims: Dimensions, rope: RotaryEmbedding, attend: Attention) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads = dims.num_heads
+        self.kv_heads = dims.kv_heads
         self.rope = rope
         self.attend = attend
-        self.q_proj = Linear(d_model, d_model)
-        self.k_proj = Linear(d_model, d_model)
-        self.v_proj = Linear(d_model, d_model)
-        self.output_proj = Linear(d_model, d_model)
+        self.q_proj = Linear(dims.d_model, dims.d_model)
+        self.k_proj = Linear(dims.d_model, dims.kv_width)
+        self.v_proj = Linear(dims.d_model, dims.kv_width)
+        self.output_proj = Linear(dims.d_model, dims.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         split = "batch seq (heads d) -> batch heads seq d"
@@ -102,10 +107,10 @@ class CausalSelfAttention(nn.Module):
         query = rearrange(query, split, heads=self.num_heads)
         query = self.rope(query)
         key = self.k_proj(x)
-        key = rearrange(key, split, heads=self.num_heads)
+        key = rearrange(key, split, heads=self.kv_heads)
         key = self.rope(key)
         value = self.v_proj(x)
-        value = rearrange(value, split, heads=self.num_heads)
+        value = rearrange(value, split, heads=self.kv_heads)
         heads = self.attend(query, key, value)
         joined = rearrange(heads, "batch heads seq d -> batch seq (heads d)")
         return self.output_proj(joined)  # type: ignore[no-any-return]

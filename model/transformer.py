@@ -8,12 +8,15 @@ from model.attention import CAUSAL_NAIVE, Attention
 from model.config import VOCAB_SIZE, Dimensions
 from model.layers import CausalSelfAttention, Embedding, Linear, RMSNorm, RotaryEmbedding, SwiGLU
 
+# Of an embedding that is the head, too: with 1, the logits would be tens.
+_TIED_STD = 0.02
+
 
 class Block(nn.Module):
     def __init__(self, dims: Dimensions, rope: RotaryEmbedding, attend: Attention) -> None:
         super().__init__()
         self.ln1 = RMSNorm(dims.d_model)
-        self.attn = CausalSelfAttention(dims.d_model, dims.num_heads, rope, attend)
+        self.attn = CausalSelfAttention(dims, rope, attend)
         self.ln2 = RMSNorm(dims.d_model)
         self.ffn = SwiGLU(dims.d_model, dims.d_ff)
 
@@ -39,10 +42,12 @@ class TransformerLM(nn.Module):
     ) -> None:
         super().__init__()
         rope = RotaryEmbedding(dims.d_head, context_length)  # one table, shared by every block
-        self.token_embeddings = Embedding(vocab_size, dims.d_model)
+        std = _TIED_STD if dims.is_tied else 1.0
+        self.token_embeddings = Embedding(vocab_size, dims.d_model, std)
         self.layers = nn.ModuleList(Block(dims, rope, attend) for _ in range(dims.num_layers))
         self.ln_final = RMSNorm(dims.d_model)
-        self.lm_head = Linear(dims.d_model, vocab_size)
+        shared = self.token_embeddings.weight if dims.is_tied else None
+        self.lm_head = Linear(dims.d_model, vocab_size, shared)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         x = self.token_embeddings(token_ids)

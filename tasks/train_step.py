@@ -56,7 +56,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         tokens=params.tokens,
         micro_batches=params.gradient_accumulation,
         compiled=params.compiled,
-        flops=_flops(params),
+        flops=None if params.lora else _flops(params),
         facts=_read_back(params, model) | chosen,
         square=_square(params),
         resident=(inputs, targets, *model.parameters(), *model.buffers()),
@@ -119,9 +119,17 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
         "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
         "attention_asked": params.attention if dims else None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "parameters_expected": parameter_count(dims, params.vocab_size) if dims else None,
+        "parameters_trained": sum(one.numel() for one in model.parameters() if one.requires_grad),
+        "parameters_expected": _expected_parameters(params),
         **_attention_flops(params),
     }
+
+
+def _expected_parameters(params: TrainStepParams) -> int | None:
+    dims = params.dimensions
+    if dims is None or params.lora:
+        return None
+    return parameter_count(dims, params.vocab_size)
 
 
 def _attention_flops(params: TrainStepParams) -> dict[str, int]:

@@ -75,7 +75,9 @@ RUN_FIELDS: tuple[DerivedField, ...] = (
         "concurrent_attempts",
         "number of other attempts of the run on the same host, on average over the attempt's time",
     ),
-    DerivedField("flops", "operations of a step, by the closed form", "FLOP"),
+    DerivedField(
+        "flops", "operations of a step, by the closed form, or else `counted_flops`", "FLOP"
+    ),
     *(
         DerivedField(f"time_{group}_s", f"part of `wall_s`: {doc}", "s", Format.SECONDS)
         for group, doc in TIME_SPENT.items()
@@ -106,6 +108,8 @@ def derive_cells(
     columns = join_columns(parts)
     trim_memory()  # the copies of the samples are free now, and the join below is large
     cells = cells.merge(columns, left_on="cell", right_index=True, how="left").copy()
+    if "counted_flops" in cells:
+        cells["flops"] = cells["flops"].fillna(cells["counted_flops"])
     cells = add_derived_fields(apply_to_sound_cells(with_profiled_kernel_time, cells))
     return cells.apply(_nullable)
 

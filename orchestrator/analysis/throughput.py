@@ -1,7 +1,7 @@
 """Columns of cells that relate the step time to the work done and to the GPU's peak.
 
-FLOPs are those of the model's closed form. Work that is repeated, such as a recomputed forward
-pass, does not count.
+FLOPs are those of the model's closed form, or else those that its prediction counted. Work that is
+repeated, such as a recomputed forward pass, counts in `hfu` only.
 """
 
 from __future__ import annotations
@@ -46,6 +46,17 @@ derived_ratio(
     "model FLOPs utilisation: `achieved_tflops` over `peak_tflops`",
     ("achieved_tflops", "peak_tflops", 1),
 )
+
+
+@derived(
+    "hfu",
+    "hardware FLOPs utilisation: `mfu` with what the backward pass computes again",
+    style=Format.PERCENT,
+    needs=("mfu", "flops", "recomputed_flops"),
+)
+def hfu(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the utilisation of cells with checkpoints."""
+    return cells["mfu"] * (1 + cells["recomputed_flops"] / cells["flops"])
 
 
 @derived(

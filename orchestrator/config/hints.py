@@ -18,7 +18,6 @@ LONGEST_VALUE = 60  # letters of a value in a message
 _OWN_MODEL = "Provide your own model: model: package.module:Class"
 # Patterns of names in lower case and without separators, what they ask for, and the remedy.
 _UNSUPPORTED_NAMES = (
-    (r"kvhead|keyvalue|querygroup|gqa|mqa", "grouped-query attention", _OWN_MODEL),
     (r"dropout|pdrop", "dropout", _OWN_MODEL),
     (r"experts|moe$", "mixtures of experts", _OWN_MODEL),
     (

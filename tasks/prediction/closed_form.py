@@ -66,13 +66,14 @@ class ClosedForm:
 
 
 def closed_form(params: TrainStepParams) -> ClosedForm | None:
-    """Return the closed form, or None for the user's own model, whose parameters are unknown."""
+    """Return the closed form, or None for the user's own model and for adapters."""
     dims = params.dimensions
-    if dims is None:
+    if dims is None or params.lora:
         return None
     count = parameter_count(dims, params.vocab_size)
     phases = params.phases
     is_plain = params.precision in ("fp32", "tf32") and params.attention == "naive"
+    is_plain = is_plain and dims.kv_heads == dims.num_heads and not dims.is_tied
     if not (is_plain and _is_textbook_step(params)) or "backward" not in phases:
         return of_parameters(params, count, count)
     shape = (params.batch_size, params.context_length, params.vocab_size)

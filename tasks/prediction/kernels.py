@@ -31,9 +31,17 @@ NOT_ON_META = frozenset({"_fused_sgd_", "_fused_adagrad_"})
 # fp32 of 32 MiB and sums of rows of 0.5 MiB. The one of efficient attention in fp32 needs 128.5
 # MiB, three gradients of 32 MiB and the same sums.
 def _backward_sums(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the scratch for (grad_out, query, …): the query's gradient in fp32, a sum per row."""
-    query = args[1]
-    return _FP32 * query.numel(), _FP32 * query.numel() // query.shape[-1]
+    """Return the scratch for (grad_out, query, key, …).
+
+    The query's gradient in fp32 and a sum per row; gradients of keys and values for every query
+    head, if these have fewer heads (`mha_bwd` in flash_api.cpp).
+    """
+    query, key = args[1:3]
+    sums = (_FP32 * query.numel(), _FP32 * query.numel() // query.shape[-1])
+    if key.shape[-3] == query.shape[-3]:
+        return sums
+    expanded = query.element_size() * key.numel() // key.shape[-3] * query.shape[-3]
+    return (*sums, expanded, expanded)
 
 
 def _grad_times_output(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -91,19 +99,19 @@ def fused_attention(call: SdpaCall) -> Tensor:
     has_gradients = any(tensor.requires_grad for tensor in (query, key, value))
     gradients = torch.is_grad_enabled() and has_gradients
     backends: Any = torch.backends.cuda
-    if call.enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    is_grouped = call.enable_gqa and query.shape[-3] != key.shape[-3]
     given = (query, key, value)
     options = (call.dropout_p, call.is_causal)
     if is_low and mask is None and backends.flash_sdp_enabled():
         attend = partial(_aten._scaled_dot_product_flash_attention, *given)
     elif is_low and backends.cudnn_sdp_enabled():
         attend = partial(_aten._scaled_dot_product_cudnn_attention, *given, mask, gradients)
-    elif backends.mem_efficient_sdp_enabled():
+    elif backends.mem_efficient_sdp_enabled() and not is_grouped:
         attend = partial(_aten._scaled_dot_product_efficient_attention, *given, mask, gradients)
     elif backends.math_sdp_enabled():
-        attend = partial(_aten._scaled_dot_product_attention_math, *given, mask)
+        groups = query.shape[-3] // key.shape[-3] if is_grouped else 1
+        key, value = (x.repeat_interleave(groups, -3) if is_grouped else x for x in (key, value))
+        attend = partial(_aten._scaled_dot_product_attention_math, query, key, value, mask)
     else:
         raise RuntimeError("No available kernel. Aborting execution.")
     output: Tensor = attend(*options, scale=call.scale)[0]

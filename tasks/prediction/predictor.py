@@ -17,6 +17,7 @@ from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
 from tasks.prediction.composition import compose
 from tasks.prediction.emulation import GpuFunctions, gpu_emulated
+from tasks.prediction.flops import FlopCount
 from tasks.prediction.records import (
     CLOSED_FORM,
     MARGIN,
@@ -79,7 +80,8 @@ class Predictor:
         how = "modelled" if params.attention in _FUSED else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
         by_role = _composition(trace, peaks)
-        samples = (*_samples(peaks, how), *by_role, *trace.saved, *_closed_form(params))
+        counted = [sample for sample in trace.flops if ("steady", sample.phase) in peaks]
+        samples = (*_samples(peaks, how), *by_role, *trace.saved, *counted, *_closed_form(params))
         return Prediction(how, "", samples, verdicts)
 
     def _trace(self, params: Predictable, workspace_bytes: int) -> Trace:
@@ -146,7 +148,19 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
                 run_step(workload, Progress(), tracker, forward)
             tracker.label(_state_of(optimizers), "optimizer state")
     tracker.trace.saved += saved.samples("prediction")
+    if isinstance(params, TrainStepParams):
+        tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace
+
+
+def _flops(params: TrainStepParams, counted: FlopCount) -> Iterator[Sample]:
+    """Yield the FLOPs of a steady step with all of its micro-batches."""
+    traced = min(params.gradient_accumulation, _TRACED_MICRO_BATCHES)
+    kinds = {"flops": counted.once, "recomputed_flops": counted.repeated}
+    for name, by_phase in kinds.items():
+        for phase, flops in by_phase.items():
+            value = flops // traced * params.gradient_accumulation
+            yield metric_named("prediction", name).sample(value, "steady", phase)
 
 
 def _build(params: Predictable) -> Workload:

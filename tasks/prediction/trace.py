@@ -45,6 +45,7 @@ class Trace:
 
     Storages are numbered in the order in which they were made.
 
+    flops: operations of the second step by phase, as samples.
     saved: what the second step's forward pass saves for its backward pass, in the samples of
         tasks/harness/saved_tensors.py.
     """
@@ -54,11 +55,12 @@ class Trace:
     spans: dict[Step, list[TensorLifetime]] = field(
         default_factory=lambda: {step: [] for step in STEPS}
     )
+    flops: list[Sample] = field(default_factory=list)
     saved: list[Sample] = field(default_factory=list)
 
     def without(self, phase: str) -> Trace:
         """Return the trace as if this phase had not run."""
-        others = Trace(self.sizes_bytes, self.labels, saved=self.saved)
+        others = Trace(self.sizes_bytes, self.labels, flops=self.flops, saved=self.saved)
         for step, spans in self.spans.items():
             others.spans[step] = [span for span in spans if span.phase != phase]
         return others

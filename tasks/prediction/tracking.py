@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.harness.workload import Workload
+from tasks.prediction.flops import FlopCount
 from tasks.prediction.kernels import MULTIPLIES, NOT_ON_META, SCRATCH
 from tasks.prediction.known_values import KnownValues
 from tasks.prediction.shapes import ShapeMemory
@@ -63,6 +64,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._threads: set[bool] = set()
         self._event: Callable[[int], None] = _ignore
         self._values = KnownValues()
+        self.flops = FlopCount()  # of the current step
         self.begin("built")
 
     def __torch_dispatch__(
@@ -85,6 +87,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor.is_meta:
                 self._see(tensor)
         self._values.follow(func, args, kwargs or {}, result)
+        self.flops.add(func, args, kwargs or {}, result, self._phase)
         if name in MULTIPLIES:
             self._see_product()
         elif name in SCRATCH:
@@ -101,6 +104,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self, step: Step) -> None:
         self._spans = self.trace.spans[step]
+        self.flops = FlopCount()
         self._open("")
 
     def enter(self, phase: str) -> None:

@@ -97,6 +97,7 @@ _OTHER_FACTS = (
     _text("compute_capability", doc="compute capability of the GPU"),
     _json("fingerprint", doc="fields that must be equal for cells of one run to be comparable"),
     _text("grad_mode", doc="`grad` or `no_grad`"),
+    _int("parameters_trained", doc="parameters that have gradients"),
     _int("parameters_expected", doc="parameters that follow from the model's dimensions"),
     _text("model_source", doc="digest of the code of your own model"),
     _json("flops", doc="floating-point operations of each phase, by the closed form", unit="FLOP"),

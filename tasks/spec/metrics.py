@@ -453,6 +453,21 @@ PREDICTED_METRICS: tuple[Metric, ...] = (
         phases=tuple(PHASES),
     ),
     CLOSED_FORM_BYTES,
+    _prediction(
+        "flops",
+        "FLOP",
+        "operations of a steady step, counted without what the backward pass computes again",
+        (CellColumn("counted_flops", aggregate=Aggregate.SUM),),
+        phases=tuple(PHASES),
+    ),
+    _prediction(
+        "recomputed_flops",
+        "FLOP",
+        "operations that the backward pass of a steady step computes again: checkpoints, and the "
+        "scores of fused attention",
+        (CellColumn(aggregate=Aggregate.SUM),),
+        phases=tuple(PHASES),
+    ),
     *(_predicted(metric) for metric in _SAVED),
     _prediction(
         "square_bytes",

@@ -12,6 +12,7 @@ from tasks.harness.device import Device, Skip
 from tasks.harness.model_parts import Blocks, blocks_of
 from tasks.harness.precision import require_default_dtype, stored_dtype
 from tasks.training.imports import import_named
+from tasks.training.lora import add_adapters
 from tasks.training.parameters import TrainStepParams
 
 
@@ -27,6 +28,8 @@ def build_model(params: TrainStepParams, device: Device) -> nn.Module:
                 model: nn.Module = import_named(str(params.model), "model")(**params.model_args)
             else:
                 model = _build_transformer(params, device)
+            if params.lora:
+                add_adapters(model, params.lora)
             require_default_dtype(dtype, params)
             return model.to(device.torch_device, dtype)
     finally:

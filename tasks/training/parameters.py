@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from model.config import SIZES, VOCAB_SIZE, Dimensions
+from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
 from tasks.spec.axes import WORK, Affects, axis
 from tasks.spec.parameters import (
     AttentionAxisParams,
@@ -20,7 +21,10 @@ _NO_GRAPH = Affects.ALL & ~Affects.GRAPH
 IMPORT_PATH = r"^[^:\s]+:[^:\s]+$"
 Compile = Literal["eager", "blocks", "model"]
 Pass = Literal["forward", "forward_grad", "forward_backward", "train_step"]
-Size = Literal["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"]
+Size = Literal[
+    "tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B",
+    "smollm2-135m", "tinyllama-1.1b", "llama-3.2-1b", "llama-3.2-3b", "mistral-7b", "llama-3-8b",
+]  # fmt: skip
 Checkpointing = (
     Literal["none", "blocks", "groups:2", "selective", "selective:2"]
     | Annotated[str, Field(pattern=r"^groups:[1-9][0-9]{0,5}$")]
@@ -51,7 +55,7 @@ class TrainStepParams(AttentionAxisParams):
     size: Size | None = axis(
         None,
         "model by its name in the course: tiny and mini (for trials), small, medium, large, xl, "
-        "2.7B, 10B",
+        "2.7B, 10B; or the shape of a published model, with its vocabulary unless vocab_size is set",
         affects=WORK,
     )
     year: Literal[2025, 2026] = axis(2025, "year of the course's sizes: xl differs", affects=WORK)
@@ -66,6 +70,14 @@ class TrainStepParams(AttentionAxisParams):
     )
     num_layers: PositiveInt | None = work_axis(None, "number of blocks")
     num_heads: PositiveInt | None = axis(None, "attention heads in each block", affects=WORK)
+    num_kv_heads: PositiveInt | None = axis(
+        None,
+        "heads of keys and values in each block; null: as many as num_heads, or those of the size",
+        affects=WORK,
+    )
+    tie_embeddings: bool = axis(
+        False, "true: the head has the weight of the embedding, as some sizes have", affects=WORK
+    )
     model: str | None = axis(
         None, "your own model: package.module:Factory, from token ids to logits"
     )
@@ -81,6 +93,12 @@ class TrainStepParams(AttentionAxisParams):
         "these options; sgd (fused), adafactor (a loop), muon (fused AdamW for all but the "
         "matrices of the blocks), or any class: package.module:Class",
         affects=_NO_GRAPH,
+    )
+    lora: PositiveInt | None = axis(
+        None,
+        "rank of low-rank adapters of all linear layers in the blocks, with alpha of twice the "
+        "rank; all other weights are frozen; null: none",
+        affects=Affects.ALL,
     )
     optimizer_args: dict[str, Any] = axis(
         {}, "keyword arguments of the optimizer, such as momentum", affects=WORK & ~Affects.GRAPH
@@ -112,11 +130,16 @@ class TrainStepParams(AttentionAxisParams):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_a_pass_lacks(cls, values: Any) -> Any:
-        """Drop the axes of a backward pass from inference: a grid of passes gives one cell of it."""
+    def _normalise(cls, values: Any) -> Any:
+        """Give values that mean the same one form, so that they are one cell.
+
+        Axes of a backward pass are dropped from inference, and a named model gets its vocabulary.
+        """
         if not isinstance(values, dict):
             return values
         own = dict(values)
+        if str(own.get("size")) in VOCABULARIES:
+            own.setdefault("vocab_size", VOCABULARIES[str(own["size"])])
         if own.get("checkpointing") == "groups:1":
             own["checkpointing"] = "blocks"
         pass_ = own.get("pass", own.get("pass_", "train_step"))
@@ -146,6 +169,8 @@ class TrainStepParams(AttentionAxisParams):
             raise ValueError(f"model {self.model!r} is not of the form package.module:Factory")
         if self.model_args and self.model is None:
             raise ValueError("model_args are of a model of your own: name it with model")
+        if self.model is not None and (self.num_kv_heads or self.tie_embeddings):
+            raise ValueError("num_kv_heads and tie_embeddings are of the built-in model")
         if self.model is not None and self.attention != "naive":
             raise ValueError("attention is of the course's model: yours computes its own")
         self.dimensions  # noqa: B018  raises ValueError if the dimensions do not fit together
@@ -201,7 +226,10 @@ class TrainStepParams(AttentionAxisParams):
     def dimensions(self) -> Dimensions | None:
         """Dimensions of the course's model; None for your own model."""
         if self.size is not None:
-            return SIZES[self.year][self.size]
-        if self.d_model and self.d_ff and self.num_layers and self.num_heads:
-            return Dimensions(self.d_model, self.d_ff, self.num_layers, self.num_heads)
-        return None
+            dims = SIZES[self.year][self.size]
+        elif self.d_model and self.d_ff and self.num_layers and self.num_heads:
+            dims = Dimensions(self.d_model, self.d_ff, self.num_layers, self.num_heads)
+        else:
+            return None
+        kv_heads = self.num_kv_heads or dims.num_kv_heads
+        return replace(dims, num_kv_heads=kv_heads, is_tied=self.tie_embeddings or dims.is_tied)

@@ -15,7 +15,7 @@ from model.accounting import (
     state_bytes,
     training_moments_bytes,
 )
-from model.config import SIZES, VOCAB_SIZE
+from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
 from model.transformer import TransformerLM
 
 PUBLISHED = {
@@ -44,10 +44,13 @@ def test_sizes_of_2026(size: str, count: int) -> None:
     assert parameter_count(dims) == count
 
 
-@pytest.mark.parametrize("size", ["tiny", "small", "2.7B"])
+@pytest.mark.parametrize(
+    "dims",
+    [*map(SIZES[2025].get, ["tiny", "small", "2.7B"]), Dimensions(96, 256, 3, 6, 2, is_tied=True)],
+    ids=str,
+)
 @pytest.mark.parametrize("context_length", [128, 1024])
-def test_flops_equal_what_torch_counts(size: str, context_length: int) -> None:
-    dims = SIZES[2025][size]
+def test_flops_equal_what_torch_counts(dims: Dimensions, context_length: int) -> None:
     with torch.device("meta"):
         model = TransformerLM(dims, context_length)
         tokens = torch.zeros(4, context_length, dtype=torch.long)
@@ -105,3 +108,24 @@ def test_what_is_not_trained_has_neither_gradient_nor_moments() -> None:
         "gradients": 0,
         "optimizer state": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("size", "published"),
+    [
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("mistral-7b", 7_241_732_096),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("smollm2-135m", 134_515_008),
+    ],
+)
+def test_published_models_have_their_published_number_of_parameters(
+    size: str, published: int
+) -> None:
+    dims, vocabulary = SIZES[2025][size], VOCABULARIES[size]
+    assert parameter_count(dims, vocabulary) == published
+    with torch.device("meta"):
+        model = TransformerLM(dims, 16, vocabulary)
+    assert sum(parameter.numel() for parameter in model.parameters()) == published

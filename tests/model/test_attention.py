@@ -200,3 +200,16 @@ WRONG: dict[str, Attention] = {
     "mask off by one": _mask_off_by_one,
     "a gradient lost": _a_gradient_lost,
 }
+
+
+@pytest.mark.parametrize(
+    "name", ["naive", "torch_softmax", "weights_only", "recompute", "math", "sdpa", "flash"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_of_query_heads_share_keys_and_values(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(2, 6, 16, 8, dtype=dtype)
+    key, value = torch.randn(2, 2, 2, 16, 8, dtype=dtype)
+    attend = make_attention(name, 16, True, HERE)
+    whole = attend(query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1))
+    torch.testing.assert_close(attend(query, key, value), whole)

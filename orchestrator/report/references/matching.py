@@ -152,9 +152,14 @@ def _with_choices(axis: str, values: tuple[Any, ...]) -> str:
 
 def dimensions_of(row: Row) -> Dimensions | None:
     """Return the dimensions of a cell's model, or None if the model is not one of ours."""
+    if has_value(row, "num_kv_heads") or (
+        has_value(row, "tie_embeddings") and row["tie_embeddings"]
+    ):
+        return None  # no published table has these
     if has_value(row, "size"):
         year = int(row["year"]) if has_value(row, "year") else min(SIZES)
         return SIZES[year].get(row["size"])
     if all(has_value(row, name) for name in _DIMENSIONS):
-        return Dimensions(*(int(row[name]) for name in _DIMENSIONS))
+        d_model, d_ff, num_layers, num_heads = (int(row[name]) for name in _DIMENSIONS)
+        return Dimensions(d_model, d_ff, num_layers, num_heads)
     return None

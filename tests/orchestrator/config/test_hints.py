@@ -29,11 +29,11 @@ def fixed(values: str) -> str:
     ("values", "expected"),
     [
         ("device: gpu", "fixed.device: 'gpu' is not allowed. Did you mean 'cuda'?"),
-        (
-            "num_kv_heads: 2",
-            f"num_kv_heads: train_step does not support grouped-query attention. {OWN_MODEL}",
-        ),
-        ("n_kv_heads: 2", "does not support grouped-query attention"),
+        ("num_key_value_heads: 2", "Did you mean 'num_kv_heads'?"),
+        ("n_kv_heads: 2", "Did you mean 'num_kv_heads'?"),
+        ("num_heads: 2", "name the model in exactly one way"),
+        ("num_kv_heads: 3", "num_kv_heads 3 does not divide num_heads 2"),
+        ("tie_word_embeddings: true", "Did you mean 'tie_embeddings'?"),
         ("optimizer: adamw", "fixed.optimizer: 'adamw' is not allowed. Did you mean 'fused'?"),
         ("optimizer: lion", "Allowed: course, foreach, fused, loop, sgd, adafactor, muon"),
         (

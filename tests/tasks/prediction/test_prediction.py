@@ -122,6 +122,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"gradient_accumulation": 2},
     {"gradient_accumulation": 5, "precision": "bf16", "checkpointing": "selective"},
     *({"optimizer": name, "optimizer_step": "in_backward"} for name in ("fused", "adafactor")),
+    {"num_kv_heads": 1, "tie_embeddings": True},
+    {"lora": 4, "checkpointing": "blocks"},
     {"loss": "chunked", "vocab_size": 5000, "context_length": 1024},
     {"loss": "chunked", "vocab_size": 5000, "context_length": 1024, "precision": "bf16"},
 ]
@@ -150,7 +152,7 @@ def test_it_is_what_the_cpu_allocates(
     measured = measured_peaks(params, tmp_path)
     assert len(measured) == 2 * len(params.phases)
     # On the CPU, each checkpoint stores the state of the random numbers; a GPU has it on the host.
-    states = 5064 * params.num_layers if params.checkpointing != "none" and params.num_layers else 0
+    states = 5200 * params.num_layers if params.checkpointing != "none" and params.num_layers else 0
     assert predicted_peaks(params) == pytest.approx(measured, rel=1.5e-3, abs=states)
 
 

@@ -20,6 +20,8 @@ from tasks.prediction.shapes import ShapeMemory
 from tasks.prediction.trace import Label, TensorLifetime, Trace, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.spec.registry import make_cell
+from tasks.train_step import build
+from tasks.training.parameters import TrainStepParams
 
 MIB = 1024**2
 
@@ -123,3 +125,41 @@ def test_checkpoints_and_micro_batches_are_predicted() -> None:
     tokens_bytes = 2 * 8 * 2 * 256
     assert peak(1) < peak(2)
     assert peak(8) - peak(2) == pytest.approx(6 * tokens_bytes, abs=1024)
+
+
+def flops_of(metric: str = "flops", **values: Any) -> dict[str, float]:
+    shape = {"size": "mini", "context_length": 256}
+    samples = prediction_of(**shape | values).samples
+    return {one.phase: one.value or 0 for one in samples if one.metric == metric}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"attention": "sdpa", "precision": "bf16"},
+        {"attention": "sdpa", "num_kv_heads": 1, "precision": "bf16"},
+        {"gradient_accumulation": 5},
+        {"checkpointing": "blocks"},
+        {"pass": "forward"},
+    ],
+    ids=str,
+)
+def test_counted_flops_are_those_of_the_closed_form(values: dict[str, Any]) -> None:
+    cell = {"device": "cpu", "size": "mini", "context_length": 256, "batch_size": 2}
+    workload = build(TrainStepParams.model_validate(cell | {"vocab_size": 500} | values))
+    assert flops_of(**values) == workload.flops
+
+
+def test_flops_that_checkpoints_repeat_are_counted_separately() -> None:
+    forward = flops_of()["forward"]
+    repeated = flops_of("recomputed_flops", checkpointing="blocks")
+    assert repeated.keys() == {"backward"}
+    assert 0.5 * forward < repeated["backward"] < forward  # neither the head nor the last product
+    assert flops_of("recomputed_flops", checkpointing="selective") == {}
+
+
+def test_frozen_weights_need_no_product_for_their_gradient() -> None:
+    """Adapters of rank 2 cost next to nothing, and the backward pass about as much as the forward one."""
+    adapted = flops_of(lora=2)
+    assert 0.85 < adapted["backward"] / adapted["forward"] < 1.2

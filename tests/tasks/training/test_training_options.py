@@ -335,3 +335,50 @@ def test_an_optimizer_that_is_not_installed_is_named() -> None:
         built(optimizer="no_such_package.optim:AdamW8bit")
     with pytest.raises(AttributeError, match="NoSuch"):
         built(optimizer="torch.optim:NoSuch")
+
+
+def test_adapters_change_nothing_at_first_and_are_all_that_is_trained() -> None:
+    plain, adapted = built(), built(lora=4)
+    assert plain.model is not None
+    assert adapted.model is not None
+    tokens = torch.arange(16)[None]
+    torch.testing.assert_close(adapted.model(tokens).shape, plain.model(tokens).shape)
+    blocks = adapted.model.layers
+    assert isinstance(blocks, nn.ModuleList)
+    query = blocks[0].attn.q_proj  # type: ignore[union-attr]
+    x = torch.randn(3, 32)
+    assert torch.equal(query(x), query.base(x))  # type: ignore[operator, union-attr]
+    trained = {name for name, one in adapted.model.named_parameters() if one.requires_grad}
+    assert len(trained) == 5 * 7 * 2
+    assert all("lora_" in name for name in trained)
+    widths = 4 * (32 + 32) + 3 * (32 + 64)
+    assert adapted.facts["parameters_trained"] == 5 * 4 * widths
+    assert adapted.flops is None
+    before = query.lora_b.clone()  # type: ignore[operator, union-attr]
+    adapted.step(lambda name: nullcontext())
+    assert not torch.equal(query.lora_b, before)  # type: ignore[arg-type, union-attr]
+
+
+def test_a_model_without_linear_layers_in_blocks_has_no_adapters() -> None:
+    with pytest.raises(Skip, match=r"lora needs torch\.nn\.Linear layers in blocks"):
+        built(**own("Labelled", lora=4))
+    assert built(**own("Pairs", lora=4)).facts["parameters_trained"] == 2 * 4 * 16
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa"])
+def test_grouped_heads_and_a_tied_head_train(attention: str) -> None:
+    workload = built(num_kv_heads=2, tie_embeddings=True, attention=attention)
+    assert workload.model is not None
+    assert workload.facts["parameters"] == workload.facts["parameters_expected"]
+    assert workload.model.lm_head.weight is workload.model.token_embeddings.weight  # type: ignore[union-attr]
+    found = gradients(workload)
+    assert found["layers.0.attn.k_proj.weight"].shape == (16, 32)
+    assert "lm_head.weight" not in found
+
+
+def test_a_named_model_has_its_vocabulary_unless_one_is_given() -> None:
+    def vocabulary(**values: Any) -> int:
+        return TrainStepParams.model_validate({"size": "smollm2-135m", **values}).vocab_size
+
+    assert (vocabulary(), vocabulary(vocab_size=100)) == (49_152, 100)
+    assert TrainStepParams.model_validate({"size": "tiny"}).vocab_size == 10_000

@@ -1,0 +1,45 @@
+"""FLOPs of cells without a closed form, and utilisation with what is computed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.analysis.cells import derive_cells
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.metrics import metric_named
+from tasks.spec.outcome import Outcome
+from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
+
+
+def test_counted_flops_stand_in_for_a_closed_form_and_repeated_ones_count_in_hfu(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path / "run")
+    facts = {"gpu": "NVIDIA H100 80GB HBM3", "tokens": 16}
+    steps = tuple(Sample("timing", "duration", "ms", 1.0, "synced", "step", n) for n in range(3))
+    model = {"model": "a:B", "precision": "bf16"}
+    cell = make_cell("train_step", model | {"checkpointing": "blocks"})
+    attempt = Attempt(cell, 1, "/nowhere", Settings())
+    counted = [
+        metric_named("prediction", name).sample(value, "steady", phase)
+        for name, value, phase in (
+            ("flops", 1e11, "forward"),
+            ("flops", 2e11, "backward"),
+            ("recomputed_flops", 9e10, "backward"),
+        )
+    ]
+    with open_for_writing(run) as writer:
+        writer.append(Outcome(attempt, Status.OK, "", "", {}, facts, steps, 1.7e9, 2.5), None)
+        writer.append_predictions({cell.id: counted})
+    (row,) = derive_cells(
+        run.read("attempts"), run.read("samples"), run.read("predictions")
+    ).to_dict("records")
+    assert row["flops"] == 3e11
+    assert row["mfu"] == pytest.approx(3e11 / 1e-3 / 989.4e12, rel=1e-3)
+    assert row["hfu"] == pytest.approx(1.3 * row["mfu"])
