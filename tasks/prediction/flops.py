@@ -1,6 +1,6 @@
 """Count the floating-point operations of a traced step, by the formulas of torch's FLOP counter.
 
-Matrix products and attention count, of which a causal mask saves nothing. What the backward pass
+Matrix products and attention count, and a causal mask saves nothing. What the backward pass
 computes again is counted separately: checkpoints, and the scores of fused attention.
 """
 
@@ -37,7 +37,7 @@ class FlopCount:
             shapes = _of_all_heads(shapes)
         flops = formula(*shapes, **kwargs, out_val=result)
         if "scaled_dot_product" in name and name.endswith("_backward"):
-            # Five products, one of which are the scores of the forward pass.
+            # Five products, and one of them repeats the scores of the forward pass.
             self.repeated[phase] += flops // 5
             flops -= flops // 5
         counted = self.repeated if is_repeated else self.once

@@ -55,7 +55,8 @@ class TrainStepParams(AttentionAxisParams):
     size: Size | None = axis(
         None,
         "model by its name in the course: tiny and mini (for trials), small, medium, large, xl, "
-        "2.7B, 10B; or the shape of a published model, with its vocabulary unless vocab_size is set",
+        "2.7B, 10B; or the shape of a published model, with its vocabulary unless vocab_size is "
+        "set: smollm2-135m, tinyllama-1.1b, llama-3.2-1b, llama-3.2-3b, mistral-7b, llama-3-8b",
         affects=WORK,
     )
     year: Literal[2025, 2026] = axis(2025, "year of the course's sizes: xl differs", affects=WORK)
@@ -72,7 +73,7 @@ class TrainStepParams(AttentionAxisParams):
     num_heads: PositiveInt | None = axis(None, "attention heads in each block", affects=WORK)
     num_kv_heads: PositiveInt | None = axis(
         None,
-        "heads of keys and values in each block; null: as many as num_heads, or those of the size",
+        "heads of keys and values in each block; null: num_heads, or those of the size",
         affects=WORK,
     )
     tie_embeddings: bool = axis(
@@ -118,7 +119,7 @@ class TrainStepParams(AttentionAxisParams):
     checkpointing: Checkpointing = axis(
         "none",
         "activations that the backward pass computes again: none; blocks: all of each block; "
-        "groups:K: all of K neighbouring blocks together; selective: all but matrix products and "
+        "groups:K, such as groups:2: all of K neighbouring blocks together; selective: all but matrix products and "
         "attention; selective:2: also every second product with a weight",
     )
     gradient_accumulation: PositiveInt = axis(
