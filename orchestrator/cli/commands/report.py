@@ -74,7 +74,7 @@ class ReportOptions:
 def report(**chosen: Any) -> None:
     """Print a summary and the tables of RUN, and write them to RUN/report.
 
-    The files are Markdown, CSV, LaTeX and Typst. Without --table, Markdown shows the key findings
+    The files are Markdown, CSV, LaTeX and Typst. Without --table, Markdown shows the answers
     and the first rows of each table; the files have all rows.
 
     Without --table, --cells and --where, it also writes one page with charts,
@@ -107,7 +107,7 @@ def report(**chosen: Any) -> None:
         whole = make_report(run, results, references)
         pages = whole.pages
         if whole.words and options.form == "md":
-            click.echo(whole.first_words)
+            click.echo(whole.words)
     for text in _printed(pages, options, references):
         click.echo(text)
     _warn_of_missing_tables(selected, options, pages, references)

@@ -3,51 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import altair as alt
+
 from orchestrator.analysis.results import Results
-from orchestrator.common.units import GIB
-from orchestrator.report.charts.layouts import (
-    ChartMeasure,
-    KernelClasses,
-    Lines,
-    LiveMemory,
-    Phases,
-    PlotLayout,
-    SpeedUps,
-)
-from orchestrator.report.charts.rendering import Picture, begin, draw, script_of_charts
-from orchestrator.report.tables.cell_filters import of_task, varying, with_eager_baseline
-from orchestrator.report.tables.formatters import KERNEL_TIME
+from orchestrator.report.charts.bars import KernelClasses, LiveMemory, MemoryParts, TopKernels
+from orchestrator.report.charts.chart import CONFIG, Drawn, Layout, LegendEntry
+from orchestrator.report.charts.lines import Dots, Lines
+from orchestrator.report.charts.measures import of_column, peaks, ratios, step_times
+from orchestrator.report.charts.rendering import Picture, begin, draw
+from orchestrator.report.charts.slices import NAME
 from tasks.spec.messages import typed_error_text
 
 PICTURES = ("svg", "png")
-_SEVERAL_PRECISIONS = varying("precision", "train_step")
-# The first font is vl-convert's own, so that a chart is equally wide on every machine. The others
-# have the same letter widths, for the machine that shows the page.
-_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+_NARROW = ("tf32", "bf16", "fp16", "bf16_pure")
+_COMPILE_AXES = ("compile_mode", "compile_cache")
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart of the report. read: how to read it, in one line."""
+    """A chart of the report. section: of the page. read: what is shown, for the caption."""
 
     name: str
+    section: str
     title: str
     read: str
-    layout: PlotLayout
+    layout: Layout
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn chart.
+    """A drawn chart: one SVG for each panel, and a picture of the whole.
 
-    spec: Vega-Lite with its data. problem: the reason for a missing drawing, otherwise empty.
+    problem: the reason for a missing drawing, otherwise empty.
     """
 
     plot: Plot
-    spec: Mapping[str, Any]
+    specs: Sequence[Mapping[str, Any]] = ()  # of the panels, and of the whole as the last
+    legend: Sequence[LegendEntry] = ()
+    note: str = ""
+    columns: int = 2
+    panels: Sequence[str] = ()
     svg: str = ""
     png: bytes = b""
     problem: str = ""
@@ -56,142 +54,164 @@ class Figure:
 PLOTS: tuple[Plot, ...] = (
     Plot(
         "step-time",
+        "time",
         "Step time by context length",
-        "Median of the whole step, both scales logarithmic: a power of the length is a straight"
-        " line. Cells that ran out of memory have no point. Click the legend to select a series;"
-        " hold shift and turn the wheel to zoom.",
-        Lines(of_task("train_step"), "ms a step", (ChartMeasure("step", "step_ms_median"),)),
-    ),
-    Plot(
-        "compile-speed-up",
-        "Speed-up by compiling",
-        "How many times faster the compiled step is than the eager one;"
-        " below the dashed line it is slower.",
-        SpeedUps(with_eager_baseline, "compile"),
-    ),
-    Plot(
-        "compile-kernels",
-        "Speed-up by compiling: kernels alone",
-        "How many times faster the kernels of the compiled step are than those of the eager one."
-        " The CPU has no influence.",
-        SpeedUps(with_eager_baseline, "compile", KERNEL_TIME),
+        "median ms of a step, log scale; bars: 95% interval",
+        Lines(step_times("train_step"), " ms", "precision"),
     ),
     Plot(
         "precision-speed-up",
-        "Speed-up by precision",
-        "How many times faster a step is than in the first precision;"
-        " below the dashed line it is slower.",
-        SpeedUps(_SEVERAL_PRECISIONS, "precision"),
+        "time",
+        "Speed-up over fp32",
+        "times as fast as in fp32, log scale; bars: interval from both medians",
+        Dots(
+            tuple((f"{name} over fp32", ratios("precision", "fp32", (name,))) for name in _NARROW),
+            "×",
+            (NAME, "context_length"),
+            "precision",
+            baseline=1.0,
+        ),
     ),
     Plot(
-        "precision-kernels",
-        "Speed-up by precision: kernels alone",
-        "How many times faster the kernels of a step are than in the first precision."
-        " The CPU has no influence.",
-        SpeedUps(_SEVERAL_PRECISIONS, "precision", KERNEL_TIME),
+        "gpu-busy",
+        "where",
+        "Share of the step in which GPU kernels run",
+        "kernel time over step time",
+        Lines(of_column("train_step", "busy_timed"), "", "precision", is_log=False, top=1.0),
     ),
     Plot(
-        "peak-memory",
-        "Peak memory by context length",
-        "The allocator's peak in steady state, both scales logarithmic; predicted and measured.",
+        "mfu",
+        "where",
+        "Share of the GPU's peak that a step reaches",
+        "model FLOPs over the dense peak in that precision (MFU)",
+        Lines(of_column("train_step", "mfu"), "", "precision", is_log=False, dashed=True),
+    ),
+    Plot(
+        "kernel-classes",
+        "where",
+        "Kernel time by class of work",
+        "ms of kernels in a step",
+        KernelClasses(),
+    ),
+    Plot("top-kernels", "where", "The longest kernels", "ms in a step", TopKernels()),
+    Plot(
+        "compile-speed-up",
+        "compile",
+        "Speed-up by compiling",
+        "times as fast as eager, log scale; bars: interval from both medians",
         Lines(
-            of_task("train_step"),
-            "GiB",
-            (
-                ChartMeasure("measured", "peak_allocated_bytes", 1 / GIB),
-                ChartMeasure("predicted", "predicted_peak_allocated_bytes", 1 / GIB),
-            ),
+            ratios("compile", "eager", ("blocks", "model"), _COMPILE_AXES),
+            "×",
+            NAME,
+            panel="precision",
+            baseline=1.0,
+        ),
+    ),
+    Plot(
+        "memory-parts",
+        "memory",
+        "What the peak is made of",
+        "predicted GiB by part",
+        MemoryParts(),
+    ),
+    Plot(
+        "memory-timeline",
+        "memory",
+        "Live memory during a step",
+        "requested GiB by role; dashed lines mark the beginning of a phase",
+        LiveMemory(),
+    ),
+    Plot(
+        "attention",
+        "attention",
+        "Implementations of attention",
+        "log scales; bars: 95% interval",
+        Dots(
+            (("ms", step_times("attention")), ("peak GiB", peaks("attention"))),
+            "",
+            ("attention",),
+            "attention",
+            at_longest=True,
         ),
     ),
     Plot(
         "attention-scaling",
+        "attention",
         "Attention by context length",
-        "Median of forward and backward pass, both scales logarithmic. Time that is quadratic in"
-        " the length rises by two decades for each decade of length.",
-        Lines(
-            of_task("attention"),
-            "ms",
-            (
-                ChartMeasure("forward", "forward_ms_median"),
-                ChartMeasure("backward", "backward_ms_median"),
-            ),
-        ),
-    ),
-    Plot(
-        "phases",
-        "Share of each phase in a step",
-        "The share of each phase in the medians of all phases; the timing waits at the end of each.",
-        Phases(of_task("train_step")),
-    ),
-    Plot(
-        "kernel-classes",
-        "Kernels by phase and class",
-        "Milliseconds of kernels in a step, stacked by the class of work.",
-        KernelClasses(),
-    ),
-    Plot(
-        "memory-timeline",
-        "Live memory during a step",
-        "Requested GiB by role during the recorded step, on the host's clock;"
-        " dashed lines mark the beginning of a phase.",
-        LiveMemory(),
+        "median ms, log scales; n^: exponent of the three longest contexts",
+        Lines(step_times("attention"), " ms", "attention", has_slopes=True),
     ),
 )
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """The charts of a report, possibly still being drawn. `figures()` waits for them.
-
-    script: returns the script that shows them on a page; empty without any chart.
-    """
+    """The charts of a report, possibly still being drawn. `figures()` waits for them."""
 
     figures: Callable[[], list[Figure]] = list
-    script: Callable[[], str] = str
 
 
 def begin_drawing(results: Results) -> Drawing:
     """Start to draw the charts that the data supports."""
     charts = [chart for chart in (_chart(plot, results) for plot in PLOTS) if chart is not None]
-    specs = [_with_title(chart) for chart in charts if not chart.problem]
+    specs = [spec for chart in charts for spec in chart.specs]
     if not specs:
         return Drawing(lambda: charts)
-    cells = len(results.cells)
-    pictures, script = begin(cells, draw, specs), begin(cells, script_of_charts)
-    return Drawing(lambda: _with_pictures(charts, pictures()), script)
-
-
-def _with_title(chart: Figure) -> dict[str, Any]:
-    """Return the specification of a picture: the plot's title, and the chart's own as subtitle."""
-    # On the page, the title is a heading of the page and only the note belongs to the chart.
-    title: Any = chart.plot.title
-    if chart.spec.get("title"):
-        title = {"text": title, "subtitle": chart.spec["title"]}
-    return {**chart.spec, "title": title}
+    wholes = [spec is chart.specs[-1] for chart in charts for spec in chart.specs]
+    pictures = begin(len(results.cells), draw, specs, wholes)
+    return Drawing(lambda: _with_pictures(charts, pictures()))
 
 
 def _chart(plot: Plot, results: Results) -> Figure | None:
     """Return a figure without its pictures, or None if the data does not support the chart."""
     try:
-        chart = plot.layout.draw(results)
-        if chart is None:
+        drawn = plot.layout.draw(results)
+        if drawn is None or not drawn.panels:
             return None
-        spec = chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
+        specs = [_panel_spec(plot, panel) for panel in drawn.panels]
+        specs.append(_whole_spec(plot, drawn))
     except Exception as error:
         # A chart that fails must not cost the report: the figure shows the problem.
-        return Figure(plot, {}, problem=typed_error_text(error))
-    return Figure(plot, {**spec, "config": {**spec["config"], "font": _FONT}})
+        return Figure(plot, problem=typed_error_text(error))
+    return Figure(plot, specs, tuple(drawn.legend), drawn.note, drawn.columns)
+
+
+def _panel_spec(plot: Plot, panel: Any) -> dict[str, Any]:
+    """Return the specification of one panel. Its legend is text of the page."""
+    title = panel.title if isinstance(panel.title, str) else ""
+    text = ", ".join(filter(None, (plot.title, title)))
+    spec: dict[str, Any] = panel.properties(description=text).to_dict()
+    spec["config"] = CONFIG
+    _remove_legends(spec)
+    return spec
+
+
+def _remove_legends(spec: Any) -> None:
+    for layer in spec.get("layer", ()):
+        _remove_legends(layer)
+    if "color" in spec.get("encoding", {}):
+        spec["encoding"]["color"]["legend"] = None
+
+
+def _whole_spec(plot: Plot, drawn: Drawn) -> dict[str, Any]:
+    """Return the specification of all panels in rows, with their legend and a title."""
+    subtitle = ": ".join(filter(None, (plot.read, drawn.note)))
+    title = alt.TitleParams(plot.title, subtitle=subtitle, fontSize=14)
+    whole = alt.concat(*drawn.panels, columns=min(drawn.columns, 3), title=title)
+    spec: dict[str, Any] = whole.resolve_scale(color="shared").to_dict()
+    return {**spec, "config": {**CONFIG, "background": "#ffffff"}}
 
 
 def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> list[Figure]:
-    drawn = iter(pictures)  # charts with a problem have none
+    drawn = iter(pictures)
     figures = []
     for chart in charts:
-        if not chart.problem:
-            picture = next(drawn)
-            spec = {} if picture.problem else chart.spec
-            chart = Figure(chart.plot, spec, picture.svg, picture.png, picture.problem)
-        figures.append(chart)
+        own = [next(drawn) for _ in chart.specs]  # none of a chart with a problem
+        problem = next((picture.problem for picture in own if picture.problem), chart.problem)
+        if own and not problem:
+            panels = [picture.svg for picture in own[:-1]]
+            chart = replace(chart, panels=panels, svg=own[-1].svg, png=own[-1].png)
+        figures.append(replace(chart, problem=problem, specs=()))
     return figures
 
 

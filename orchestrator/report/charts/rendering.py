@@ -1,4 +1,4 @@
-"""Draw charts as SVG and PNG, and make the script that shows them on a page.
+"""Draw charts as SVG and PNG.
 
 vl-convert runs a JavaScript engine, which takes seconds to start and does not release its
 memory. For a large report it therefore runs in a separate process while the tables are made.
@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
+from orchestrator.report.charts.theme import with_variables
 from tasks.spec.messages import typed_error_text
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ MANY = 2000
 # Pixels per point: sharp in print.
 _PNG_SCALE = 2
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
-_EMBED = "window.vegaEmbed = vegaEmbed;"
+_LINK = re.compile(r"</?a\b[^>]*>")
 _FONTS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
 _FONT_CONFIG = "FONTCONFIG_FILE"
 # One thread: two JavaScript engines at a time would take twice the memory.
@@ -45,21 +46,36 @@ class Picture:
     problem: str = ""
 
 
-def draw(charts: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Return the picture of each Vega-Lite chart."""
-    return [_draw(chart) for chart in charts]
+def draw(charts: Sequence[Mapping[str, Any]], wholes: Sequence[bool]) -> list[Picture]:
+    """Return the picture of each Vega-Lite chart.
+
+    wholes: for each chart, True for a file of its own and False for a panel of the page.
+    """
+    return [_draw(chart, is_file) for chart, is_file in zip(charts, wholes, strict=True)]
 
 
-def _draw(chart: Mapping[str, Any]) -> Picture:
+def _draw(chart: Mapping[str, Any], is_file: bool) -> Picture:
     # Loaded here, because a separate process may do the drawing: it takes seconds and much memory.
     import vl_convert
 
     _load_fonts()
     try:
         svg = with_short_paths(with_numbered_clips(vl_convert.vegalite_to_svg(dict(chart))))
+        if not is_file:
+            return Picture(_for_page(svg))
+        svg = _LINK.sub("", svg)  # its targets are on the page
         return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
     except Exception as error:
         return Picture(problem=typed_error_text(error))
+
+
+def _for_page(svg: str) -> str:
+    """Return the SVG of a panel for the page: with its links, colours and fonts."""
+    # vl-convert makes a relative address absolute.
+    svg = re.sub(r'(?:xlink:)?href="[^"#]*#', 'href="#', svg)
+    svg = re.sub(r' font-family="[^"]*"| xmlns(:xlink)?="[^"]*"| opacity="1"', "", svg)
+    svg = re.sub(r' target="[^"]*"', "", svg)
+    return with_variables(svg)
 
 
 @cache
@@ -121,15 +137,6 @@ def _short_path(path: str) -> str:
 
 def _rounded(number: re.Match[str]) -> str:
     return f"{round(float(number[0]), 1) + 0.0:.1f}".removesuffix(".0")  # + 0.0: no -0
-
-
-@cache
-def script_of_charts() -> str:
-    """Return the script of an offline page. Bundling it takes seconds."""
-    import vl_convert
-
-    script: str = vl_convert.javascript_bundle(_EMBED)
-    return script
 
 
 def begin(cells: int, work: Callable[..., T], *given: object) -> Callable[[], T]:

@@ -17,7 +17,7 @@ from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
 from orchestrator.report.tables.table import NOTES, RenderedTable, Table
-from orchestrator.report.text.key_findings import KeyFinding
+from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.provenance import provenance
 from tasks.spec.messages import typed_error_text
 
@@ -198,11 +198,10 @@ def _escape_pipes(row: list[str]) -> list[str]:
     return [text.replace("|", "\\|").replace("\n", " ") for text in row]
 
 
-def findings_to_markdown(findings: Iterable[KeyFinding], measured_with: str) -> str:
-    """Return the key findings as Markdown."""
-    lines = ["## Key findings", ""]
-    for finding in findings:
-        lines += [f"### {finding.question}", ""]
-        lines += map("- {}".format, finding.sentences)
-        lines.append("")
-    return "\n".join([*lines, f"*{measured_with}*"]) + "\n"
+def answers_to_markdown(answers: Iterable[Answer], measured_with: str) -> str:
+    """Return the answers as a Markdown list. Each starts with its number and interval."""
+    lines = ["## Answers", ""]
+    for answer in answers:
+        value = " ".join(filter(None, (f"**{answer.number}**", answer.interval)))
+        lines.append(f"- {answer.label}: {value}. {answer.sentence}")
+    return "\n".join([*lines, "", f"*{measured_with}*"]) + "\n"

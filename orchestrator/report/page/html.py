@@ -6,83 +6,80 @@ as text.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.page.cell_details import Details
-from orchestrator.report.page.packing import packed
-from orchestrator.report.tables.formatters import end_location, failure_reason, gib, step_ms, text
-from orchestrator.report.tables.layouts import CellRows
-from orchestrator.report.tables.table import RenderedTable, Table
-from orchestrator.report.text.key_findings import KeyFinding
-from orchestrator.report.text.provenance import provenance
+from orchestrator.report.charts.theme import DARK, LIGHT, variables
+from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
+from orchestrator.report.page.heat_map import heat_map
+from orchestrator.report.page.sections import sections
+from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.text.answers import Answer
+from orchestrator.report.text.leads import counts_by_status, headline
 
-# Rows of a table that are in the HTML; "Show more rows" inserts the others. A report of ten
-# thousand cells therefore opens as fast as one of ten.
-ROWS_AT_ONCE = 200
-
-_CELLS = Table(
-    "cells",
-    "All cells",
-    "Click an id for everything about a cell: parameters, attempts with evidence, samples, log.",
-    CellRows(
-        (
-            ("task", text("task")),
-            ("cell", text("cell")),
-            ("status", text("status")),
-            ("step ms", step_ms),
-            ("peak GiB", gib("peak_allocated_bytes")),
-            ("where", end_location),
-            ("why", failure_reason),
-        )
-    ),
-)
-_PLATFORM = ("gpu", "cpu", "torch", "cuda", "driver", "python", "host")
-_FAILURES = "failures"
+_PROGRAM = "transformer-sweep"
+_MOST_ANSWERS = 5
+# Axes that readers filter by, besides those that vary.
+_FILTERS = ("run", "name", "precision", "compile", "attention", "pass", "status")
+_LIBRARY = Path(__file__).parent / "vendor"
 
 
 @dataclass(frozen=True)
 class PageContent:
-    """Content of the page. missing: number of cells without a result, called `missing_status`."""
+    """Content of the page. missing: number of cells without a result."""
 
     results: Results
-    findings: Sequence[KeyFinding]
+    answers: Sequence[Answer]
     tables: Sequence[RenderedTable]
     drawing: Drawing
-    details: Details
+    details: Iterable[dict[str, Any]]
+    run_argument: str = "RUN"
     missing: int = 0
-    missing_status: str = "pending"
 
 
 def to_html(content: PageContent) -> Iterator[str]:
     """Yield the page in pieces, so that the details of all cells are never in memory together."""
-    results, drawing = content.results, content.drawing
-    figures = drawing.figures()
-    has_charts = any(not figure.problem for figure in figures)
+    results = content.results
+    grid = heat_map(results)
+    data = {"heat": grid.data if grid else None, "run": content.run_argument, **cell_columns(results)}
+    found = sections(results, content.drawing.figures(), content.tables)
     return (
         _environment()
         .get_template("index.html")
         .generate(
+            name=results.manifest.get("name", "run"),
             manifest=results.manifest,
-            provenance=provenance(results),
-            platforms=_platforms(results),
-            statuses=_statuses(content),
-            findings=content.findings,
-            failures=[page for page in content.tables if page.table.name == _FAILURES],
-            figures=figures,
-            tables=[page for page in content.tables if page.table.name != _FAILURES],
-            cells=_cells(results),
-            series=content.details.series,
-            details=((cell["cell"], packed(cell)) for cell in content.details.cells),
-            rows_at_once=ROWS_AT_ONCE,
-            vega=Markup(drawing.script()) if has_charts else "",
+            headline=headline(results),
+            statuses=counts_by_status(results, content.missing),
+            total=len(results.cells) + content.missing,
+            versions=_versions(results.cells),
+            dates=_dates(results.cells),
+            answers=content.answers[:_MOST_ANSWERS],
+            grid=grid,
+            sections=found,
+            links={section.question.name for section in found},
+            filters=[name for name in _FILTERS if name in data["columns"] or name in data["axes"]],
+            count=len(results.cells),
+            run=content.run_argument,
+            citation=_citation(results),
+            program=_PROGRAM,
+            version=_version(results),
+            light=Markup(variables(LIGHT)),
+            dark=Markup(variables(DARK)),
+            data=Markup(packed([json.dumps(data, separators=(",", ":"))])),
+            library=Markup(_library()),
+            details=Markup(packed_json(content.details)) if len(results.cells) else "",
         )
     )
 
@@ -95,26 +92,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"with_code": _with_code, "packed": packed}
+    environment.filters |= {"with_code": _with_code, "as_markup": Markup}
     return environment
 
 
-def _statuses(content: PageContent) -> dict[str, int]:
-    """Return the number of cells by status."""
-    statuses: dict[Any, int] = content.results.cells["status"].value_counts().to_dict()
-    if statuses and content.missing:
-        statuses[content.missing_status] = content.missing
-    return statuses
-
-
-def _platforms(results: Results) -> list[dict[Any, str]]:
-    """Return the distinct combinations of hardware and software that cells recorded."""
-    platforms = []
-    for _, row in results.cells.filter(_PLATFORM).drop_duplicates().iterrows():
-        known = row.dropna().astype(str)
-        if len(known):
-            platforms.append(known.to_dict())
-    return platforms
+@cache
+def _library() -> str:
+    """Return DataTables with its licence, packed."""
+    licence = (_LIBRARY / "datatables.txt").read_text()
+    return packed([f"/*\n{licence}*/\n", (_LIBRARY / "datatables.min.js").read_text()])
 
 
 def _with_code(text: str) -> Markup:
@@ -122,6 +108,39 @@ def _with_code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _cells(results: Results) -> list[RenderedTable]:
-    header, rows = _CELLS.lay_out(results)
-    return [RenderedTable(_CELLS, header, rows, provenance(results))] if rows else []
+def _values(cells: pd.DataFrame, column: str) -> list[str]:
+    return list(map(str, cells[column].dropna().unique())) if column in cells else []
+
+
+def _version(results: Results) -> str:
+    """Return the version of the program that measured."""
+    return str(results.manifest.get("program", "")).removeprefix(f"{_PROGRAM} ")
+
+
+def _versions(cells: pd.DataFrame) -> list[str]:
+    """Return the versions of torch and CUDA."""
+    named = (("torch", _values(cells, "torch")), ("CUDA", _values(cells, "cuda")))
+    return [f"{name} {', '.join(values)}" for name, values in named if 0 < len(values) <= 3]
+
+
+def _dates(cells: pd.DataFrame) -> str:
+    """Return the days on which cells were measured, such as `21 Nov 2026 to 24 Nov 2026`."""
+    days = pd.to_datetime(cells["started_at"]).dropna() if "started_at" in cells else pd.Series()
+    if days.empty:
+        return ""
+    ends = dict.fromkeys(day.strftime("%d %b %Y").lstrip("0") for day in (days.min(), days.max()))
+    return " to ".join(ends)
+
+
+def _citation(results: Results) -> str:
+    """Return the lines that cite this run."""
+    cells = results.cells
+    parts = [
+        f"{_PROGRAM} {_version(results)}, run {results.manifest.get('name', 'run')}",
+        ", ".join(_values(cells, "gpu") or _values(cells, "cpu")),
+        *_versions(cells),
+        *(f"driver {', '.join(values)}" for values in [_values(cells, "driver")] if values),
+        *(f"commit {', '.join(values[:4])}" for values in [_values(cells, "commit")] if values),
+        _dates(cells),
+    ]
+    return ",\n".join(filter(None, parts)) + "."

@@ -1,0 +1,119 @@
+"""Parts that all charts share: panels, legends, scales, and the label of a mark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import altair as alt
+import pandas as pd
+
+from orchestrator.analysis.axes import has_value
+from orchestrator.analysis.results import Results
+from orchestrator.report.charts.theme import FONT, light
+from orchestrator.report.text.cell_names import scope_of
+from orchestrator.report.text.numbers import number
+
+MOST_PANELS = 12
+NUMBER_FORMAT = ",~g"  # 0.5, 20 and 2,000
+CONFIG: dict[str, Any] = {
+    "background": "transparent",
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": light("ink2"),
+        "labelFontSize": 11,
+        "titleColor": light("ink2"),
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+        "gridColor": light("rule"),
+        "domainColor": light("rule2"),
+        "ticks": False,
+        "labelPadding": 4,
+    },
+    "title": {
+        "anchor": "start",
+        "frame": "group",
+        "color": light("ink"),
+        "fontSize": 12,
+        "fontWeight": 600,
+        "subtitleColor": light("ink2"),
+        "subtitleFontSize": 11,
+    },
+    "legend": {"title": None, "orient": "top", "labelColor": light("ink2")},
+    "concat": {"spacing": 14},
+}
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """One entry of a legend. mark: line, dash, box, full or hollow. colour: a name in COLOURS."""
+
+    mark: str
+    text: str
+    colour: str = "ink2"
+
+
+BOUND_LEGEND = (LegendEntry("full", "GPU-bound"), LegendEntry("hollow", "CPU-bound"))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A chart as panels. note: what all marks share. columns: panels in a row on a wide page."""
+
+    panels: Sequence[Any]
+    legend: Sequence[LegendEntry] = ()
+    note: str = ""
+    columns: int = field(default=2)
+
+
+class Layout(Protocol):
+    """Turns results into a chart, or into None if they have too little to show."""
+
+    def draw(self, results: Results) -> Drawn | None: ...
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return the ticks of a logarithmic axis: the fewer of each decade, the more decades it has."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    decades = math.log10(high / low)
+    steps: tuple[float, ...] = (1, 2, 5) if decades <= 4 else (1,)
+    if decades < 1:
+        steps = (1, 1.5, 2, 3, 4, 5, 7)
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def log_scale(values: pd.Series[float]) -> tuple[alt.Scale, list[float]]:
+    """Return a logarithmic scale that holds all values, and its ticks."""
+    low, high = float(values.min()) / 1.15, float(values.max()) * 1.15
+    return alt.Scale(type="log", domain=[low, high], nice=False), log_ticks(low, high)
+
+
+def mark_label(row: Any, unit: str) -> str:
+    """Return what a mark shows: its cell, the value, its interval, and what limits the cell."""
+    text = f"{scope_of(row)}: {number(row['shown'])}{unit}"
+    if has_value(row, "low") and has_value(row, "high"):
+        text += f" [{number(row['low'])} to {number(row['high'])}]"
+    if has_value(row, "cpu_bound"):
+        text += ", CPU-bound" if row["cpu_bound"] else ", GPU-bound"
+    return text
+
+
+def rounded(values: pd.Series[Any]) -> pd.Series[float]:
+    """Return numbers with five digits: more are invisible, and make the drawing larger."""
+    return values.astype(float).map(lambda value: float(f"{value:.5g}"))
+
+
+def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
+    """Return the legend of filled and hollow points, if it is known what limits a cell."""
+    is_known = "cpu_bound" in cells and bool(cells["cpu_bound"].notna().any())
+    return BOUND_LEGEND if is_known else ()
+
+
+def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> alt.Data:
+    """Return the columns as data of a chart; missing numbers become null."""
+    own = rows[list(dict.fromkeys(name for name in columns if name in rows))].astype(object)
+    return alt.Data(values=own.where(own.notna(), None).to_dict("records"))

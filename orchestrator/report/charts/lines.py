@@ -1,0 +1,277 @@
+"""Charts of points and lines: a value over the context length, and ratios with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from orchestrator.analysis.axes import ordered_values
+from orchestrator.analysis.results import Results
+from orchestrator.report.charts.chart import (
+    MOST_PANELS,
+    NUMBER_FORMAT,
+    Drawn,
+    LegendEntry,
+    bound_legend,
+    data_of,
+    log_scale,
+    mark_label,
+    rounded,
+)
+from orchestrator.report.charts.measures import KEY, Points
+from orchestrator.report.charts.slices import (
+    NAME,
+    choose_slice,
+    evenly,
+    horizontal_axis,
+    panel_axis,
+)
+from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colour_names, light
+from orchestrator.report.text.cell_names import LENGTH, ordered_names
+
+_HEIGHT = 150
+_SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
+
+
+def ordered(axis: str, cells: pd.DataFrame) -> list[Any]:
+    """Return the distinct values of an axis or of the names of models, in their order."""
+    return ordered_names(cells) if axis == NAME else ordered_values(axis, cells[axis])
+
+
+def legend_of(axis: str, values: Sequence[Any], mark: str = "full") -> list[LegendEntry]:
+    """Return one entry for each value of an axis, in its colour."""
+    names = colour_names(axis, values)
+    return [LegendEntry(mark, str(value), name) for value, name in zip(values, names, strict=True)]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of a value over the context length, in panels.
+
+    colour, panel: axes; an empty `panel` is the model. dashed: the eager lines are dashed.
+    baseline: a value with a line across. has_slopes: the exponent stands at the end of a line.
+    """
+
+    points: Points
+    unit: str
+    colour: str
+    panel: str = ""
+    is_log: bool = True
+    dashed: bool = False
+    baseline: float | None = None
+    top: float | None = None
+    has_slopes: bool = False
+
+    def draw(self, results: Results) -> Drawn | None:
+        points = self.points(results)
+        across = horizontal_axis(points) if len(points) else ""
+        if not across or self.colour not in points:
+            return None
+        dash = ("compile",) if self.dashed and points["compile"].nunique() > 1 else ()
+        panel = self.panel or panel_axis(points, results.axes, (across, self.colour))
+        shown = list(dict.fromkeys((across, self.colour, panel, *dash)))
+        points, note = choose_slice(points, results.axes, shown)
+        # A line of a single point is invisible.
+        by_line = points.groupby([panel, self.colour, *dash], dropna=False)
+        points = points[by_line[across].transform("nunique") > 1]
+        if points.empty:
+            return None
+        colours = evenly(ordered(self.colour, points), MOST_COLOURS)
+        points = self._prepared(points[points[self.colour].isin(colours)], across)
+        panels = evenly(ordered(panel, points), MOST_PANELS)
+        own_width = 150 if len(panels) > 3 else 250
+        parts = [
+            self._panel(
+                points, points[points[panel] == value], across, colours, own_width
+            ).properties(title=str(value) if isinstance(value, str) else f"{panel} {value}")
+            for value in panels
+        ]
+        return Drawn(parts, self._legend(points, colours, bool(dash)), note, min(len(parts), 5))
+
+    def _prepared(self, points: pd.DataFrame, across: str) -> pd.DataFrame:
+        labels = [mark_label(row, self.unit) for row in points.to_dict("records")]
+        hollow = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
+        columns = {
+            name: rounded(points[name]) for name in ("shown", "low", "high") if name in points
+        }
+        return points.assign(
+            **columns,
+            label=labels,
+            href="#cell=" + points[KEY],
+            hollow=hollow,
+            across=points[across].astype(str),
+            order=points[across],
+        )
+
+    def _legend(
+        self, points: pd.DataFrame, colours: Sequence[Any], has_dash: bool
+    ) -> list[LegendEntry]:
+        legend = legend_of(self.colour, colours, "line")
+        if has_dash:
+            legend += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
+        return [*legend, *bound_legend(points)]
+
+    def _panel(
+        self, points: pd.DataFrame, own: pd.DataFrame, across: str, colours: list[Any], width: int
+    ) -> Any:
+        columns = ["across", "order", "shown", "low", "high", "label", "href", "hollow"]
+        base = alt.Chart(data_of(own, (*columns, self.colour, "compile")))
+        ticks = [str(value) for value in sorted(points["order"].unique())]
+        x = alt.X("across:N", sort=ticks, title=None, scale=alt.Scale(domain=ticks))
+        x = x.axis(labelAngle=0, labelOverlap=True, grid=False)
+        y = self._vertical(points)
+        colour = _colour(self.colour, colours)
+        lines = base.mark_line(strokeWidth=1.6, aria=False).encode(x=x, y=y, color=colour)
+        lines = lines.encode(order="order:Q")
+        if self.dashed:
+            dashes = alt.Scale(domain=["eager", "blocks", "model"], range=[[4, 3], [1, 0], [1, 0]])
+            lines = lines.encode(strokeDash=alt.StrokeDash("compile:N", scale=dashes, legend=None))
+        layers = [lines]
+        if "low" in own:
+            rules = base.mark_rule(aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q")
+            layers.append(rules.encode(color=colour))
+        fill = alt.condition("datum.hollow", alt.value(light("bg")), colour)
+        marks = base.mark_point(size=36, strokeWidth=1.4, opacity=1)
+        layers.append(
+            marks.encode(x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N")
+        )
+        if self.baseline is not None:
+            across_all = alt.Chart(alt.Data(values=[{"one": self.baseline}]))
+            rule = across_all.mark_rule(aria=False, strokeDash=[4, 3], color=light("ink2"))
+            layers.insert(0, rule.encode(y=alt.Y("one:Q")))
+        if self.has_slopes:
+            layers += _slopes(own, self.colour, x, y, colour)
+        return alt.layer(*layers).properties(width=width, height=_HEIGHT)
+
+    def _vertical(self, points: pd.DataFrame) -> alt.Y:
+        columns = [points[name] for name in ("shown", "low", "high") if name in points]
+        values = pd.concat(columns).dropna()
+        if self.is_log:
+            scale, ticks = log_scale(values[values > 0])
+            return alt.Y("shown:Q", title=None, scale=scale).axis(
+                values=ticks, format=NUMBER_FORMAT
+            )
+        highest = self.top or float(values.max()) * 1.05
+        scale = alt.Scale(domain=[0, highest])
+        form = NUMBER_FORMAT if self.unit else "%"
+        return alt.Y("shown:Q", title=None, scale=scale).axis(tickCount=5, format=form)
+
+
+def _colour(axis: str, values: Sequence[Any], names: Sequence[str] = ()) -> alt.Color:
+    """Return the colours of an axis. names: of the colours, if they are not those of the axis."""
+    colours = [light(name) for name in names or colour_names(axis, values)]
+    scale = alt.Scale(domain=list(map(str, values)), range=colours)
+    return alt.Color(f"{axis}:N", scale=scale)
+
+
+def _slopes(own: pd.DataFrame, axis: str, x: alt.X, y: alt.Y, colour: alt.Color) -> list[Any]:
+    """Return the exponents with which lines end, written behind their last points."""
+    rows = []
+    for value, line in own.groupby(axis, observed=True):
+        line = line.sort_values("order").tail(_SLOPE_LENGTHS)
+        if len(line) == _SLOPE_LENGTHS:
+            logs = np.log(line[["order", "shown"]].astype(float))
+            slope = np.polyfit(logs["order"], logs["shown"], 1)[0]
+            last = line.iloc[-1]
+            rows.append({"across": last["across"], "shown": last["shown"], axis: value,
+                         "slope": f"n^{slope:.1f}"})  # fmt: skip
+    if not rows:
+        return []
+    texts = alt.Chart(alt.Data(values=rows)).mark_text(align="left", dx=7, fontSize=10, aria=False)
+    return [texts.encode(x=x, y=y, color=colour, text="slope:N")]
+
+
+def legend_of_kernels(implementations: Sequence[str]) -> list[LegendEntry]:
+    """Return the legend of fused and unfused attention, as far as they are present."""
+    fused = [name in FUSED for name in implementations]
+    entries = [LegendEntry("full", "one fused kernel", "bf16")] if any(fused) else []
+    return entries if all(fused) else [*entries, LegendEntry("full", "separate kernels", "fp32")]
+
+
+def _longest_context(cells: pd.DataFrame, axis: str) -> Any:
+    """Return the longest context that most values of an axis have."""
+    counts = cells.groupby(LENGTH)[axis].nunique()
+    return counts[counts == counts.max()].index.max()
+
+
+@dataclass(frozen=True)
+class Dots:
+    """A dot with its interval for each row, on a logarithmic axis.
+
+    points: of each panel, with its title. rows: axes whose values name a row. colour: an axis.
+    baseline: a value with a line across.
+    """
+
+    points: tuple[tuple[str, Points], ...]
+    unit: str
+    rows: tuple[str, ...]
+    colour: str
+    baseline: float | None = None
+    at_longest: bool = False  # only cells of the longest context with most rows
+
+    def draw(self, results: Results) -> Drawn | None:
+        parts, note, longest = {}, "", None
+        for title, points in self.points:
+            cells = points(results)
+            if cells.empty or any(axis not in cells for axis in (*self.rows, self.colour)):
+                continue
+            if self.at_longest:
+                longest = longest or _longest_context(cells, self.rows[0])
+                cells = cells[cells[LENGTH] == longest]
+                title += f", context {longest:,}"
+            shown = list(dict.fromkeys((*self.rows, self.colour)))
+            cells, note = choose_slice(cells, results.axes, shown)
+            if len(cells) > 1:
+                parts[title] = cells
+        if not parts:
+            return None
+        every = pd.concat(parts.values(), ignore_index=True)
+        colours = ordered(self.colour, every)
+        panels = [
+            self._panel(cells, colours).properties(title=title) for title, cells in parts.items()
+        ]
+        if self.colour in self.rows:
+            return Drawn(panels, legend_of_kernels(colours), note)
+        return Drawn(panels, [*legend_of(self.colour, colours), *bound_legend(every)], note)
+
+    def _panel(self, cells: pd.DataFrame, colours: list[Any]) -> Any:
+        ranks = pd.DataFrame(
+            {axis: cells[axis].map(ordered(axis, cells).index) for axis in self.rows}
+        )
+        cells = cells.loc[ranks.sort_values(list(self.rows), kind="stable").index]
+        names = [
+            "  ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in row)
+            for row in cells[list(self.rows)].itertuples(index=False)
+        ]
+        labels = [mark_label(row, self.unit) for row in cells.to_dict("records")]
+        hollow = cells["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in cells else False
+        numbers = {name: rounded(cells[name]) for name in ("shown", "low", "high") if name in cells}
+        data = cells.assign(row=names, label=labels, href="#cell=" + cells[KEY], hollow=hollow)
+        data = data.assign(**numbers)
+        kept = ["row", "label", "href", "hollow", *numbers, self.colour]
+        base = alt.Chart(data_of(data, kept))
+        scale, ticks = log_scale(pd.concat([data[name] for name in numbers]).dropna())
+        x = alt.X("shown:Q", title=None, scale=scale).axis(values=ticks, format=NUMBER_FORMAT)
+        y = alt.Y("row:N", sort=list(dict.fromkeys(names)), title=None).axis(labelLimit=140)
+        names_of_colours = ["bf16" if name in FUSED else "fp32" for name in colours]
+        own = names_of_colours if self.colour in self.rows else ()
+        colour = _colour(self.colour, colours, own)
+        fill = alt.condition("datum.hollow", alt.value(light("bg")), colour)
+        layers = []
+        if self.baseline is not None:
+            one = alt.Chart(alt.Data(values=[{"one": self.baseline}]))
+            layers.append(one.mark_rule(aria=False, color=light("ink2")).encode(x=alt.X("one:Q")))
+        if "low" in numbers:
+            rules = base.mark_rule(aria=False).encode(x=alt.X("low:Q"), x2="high:Q", y=y)
+            layers.append(rules.encode(color=colour))
+        marks = base.mark_point(size=36, strokeWidth=1.4, opacity=1)
+        layers.append(
+            marks.encode(x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N")
+        )
+        height = 17 * data["row"].nunique()
+        return alt.layer(*layers).properties(width=260, height=max(height, 60))

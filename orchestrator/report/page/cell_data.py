@@ -1,0 +1,110 @@
+"""Data of all cells for the script of the page: columns as JSON, deflated, in base64.
+
+The script reads the columns for the table of all cells, the heat map and the drawer of a cell, and
+the details only when the first cell is opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.analysis.axes import RUN, ordered_values
+from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
+from orchestrator.report.charts.lines import ordered
+from orchestrator.report.charts.slices import NAME
+from orchestrator.report.text.cell_names import LENGTH, cell_keys, names_of, scope_of
+from orchestrator.report.text.pairs import HIGH, LOW, TIME
+
+_DIGITS = 5
+# Name in the page: column of the cells and factor.
+_NUMBERS: Mapping[str, tuple[str, float]] = {
+    "step": (TIME, 1),
+    "low": (LOW, 1),
+    "high": (HIGH, 1),
+    "n": ("step_ms_n", 1),
+    "mean": ("step_ms_mean", 1),
+    "sd": ("step_ms_sd", 1),
+    "forward": ("forward_ms_median", 1),
+    "backward": ("backward_ms_median", 1),
+    "optimizer": ("optimizer_ms_median", 1),
+    "kernels": ("step_kernel_time_ms_median", 1),
+    "busy": ("busy_timed", 100),
+    "mfu": ("mfu", 100),
+    "tokens": ("tokens_per_s", 1),
+    "cpu": ("cpu_bound", 1),
+    "peak": ("peak_allocated_bytes", 1 / GIB),
+    "reserved": ("peak_reserved_bytes", 1 / GIB),
+    "predicted": ("predicted_peak_allocated_bytes", 1 / GIB),
+    "asked": ("asked_bytes", 1 / GIB),
+    "allocated": ("allocated_bytes", 1 / GIB),
+}
+_TEXTS = ("task", "status", "stage", "phase", "gpu", "cpu", "torch", "host", "commit", "reason")
+
+
+def cell_columns(results: Results) -> dict[str, Any]:
+    """Return the columns of all cells: texts as indices of ordered words, numbers, and axes."""
+    cells = results.cells
+    named = cells.assign(**{NAME: names_of(cells)}) if "task" in cells else cells.assign(**{NAME: ""})
+    run = str(results.manifest.get("name", "run"))
+    runs = cells[RUN] if RUN in cells and cells[RUN].notna().any() else pd.Series(run, cells.index)
+    columns = {
+        "key": {"v": list(cell_keys(results))},
+        "title": {"v": [scope_of(row) for row in named.to_dict("records")]},
+        "run": _words(runs.fillna(run), ordered_values(RUN, runs)),
+        "name": _words(named[NAME], ordered(NAME, named)),
+    }
+    for column in (column for column in _TEXTS if column in cells):
+        columns[column] = _words(cells[column], ordered_values(column, cells[column]))
+    for name, (column, scale) in _NUMBERS.items():
+        if column in cells and cells[column].notna().any():
+            columns[name] = {"v": _rounded(cells[column].astype(float) * scale)}
+    axes = {}
+    for axis in results.axes:
+        if axis not in (RUN, LENGTH) and axis in cells and cells[axis].notna().any():
+            axes[axis] = _words(cells[axis], ordered_values(axis, cells[axis].astype(str)))
+    if LENGTH in cells:
+        axes[LENGTH] = {"v": [None if pd.isna(value) else int(value) for value in cells[LENGTH]]}
+    started = cells["started_at"].astype(str).str[:16] if "started_at" in cells else None
+    if started is not None:
+        columns["started"] = {"v": list(started)}
+    return {"n": len(cells), "columns": columns, "axes": axes}
+
+
+def _words(values: pd.Series[Any], order: list[Any]) -> dict[str, Any]:
+    """Return the distinct words in their order, and the index of each value; -1 if it is null."""
+    words = list(map(str, order))
+    index = {word: position for position, word in enumerate(words)}
+    texts = values.astype("string")
+    return {"w": words, "i": [-1 if pd.isna(text) or text == "" else index[text] for text in texts]}
+
+
+def _rounded(values: pd.Series[float]) -> list[float | None]:
+    finite = values.where(values.abs() < float("inf"))
+    return [None if value != value else float(f"{value:.{_DIGITS}g}") for value in finite]
+
+
+def packed(texts: Iterable[str]) -> str:
+    """Return texts as one, deflated and in base64, which HTML need not escape."""
+    # One piece at a time: the details of 10,000 cells are never in memory together.
+    compressor = zlib.compressobj(9)
+    parts = [compressor.compress(text.encode()) for text in texts]
+    return base64.b64encode(b"".join([*parts, compressor.flush()])).decode("ascii")
+
+
+def packed_json(values: Iterable[Any]) -> str:
+    """Return values as a packed JSON list."""
+
+    def texts() -> Iterable[str]:
+        yield "["
+        for index, value in enumerate(values):
+            yield f"{',' if index else ''}{json.dumps(value, separators=(',', ':'))}"
+        yield "]"
+
+    return packed(texts())

@@ -1,0 +1,224 @@
+"""The heat map of the first screen: every cell of the main task as a number and a shade.
+
+Rows are models, columns contexts and panels precisions. The page holds all values of the switches;
+the first ones are in the HTML, so that the map is there without a script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.analysis.axes import NOTHING, RUN, has_value, is_null
+from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
+from orchestrator.report.charts.lines import ordered
+from orchestrator.report.charts.slices import NAME, choose_slice, evenly
+from orchestrator.report.text.answers import MAIN, OUT_OF_MEMORY
+from orchestrator.report.text.cell_names import COMPILED, LENGTH, PASSES, cell_keys, names_of, scope_of
+from orchestrator.report.text.numbers import number
+from orchestrator.report.text.pairs import TIME
+from tasks.spec.parameters import TIMING_AXES
+
+_MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 4
+_LEAST_SHADE, _MOST_SHADE = 6, 100
+_SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A value that the map can show. column: of the cells, times `scale`."""
+
+    name: str
+    label: str
+    unit: str
+    column: str
+    scale: float = 1.0
+    is_log: bool = False
+
+
+MEASURES = (
+    Measure("step", "Step time", "ms per step", TIME, is_log=True),
+    Measure("speed", "Speed-up", "times as fast as in fp32", ""),
+    Measure("busy", "GPU busy", "% of the step in which GPU kernels run", "busy_timed", 100),
+    Measure("peak", "Memory", "GiB at the peak", "peak_allocated_bytes", 1 / GIB, is_log=True),
+    Measure("mfu", "MFU", "% of the GPU's peak", "mfu", 100),
+)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A choice of the reader: the values of an axis, and their labels. The first one is shown."""
+
+    axis: str
+    label: str
+    options: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One cell of the map as it is shown first. It is empty if nothing was measured there."""
+
+    position: str
+    text: str = ""
+    label: str = ""
+    key: str = ""
+    shade: int = 0
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """The map. cells: by panel, row and column. data: what its script needs for the switches."""
+
+    panels: Sequence[str]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    measures: Sequence[Measure]
+    switches: Sequence[Switch]
+    cells: Sequence[Sequence[Sequence[HeatCell]]]
+    note: str
+    data: dict[str, Any]
+    has_failures: bool
+
+
+def heat_map(results: Results) -> HeatMap | None:
+    """Return the map of the task with most cells, or None if there is no grid to show."""
+    cells = results.cells
+    if "task" not in cells or LENGTH not in cells:
+        return None
+    cells = cells.assign(**{NAME: names_of(cells), "key": cell_keys(results), "row": range(len(cells))})
+    task = next((t for t in ("train_step", "attention") if (cells["task"] == t).any()), "")
+    cells = cells[(cells["task"] == task) & cells[LENGTH].notna() & (cells["status"] != "skipped")]
+    row_axis = "attention" if task == "attention" and cells["attention"].nunique() > 1 else NAME
+    if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
+        return None
+    grid = (row_axis, LENGTH, "precision")
+    switched = [axis for axis in ("compile", "pass", "memory_limit_gib", NAME) if axis not in grid]
+    switched = [axis for axis in switched if axis in cells and cells[axis].nunique(dropna=False) > 1]
+    # Runs may repeat cells with other numbers of steps: the best measured one is shown.
+    axes = [axis for axis in results.axes if axis not in (RUN, *TIMING_AXES)]
+    cells, note = choose_slice(_best_first(cells), axes, [*grid, *switched])
+    limits = [_MOST_PANELS, _MOST_ROWS, _MOST_COLUMNS]
+    values = [
+        evenly(ordered(axis, cells), most)
+        for axis, most in zip((grid[2], grid[0], grid[1]), limits, strict=True)
+    ]
+    is_shown = pd.Series(True, index=cells.index)
+    for axis, own in zip((grid[2], grid[0], grid[1]), values, strict=True):
+        is_shown &= cells[axis].isin(own)
+    return _map(cells[is_shown], (grid[2], grid[0], grid[1]), values, switched, note)
+
+
+def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells so that the last of equal ones is of the run with most times."""
+    has_time = cells[TIME].notna() if TIME in cells else pd.Series(False, index=cells.index)
+    size = has_time.groupby(cells[RUN]).transform("sum") if RUN in cells else has_time
+    order = pd.DataFrame({"time": has_time, "size": size}).sort_values(["time", "size"], kind="stable")
+    return cells.loc[order.index]
+
+
+def _map(
+    cells: pd.DataFrame,
+    axes: tuple[str, str, str],
+    values: list[list[Any]],
+    switched: list[str],
+    note: str,
+) -> HeatMap:
+    measures = [m for m in MEASURES if m.column in cells and cells[m.column].notna().any()]
+    has_base = str(values[0][0]) == "fp32" and len(values[0]) > 1 and any(m.column == TIME for m in measures)
+    if has_base:
+        measures.insert(1, MEASURES[1])
+    switches = [_switch(axis, cells) for axis in switched]
+    positions = {}
+    for row in cells.to_dict("records"):
+        place = [str(own.index(row[axis])) for axis, own in zip(axes, values, strict=True)]
+        positions[",".join([*place, *(_text(row[axis]) for axis in switched)])] = row
+    chosen = [switch.options[0][0] for switch in switches]
+    ranges = {m.name: _range(cells, m) for m in measures if m.column}
+    shown = [
+        [
+            [
+                _cell(positions.get(",".join([place, *chosen])), place, measures, ranges)
+                for place in (f"{p},{r},{c}" for c in range(len(values[2])))
+            ]
+            for r in range(len(values[1]))
+        ]
+        for p in range(len(values[0]))
+    ]
+    data = {
+        "at": {position: row["row"] for position, row in positions.items()},
+        "ranges": ranges,
+        "log": [m.name for m in measures if m.is_log],
+        "units": {m.name: m.unit for m in measures},
+    }
+    texts = [[f"{v:,}" if isinstance(v, int) else str(v) for v in own] for own in values]
+    failed = cells["status"].isin(OUT_OF_MEMORY)
+    return HeatMap(*texts, measures, switches, shown, note, data, bool(failed.any()))
+
+
+def _switch(axis: str, cells: pd.DataFrame) -> Switch:
+    values = ordered(axis, cells)
+    if cells[axis].isna().any():
+        values = [None, *values]
+    first = MAIN.get(axis)
+    if first in values:
+        values = [first, *(value for value in values if value != first)]
+    labels = {"compile": "Code", "pass": "Pass", "memory_limit_gib": "Memory limit"}
+    options = [(_text(value), _option(axis, value)) for value in values]
+    return Switch(axis, labels.get(axis, "Model"), options)
+
+
+def _text(value: Any) -> str:
+    return NOTHING if is_null(value) else str(value)
+
+
+def _option(axis: str, value: Any) -> str:
+    if axis == "memory_limit_gib":
+        return "no limit" if is_null(value) else f"{value:g} GiB"
+    text = _text(value)
+    return PASSES.get(text, COMPILED.get(text, text))
+
+
+def _range(cells: pd.DataFrame, measure: Measure) -> list[float]:
+    """Return the values of the lightest and the darkest shade."""
+    values = cells[measure.column].dropna().astype(float) * measure.scale
+    low = float(values.min()) if measure.is_log else 0.0
+    return [low, float(values.max())]
+
+
+def _cell(
+    row: Any, place: str, measures: Sequence[Measure], ranges: dict[str, list[float]]
+) -> HeatCell:
+    """Return a cell of the map as its first measure shows it."""
+    if row is None:
+        return HeatCell(place)
+    name = scope_of(row)
+    if row["status"] != "ok":
+        is_oom = row["status"] in OUT_OF_MEMORY
+        phase = _SHORT_PHASES.get(str(row.get("phase")), "out")
+        where = f" in {row['phase']}" if row.get("phase") else ""
+        text = f"ran out of memory{where}" if is_oom else str(row["status"])
+        return HeatCell(place, phase if is_oom else "–", f"{name}: {text}", row["key"], 0, "bad")
+    measure = measures[0] if measures else None
+    if measure is None or not has_value(row, measure.column):
+        return HeatCell(place, "ran", f"{name}: ran", row["key"], _LEAST_SHADE)
+    value = float(row[measure.column]) * measure.scale
+    shade = shade_of(value, ranges[measure.name], measure.is_log)
+    is_bound = measure.column != "peak_allocated_bytes" and has_value(row, "cpu_bound")
+    is_cpu = is_bound and bool(row["cpu_bound"])
+    label = f"{name}: {number(value)} {measure.unit}{', CPU-bound' if is_cpu else ''}"
+    return HeatCell(place, number(value), label, row["key"], shade, "cpu" if is_cpu else "")
+
+
+def shade_of(value: float, ends: Sequence[float], is_log: bool) -> int:
+    """Return the shade of a value as a share of the ramp in percent."""
+    low, high = ends
+    if is_log and low > 0 and value > 0:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    share = (value - low) / (high - low) if high > low else 0.0
+    return round(_LEAST_SHADE + (_MOST_SHADE - _LEAST_SHADE) * min(max(share, 0.0), 1.0))

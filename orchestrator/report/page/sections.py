@@ -1,0 +1,85 @@
+"""Sections of the page: questions, with the charts and tables that answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.analysis.results import Results
+from orchestrator.report.charts.registry import Figure
+from orchestrator.report.page.fit_map import FitPanel, fit_panels
+from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.text.leads import lead
+
+
+@dataclass(frozen=True)
+class Question:
+    """A section of the page. tables: the first one that is there is open, the others are links."""
+
+    name: str
+    link: str
+    title: str
+    tables: tuple[str, ...] = ()
+
+
+QUESTIONS: tuple[Question, ...] = (
+    Question(
+        "time", "Time", "How long does a step take?",
+        ("precision", "timings", "phases", "utilisation", "scaling"),
+    ),
+    Question(
+        "where", "Where time goes", "Where does the time go?",
+        ("kernel-classes", "kernels", "cpu-bound", "bound", "kernel-modules", "kernel-diff"),
+    ),
+    Question("compile", "Compiling", "What does compiling change?", ("compile", "compilation")),
+    Question(
+        "memory", "Memory", "What fits, and where does the memory go?",
+        ("oom-map", "memory", "memory-parts", "memory-prediction", "composition", "saved-tensors",
+         "top-allocations", "allocations"),
+    ),
+    Question(
+        "attention", "Attention", "Which attention should I use?",
+        ("attention-ladder", "attention", "attention-compile", "attention-memory"),
+    ),
+    Question(
+        "numerics", "Numerics", "How exact are the numbers of a low precision?",
+        ("accumulation", "autocast-dtypes", "norms"),
+    ),
+    Question("failures", "Failures", "What did not end well, and why?", ("failures",)),
+    # Tables that no section names are here too.
+    Question("trust", "Trust", "Can I trust these numbers?", ("machines", "warmup", "coverage")),
+)  # fmt: skip
+_LAST = QUESTIONS[-1]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A question with its answer: sentences, charts and tables."""
+
+    question: Question
+    lead: str
+    figures: Sequence[Figure]
+    fit: Sequence[FitPanel]
+    tables: Sequence[RenderedTable]
+
+
+def sections(
+    results: Results, figures: Sequence[Figure], tables: Sequence[RenderedTable]
+) -> list[Section]:
+    """Return the sections that have something to show."""
+    by_name = {page.table.name: page for page in tables}
+    named = {name for question in QUESTIONS for name in question.tables}
+    others = tuple(name for name in by_name if name not in named)
+    found = []
+    for question in QUESTIONS:
+        names = question.tables + (others if question is _LAST else ())
+        section = Section(
+            question,
+            lead(question.name, results),
+            [figure for figure in figures if figure.plot.section == question.name],
+            fit_panels(results) if question.name == "memory" else (),
+            [by_name[name] for name in names if name in by_name],
+        )
+        if section.figures or section.fit or section.tables:
+            found.append(section)
+    return found

@@ -1,0 +1,393 @@
+const find = (selector, within = document) => within.querySelector(selector);
+const findAll = (selector, within = document) => [...within.querySelectorAll(selector)];
+const DIGITS = 3;
+const PAGE_ROWS = 25;
+const SHADES = [6, 100]; // percent of the ramp, from the lightest to the darkest cell
+const DARK_SHADE = 78; // above it, white text has more contrast than black text
+const OUT_OF_MEMORY = ["oom", "oom_inferred", "host_oom"];
+const PHASES = { forward: "fwd", backward: "bwd", optimizer: "opt" };
+const STATUS = { ok: "measured", oom: "out of memory", oom_inferred: "out of memory (inferred)", host_oom: "out of CPU memory", skipped: "impossible" };
+const SLICE = "slice:"; // begins the part of the address that holds the filters of all cells
+
+function element(tag, text = "", className = "") {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+// cell_data.py wrote the data: JSON, deflated, in base64.
+async function unpack(id) {
+  const bytes = Uint8Array.from(atob(find(`#${id}`).textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).text();
+}
+
+const once = (make) => {
+  let made;
+  return () => (made ??= make());
+};
+const readData = once(async () => JSON.parse(await unpack("data")));
+const readDetails = once(async () => JSON.parse(await unpack("details")));
+const readCells = once(async () => {
+  const { n, columns, axes } = await readData();
+  return Array.from({ length: n }, (_, row) => {
+    const cell = { row, axes: {} };
+    for (const [name, column] of Object.entries(columns)) cell[name] = valueAt(column, row);
+    for (const [name, column] of Object.entries(axes)) cell.axes[name] = valueAt(column, row);
+    return cell;
+  });
+});
+
+function valueAt(column, row) {
+  return column.w ? column.w[column.i[row]] ?? null : column.v[row];
+}
+
+function number(value, digits = DIGITS) {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0";
+  let decimals = Math.max(digits - 1 - Math.floor(Math.log10(Math.abs(value))), 0);
+  if (Math.abs(Number(value.toFixed(decimals))) >= 10 ** (digits - decimals)) decimals = Math.max(decimals - 1, 0);
+  return value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+}
+
+const withUnit = (value, unit, digits) => (value === null || value === undefined ? "" : `${number(value, digits)}${unit}`);
+
+// ---- theme
+const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+find("#theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+});
+
+// ---- heat map
+const chosen = {};
+
+async function showHeat() {
+  const { heat } = await readData();
+  const cells = await readCells();
+  const switches = findAll(".choice").map((group) => group.dataset.switch).filter((name) => name !== "measure");
+  const rest = switches.map((name) => chosen[name]);
+  const at = (place) => cells[heat.at[[place, ...rest].join(",")]];
+  for (const link of findAll(".heat a")) {
+    const [, row, column] = link.dataset.at.split(",");
+    showHeatCell(link, at(link.dataset.at), at(`0,${row},${column}`), heat);
+  }
+  find("#heat-unit").textContent = heat.units[chosen.measure];
+}
+
+function showHeatCell(link, cell, base, heat) {
+  link.className = "";
+  link.textContent = "";
+  link.removeAttribute("href");
+  link.removeAttribute("aria-label");
+  link.style.setProperty("--v", 0);
+  if (!cell) return;
+  link.href = `#cell=${cell.key}`;
+  let label = STATUS[cell.status] ?? cell.status;
+  if (cell.status !== "ok") {
+    link.className = "bad";
+    link.textContent = OUT_OF_MEMORY.includes(cell.status) ? PHASES[cell.phase] ?? "out" : "–";
+    if (cell.phase) label += ` in ${cell.phase}`;
+  } else {
+    const measure = chosen.measure;
+    const value = measure === "speed" ? base?.step / cell.step : cell[measure];
+    if (Number.isFinite(value)) {
+      const shade = shadeOf(value, heat.ranges[measure] ?? [0, 4], heat.log.includes(measure));
+      link.style.setProperty("--v", shade);
+      link.textContent = measure === "speed" ? `${value.toFixed(2)}×` : number(value, measure === "busy" || measure === "mfu" ? 2 : DIGITS);
+      link.classList.toggle("dark", shade > DARK_SHADE);
+      const isBound = cell.cpu === 1 && measure !== "peak";
+      link.classList.toggle("cpu", isBound);
+      label = `${link.textContent} ${heat.units[measure]}${isBound ? ", CPU-bound" : ""}`;
+    } else {
+      link.textContent = "ran";
+    }
+  }
+  link.setAttribute("aria-label", `${cell.title}: ${label}`);
+}
+
+function shadeOf(value, [low, high], isLog) {
+  const [x, least, most] = isLog && low > 0 ? [value, low, high].map(Math.log) : [value, low, high];
+  const share = most > least ? Math.min(Math.max((x - least) / (most - least), 0), 1) : 0;
+  return Math.round(SHADES[0] + (SHADES[1] - SHADES[0]) * share);
+}
+
+for (const group of findAll(".choice")) {
+  chosen[group.dataset.switch] = find("[aria-pressed=true]", group).value;
+  group.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    chosen[group.dataset.switch] = button.value;
+    for (const other of findAll("button", group)) other.setAttribute("aria-pressed", String(other === button));
+    showHeat();
+  });
+}
+chosen.measure ??= "step";
+
+// ---- tooltips show the labels that screen readers get
+const tip = find("#tip");
+addEventListener("pointerover", (event) => {
+  const mark = event.target.closest?.(".panel [aria-label], .heat a[aria-label]");
+  const isMark = mark && mark.tagName !== "svg" && mark.getAttribute("role") !== "group";
+  tip.hidden = !isMark;
+  if (isMark) tip.textContent = mark.getAttribute("aria-label");
+});
+addEventListener("pointermove", (event) => {
+  tip.style.left = `${Math.max(Math.min(event.clientX + 12, innerWidth - 310), 4)}px`;
+  tip.style.top = `${event.clientY + 14}px`;
+});
+
+// ---- copies of tables
+const FORMS = {
+  Markdown: (rows) => rows.map((row, index) => `| ${row.join(" | ")} |${index ? "" : `\n|${row.map(() => "---:|").join("")}`}`).join("\n"),
+  CSV: (rows) => rows.map((row) => row.map((text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join(",")).join("\n"),
+  LaTeX: (rows) => `\\begin{tabular}{${"r".repeat(rows[0].length)}}\n\\toprule\n${rows.map((row, index) => `${row.map(latexText).join(" & ")} \\\\${index ? "" : "\n\\midrule"}`).join("\n")}\n\\bottomrule\n\\end{tabular}`,
+  Typst: (rows) => `#table(columns: ${rows[0].length},\n${rows.map((row) => `  ${row.map((text) => JSON.stringify(text)).join(", ")}`).join(",\n")}\n)`,
+};
+function latexText(text) {
+  return text.replace(/[%_&#$]/g, "\\$&").replaceAll("×", "$\\times$").replaceAll("–", "--");
+}
+addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const table = find("table", button.closest(".tools").previousElementSibling);
+  const rows = [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.replace(/\s+/g, " ").trim()));
+  const form = button.dataset.copy;
+  await navigator.clipboard.writeText(FORMS[form](rows));
+  button.textContent = "copied";
+  setTimeout(() => (button.textContent = form), 1200);
+});
+
+// ---- all cells
+function valueOf(cell, name) {
+  return name in cell ? cell[name] : cell.axes[name];
+}
+
+const showAllCells = once(async () => {
+  const cells = await readCells();
+  const { columns, axes } = await readData();
+  const source = new Blob([await unpack("library")], { type: "text/javascript" });
+  await import(URL.createObjectURL(source));
+  const rank = (name, value) => (columns[name] ?? axes[name])?.w?.indexOf(value) ?? value;
+  const column = (title, name, className, show = (value) => value ?? "–") => ({
+    title,
+    className,
+    data: (cell, type) => {
+      const value = valueOf(cell, name) ?? null;
+      if (type === "sort" || type === "type") return value === null ? Infinity : (columns[name] ?? axes[name])?.w ? rank(name, value) : value;
+      return type === "display" ? show(value, cell) : value;
+    },
+  });
+  const shown = [
+    column("what", "task", "text wide", (task, cell) => (cell.axes.pass ?? task ?? "").replaceAll("_", " ")),
+    column("model", "name", "text", (name, cell) => linkTo(cell, name)),
+    column("context", "context_length", "", (value) => value?.toLocaleString("en") ?? "–"),
+    column("precision", "precision", "text"),
+    column("code", "compile", "text wide"),
+    column("attention", "attention", "text wide"),
+    { ...column("ms", "step", "", (value, cell) => timeOf(cell)) },
+    column("peak GiB", "peak", "", (value) => number(value)),
+  ];
+  const haystacks = cells.map((cell) => Object.values({ ...cell, ...cell.axes, title: "", axes: "" }).map((value) => String(value).toLowerCase()));
+  const filters = find("#filters").dataset.filters.split(" ");
+  const selects = Object.fromEntries(filters.map((name) => [name, addFilter(name, cells, rank)]));
+  const words = find("#words");
+  const table = new window.DataTable("#all", {
+    data: cells,
+    columns: shown,
+    pageLength: PAGE_ROWS,
+    lengthChange: false,
+    order: [],
+    pagingType: "simple_numbers",
+    layout: { topStart: "info", topEnd: "paging", bottomStart: null, bottomEnd: null },
+    deferRender: true,
+    autoWidth: false,
+    language: { info: "_START_–_END_ of _TOTAL_ cells", infoFiltered: "(of _MAX_)", infoEmpty: "0 cells", zeroRecords: "No cell matches. Remove a filter." },
+  });
+  window.DataTable.ext.search.push((settings, texts, index, cell) => {
+    const passes = filters.every((name) => !selects[name].value || String(valueOf(cell, name)) === selects[name].value);
+    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+    return passes && wanted.every((word) => haystacks[cell.row].some((text) => text === word || (word.length > 3 && text.includes(word))));
+  });
+  readSlice(selects, words);
+  find("#filters").addEventListener("input", () => {
+    writeSlice(selects, words);
+    table.draw();
+  });
+  table.draw();
+});
+
+function addFilter(name, cells, rank) {
+  const label = element("label", { name: "model", compile: "code" }[name] ?? name);
+  const select = document.createElement("select");
+  select.append(new Option("any", ""));
+  const values = [...new Set(cells.map((cell) => valueOf(cell, name)).filter((value) => value !== null && value !== undefined))];
+  values.sort((a, b) => rank(name, a) - rank(name, b));
+  for (const value of values) select.append(new Option(STATUS[value] ?? value, value));
+  label.append(select);
+  label.hidden = values.length < 2;
+  find("#filters").insertBefore(label, find("#filters").lastElementChild);
+  return select;
+}
+
+function linkTo(cell, text) {
+  const link = element("a", text ?? cell.key);
+  link.href = `#cell=${cell.key}`;
+  return link;
+}
+
+function timeOf(cell) {
+  if (cell.status !== "ok") return statusBadge(cell);
+  const text = element("span", number(cell.step));
+  if (cell.cpu === 1 && cell.step !== null) text.append(" ", element("small", "CPU"));
+  return text;
+}
+
+function statusBadge(cell) {
+  return element("span", STATUS[cell.status] ?? cell.status, `status${cell.status === "ok" || cell.status === "skipped" ? "" : " bad"}`);
+}
+
+function readSlice(selects, words) {
+  if (!location.hash.startsWith(`#${SLICE}`)) return;
+  const state = new URLSearchParams(location.hash.slice(1 + SLICE.length));
+  for (const [name, select] of Object.entries(selects)) select.value = state.get(name) ?? "";
+  words.value = state.get("words") ?? "";
+  find("#cells").scrollIntoView();
+}
+
+function writeSlice(selects, words) {
+  const state = new URLSearchParams();
+  for (const [name, select] of Object.entries(selects)) if (select.value) state.set(name, select.value);
+  if (words.value) state.set("words", words.value);
+  history.replaceState(null, "", `#${String(state) ? SLICE + state : "cells"}`);
+}
+
+// ---- drawer of a cell
+const dialog = find("#cell");
+let addressBefore = "";
+
+async function openCell() {
+  const wanted = location.hash.startsWith("#cell=") ? decodeURIComponent(location.hash.slice("#cell=".length)) : null;
+  const cell = wanted && (await readCells()).find((one) => one.key === wanted || one.key.startsWith(wanted));
+  if (!cell) {
+    if (dialog.open) dialog.close();
+    return;
+  }
+  const { run } = await readData();
+  find("#cell-content").replaceChildren(...describe(cell, run));
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+  const details = (await readDetails())[cell.row];
+  if (location.hash === `#cell=${wanted}` || decodeURIComponent(location.hash) === `#cell=${wanted}`) find("#cell-content").append(...describeDetails(cell, details));
+}
+
+function describe(cell, run) {
+  const title = element("h2", cell.title);
+  title.id = "cell-title";
+  const line = element("p", "", "sub");
+  line.append(statusBadge(cell), ` · run ${cell.run} · cell `, element("code", cell.key.split(":").at(-1)));
+  const parts = [title, line];
+  if (OUT_OF_MEMORY.includes(cell.status)) parts.push(element("p", whereMemoryEnded(cell), "bad"));
+  else if (cell.reason) parts.push(element("p", cell.reason));
+  const limits = { 1: "the CPU: another machine gives another time", 0: "the GPU" };
+  parts.push(
+    ...section("Time", {
+      "Step, median": cell.step === null ? "" : `${number(cell.step, 4)} ms [${number(cell.low, 4)} to ${number(cell.high, 4)}], n = ${cell.n}`,
+      "Mean and deviation": cell.mean === null || cell.mean === undefined ? "" : `${number(cell.mean, 4)} ± ${number(cell.sd)} ms`,
+      Forward: withUnit(cell.forward, " ms"),
+      Backward: withUnit(cell.backward, " ms"),
+      Optimizer: withUnit(cell.optimizer, " ms"),
+      "GPU kernels": cell.kernels ? `${number(cell.kernels)} ms (${Math.round((100 * cell.kernels) / cell.step)}% of the step)` : "",
+      "Limited by": limits[cell.cpu] ?? "",
+      "Tokens per second": cell.tokens ? Math.round(cell.tokens).toLocaleString("en") : "",
+      MFU: cell.mfu ? `${cell.mfu.toFixed(1)}%` : "",
+    }),
+    ...section("Memory", {
+      Peak: withUnit(cell.peak, " GiB", 4),
+      Reserved: withUnit(cell.reserved, " GiB", 4),
+      Predicted: withUnit(cell.predicted, " GiB", 4),
+    }),
+    ...section("Set-up", { ...cell.axes, gpu: cell.gpu, torch: cell.torch, host: cell.host, commit: cell.commit, measured: cell.started }),
+    element("h3", "More"),
+    preformatted(`sweep show ${run} ${cell.key.split(":").at(-1).slice(0, 6)}`),
+  );
+  return parts;
+}
+
+function whereMemoryEnded(cell) {
+  const asked = cell.asked ? `: asked for ${number(cell.asked)} GiB` : "";
+  const held = cell.asked && cell.allocated ? ` with ${number(cell.allocated)} GiB allocated` : "";
+  const limit = cell.axes.memory_limit_gib ? `, limit ${cell.axes.memory_limit_gib} GiB` : "";
+  return `Ran out in ${cell.phase || cell.stage || "this cell"}${asked}${held}${limit}.`;
+}
+
+function section(title, values) {
+  const known = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  if (!known.length) return [];
+  const list = document.createElement("dl");
+  for (const [name, value] of known) list.append(element("dt", name.replaceAll("_", " ")), element("dd", String(value)));
+  return [element("h3", title), list];
+}
+
+function describeDetails(cell, { attempts, samples, log }) {
+  const parts = [];
+  if (samples?.length > 1) parts.push(element("h3", `The ${samples.length} measured steps, ms`), strip(samples, cell));
+  for (const attempt of attempts) {
+    const hasEvidence = Object.keys(attempt.evidence).length > 0;
+    if (attempts.length < 2 && !hasEvidence) continue;
+    const where = attempt.where === "–" ? "" : ` in ${attempt.where}`;
+    parts.push(...section(`Attempt ${attempt.number}: ${STATUS[attempt.status] ?? attempt.status}${where}, ${attempt.wall_s} s`, hasEvidence ? attempt.evidence : { evidence: "none" }));
+  }
+  if (log) parts.push(element("h3", "End of the log"), preformatted(log));
+  return parts;
+}
+
+function preformatted(text) {
+  const block = document.createElement("pre");
+  block.tabIndex = 0;
+  block.append(element("code", text));
+  return block;
+}
+
+function shape(name, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
+  return made;
+}
+
+function strip(samples, cell) {
+  const known = samples.filter((value) => value !== null);
+  const [least, most] = [Math.min(...known), Math.max(...known)];
+  const x = (index) => 4 + (492 * index) / (samples.length - 1);
+  const y = (value) => (most > least ? 58 - (52 * (Math.min(Math.max(value, least), most) - least)) / (most - least) : 32);
+  const drawing = shape("svg", { viewBox: "0 0 500 64", class: "strip", role: "img", preserveAspectRatio: "none", "aria-label": `${known.length} steps from ${number(least, 4)} to ${number(most, 4)} ms` });
+  if (cell.low) drawing.append(shape("rect", { x: 0, width: 500, y: y(cell.high), height: Math.max(y(cell.low) - y(cell.high), 1) }));
+  samples.forEach((value, index) => {
+    if (value !== null) drawing.append(shape("circle", { cx: x(index), cy: y(value), r: 3 }));
+  });
+  const figure = document.createElement("div");
+  figure.append(drawing, element("p", `${number(least, 4)} to ${number(most, 4)}, in order; the band is the interval of the median`, "key"));
+  return figure;
+}
+
+addEventListener("hashchange", (event) => {
+  if (!new URL(event.oldURL).hash.startsWith("#cell=")) addressBefore = new URL(event.oldURL).hash;
+  openCell();
+});
+dialog.addEventListener("close", () => {
+  if (location.hash.startsWith("#cell=")) history.replaceState(null, "", addressBefore || location.pathname + location.search);
+});
+dialog.addEventListener("click", (event) => {
+  if (event.target === dialog) dialog.close();
+});
+find("#close").addEventListener("click", () => dialog.close());
+if (location.hash.startsWith("#cell=")) openCell();
+if (find("#cells")) {
+  const isNear = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    isNear.disconnect();
+    showAllCells();
+  }, { rootMargin: "200px" });
+  isNear.observe(find("#cells"));
+  if (location.hash.startsWith(`#${SLICE}`)) showAllCells();
+}

@@ -1,0 +1,491 @@
+"""The answers of a run: for each study, its most important number in one sentence.
+
+Rules choose the numbers from the cells, so the same data gives the same sentences. A run without a
+study gets no sentence for it. A ratio whose interval includes 1 is worded as "no difference".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from orchestrator.analysis.axes import RUN, has_value, ordered_values
+from orchestrator.analysis.cpu_bound import depends_on_cpu
+from orchestrator.analysis.results import Results
+from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of, scope_of
+from orchestrator.report.text.numbers import (
+    counted,
+    gibibytes,
+    interval,
+    number,
+    percent,
+    ratio,
+)
+from orchestrator.report.text.pairs import (
+    BASE,
+    HIGH,
+    LOW,
+    TIME,
+    is_clear,
+    is_gpu_bound,
+    measured,
+    pairs,
+    preferring,
+)
+
+_PEAK = "peak_allocated_bytes"
+_KERNELS = "step_kernel_time_ms_median"
+_MIN_LENGTH = 1024  # below, attention is limited by work that does not grow with the context
+_MIN_LENGTHS = 3  # for an exponent
+NARROW = ("bf16", "fp16", "bf16_pure", "tf32")  # in the order in which an answer is about one
+OUT_OF_MEMORY = ("oom", "oom_inferred", "host_oom")
+# Results that no step was run for, or that is about no step.
+_NOT_FAILED = ("ok", *OUT_OF_MEMORY, "skipped")
+# An answer speaks of whole steps as the course trains: other cells repeat it in other settings.
+MAIN: Mapping[str, Any] = {
+    "pass": "train_step",
+    "compile": "eager",
+    "memory_limit_gib": None,
+    "attention": "naive",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A number, its interval, and a sentence that starts with a conclusion.
+
+    label: what the number is, for a terminal. scope: the cells that it is about. section: part of
+    the page that shows more. has_mark: true if the number is about CPU-bound steps.
+    """
+
+    label: str
+    number: str
+    interval: str
+    conclusion: str
+    detail: str
+    scope: str
+    section: str
+    has_mark: bool = False
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.conclusion} {self.detail}".strip()
+
+
+def answers(results: Results) -> list[Answer]:
+    """Return the answers, most important first."""
+    if "status" not in results.cells:
+        return []
+    found = [answer for rule in RULES for answer in rule(results)]
+    if not any(answer.section == "time" for answer in found):
+        found = [*_longest_step(results), *found]
+    return found
+
+
+def about_precision(results: Results) -> Iterator[Answer]:
+    """Yield the largest gain of the narrowest precision, and its smallest one or its loss."""
+    steps = measured(results, "train_step", TIME, LOW, HIGH)
+    for narrow in NARROW:
+        found = pairs(steps, results.axes, "precision", ("fp32", narrow))
+        main = preferring(found, MAIN)
+        if len(main):
+            yield from _of_precision(main, found, narrow)
+            return
+
+
+def _of_precision(main: pd.DataFrame, found: pd.DataFrame, narrow: str) -> Iterator[Answer]:
+    is_free = is_gpu_bound(main)
+    candidates = main[is_free] if is_free.any() else main
+    clear = candidates[is_clear(candidates)]
+    if clear.empty:
+        pair = _extreme(candidates, "ratio", largest=True)
+        yield _ratio_answer(f"{narrow} over fp32", pair, "time", f"{narrow} makes no difference.")
+        return
+    best = _extreme(clear, "ratio", largest=True)
+    gain = "is faster" if best["ratio"] > 1 else "is slower everywhere"
+    conclusion = f"{narrow} {gain}{_on_sizes(main, best)}."
+    answer = _ratio_answer(f"{narrow} over fp32", best, "time", conclusion)
+    yield replace(answer, detail=answer.detail + _when_compiled(best, found))
+    clear = main[is_clear(main)]
+    worst = _extreme(clear, "ratio", largest=False)
+    if worst["cell"] != best["cell"] and worst["ratio"] < 1:
+        conclusion = f"{narrow} is slower{_on_sizes(main, worst)}."
+        answer = _ratio_answer(f"{narrow} over fp32", worst, "where", conclusion)
+        yield replace(answer, detail=answer.detail + _reason(worst) + _unclear(main))
+
+
+def _on_sizes(main: pd.DataFrame, pair: Any) -> str:
+    """Return for which end of the sizes a pair stands, if it is the smallest or the largest."""
+    sizes = ordered_values("size", main["size"]) if "size" in main else []
+    if len(sizes) < 2 or pair["size"] not in (sizes[0], sizes[-1]):
+        return ""
+    return " on small models" if pair["size"] == sizes[0] else " on large models"
+
+
+def _ratio_answer(label: str, pair: Any, section: str, conclusion: str) -> Answer:
+    of, base = label.removesuffix(" over fp32"), label.rpartition(" ")[2]
+    detail = (
+        f"{_subject(pair)} takes {number(pair[TIME])} ms in {of}"
+        f" and {number(pair[TIME + BASE])} ms in {base}."
+    )
+    if not (pair["low"] > 1 or pair["high"] < 1):
+        detail += " The interval of the ratio includes 1."
+    is_bound = "CPU-bound" in (pair["bound"], pair["bound" + BASE])
+    return Answer(
+        label,
+        ratio(pair["ratio"]),
+        interval(pair["low"], pair["high"]),
+        conclusion,
+        detail,
+        scope_of(pair),
+        section,
+        is_bound,
+    )
+
+
+def _when_compiled(pair: Any, found: pd.DataFrame) -> str:
+    """Return the same pair with compiled steps, if it was measured."""
+    same = found
+    if "compile" not in found or pair.get("compile") != "eager":
+        return ""
+    for axis in (RUN, "size", "model", LENGTH, "pass", "batch_size", "attention"):
+        if axis in found and has_value(pair, axis):
+            same = same[same[axis] == pair[axis]]
+    compiled = same[same["compile"] != "eager"]
+    if compiled.empty:
+        return ""
+    row = compiled.iloc[0]
+    times = f"{number(row[TIME])} and {number(row[TIME + BASE])} ms"
+    return f" Compiled it takes {times} ({ratio(row['ratio'])})."
+
+
+def _reason(pair: Any) -> str:
+    """Return how long the GPU works in a step, and what its kernels alone gain."""
+    if not has_value(pair, _KERNELS):
+        return ""
+    text = f" GPU kernels run for {percent(pair[_KERNELS] / pair[TIME])} of the step"
+    if not has_value(pair, _KERNELS + BASE):
+        return f"{text}."
+    gain = ratio(pair[_KERNELS + BASE] / pair[_KERNELS])
+    return f"{text}; the kernels alone are {gain} as fast."
+
+
+def _unclear(main: pd.DataFrame) -> str:
+    count = int((~is_clear(main)).sum())
+    return f" {count} of {len(main)} pairs show no difference." if count else ""
+
+
+def about_compiling(results: Results) -> Iterator[Answer]:
+    """Yield the median speed-up of compiled steps, by precision."""
+    steps = measured(results, "train_step", TIME, LOW, HIGH)
+    steps = steps[steps["pass"] == "train_step"] if _has(steps, "pass", "train_step") else steps
+    axes = [axis for axis in results.axes if axis not in ("compile_mode", "compile_cache")]
+    for scope in ("blocks", "model"):
+        found = pairs(steps, axes, "compile", ("eager", scope))
+        if len(found):
+            yield _of_compiling(_main_run(found))
+            return
+
+
+def _of_compiling(found: pd.DataFrame) -> Answer:
+    is_free = is_gpu_bound(found)
+    of_gpu = found[is_free] if is_free.any() else found
+    kind = "GPU-bound pair" if _is_known_gpu(of_gpu) else "pair"
+    medians = {
+        precision: of_gpu.loc[of_gpu["precision"] == precision, "ratio"]
+        for precision in ordered_values("precision", of_gpu["precision"])
+    }
+    best = max(medians, key=lambda precision: medians[precision].median())
+    of_best = of_gpu[of_gpu["precision"] == best]
+    others = [
+        f"{precision} {ratio(ratios.median())} ({counted(len(ratios), 'pair')})"
+        for precision, ratios in medians.items()
+        if precision != best
+    ]
+    text = f"Median of {counted(len(of_best), kind)} in {best}" if len(of_best) > 1 else ""
+    if len(of_best) == 1:
+        pair = of_best.iloc[0]
+        text = f"{_subject(pair)} takes {number(pair[TIME + BASE])} ms eager"
+        text += f" and {number(pair[TIME])} ms compiled"
+    if others:
+        text += f"; {', '.join(others)}"
+    low, high = of_best["ratio"].min(), of_best["ratio"].max()
+    spread = f"{low:.2f} to {high:.2f}"
+    if len(of_best) == 1:
+        spread = interval(*of_best.iloc[0][["low", "high"]])
+    conclusion = f"Compiling gains most in {best}." if others else "Compiling makes a step faster."
+    if not is_clear(of_gpu).any():
+        conclusion = "Compiling makes no difference."
+        text += ". Each interval of a ratio includes 1"
+    elif of_best["ratio"].median() < 1:
+        conclusion = "Compiling makes a step slower."
+    return Answer(
+        "compiled over eager",
+        ratio(of_best["ratio"].median()),
+        spread,
+        conclusion,
+        f"{text}.",
+        f"{best}, {counted(len(of_best), kind)}",
+        "compile",
+        not _is_known_gpu(of_gpu),
+    )
+
+
+def _is_known_gpu(found: pd.DataFrame) -> bool:
+    return bool((found["bound"] == "GPU-bound").any())
+
+
+def about_memory(results: Results) -> Iterator[Answer]:
+    """Yield how many cells run out of memory, by limit, or the largest peak if none does."""
+    cells = results.cells
+    decided = cells[cells["status"].isin(["ok", *OUT_OF_MEMORY])]
+    limited = decided
+    if "memory_limit_gib" in decided:
+        limited = preferring(decided[decided["memory_limit_gib"].notna()], {"pass": "train_step"})
+    is_out = decided["status"].isin(OUT_OF_MEMORY)
+    if len(limited) and "memory_limit_gib" in limited and _ran_out(limited).any():
+        yield _of_limits(limited, preferring(decided, MAIN))
+    elif is_out.any():
+        first = decided[is_out]
+        yield Answer(
+            "out of memory",
+            f"{is_out.sum()}/{len(decided)}",
+            "cells run out",
+            f"{counted(int(is_out.sum()), 'cell')} ran out of memory.",
+            _shortest(first) + _largest_peak(decided),
+            _shortest(first).rstrip("."),
+            "memory",
+        )
+    elif len(limited := preferring(decided, MAIN)) and _peak(limited) is not None:
+        row = _peak(limited)
+        yield Answer(
+            "largest peak",
+            gibibytes(row[_PEAK]),
+            "",
+            "No cell ran out of memory.",
+            _largest_peak(limited).strip(),
+            scope_of(row),
+            "memory",
+        )
+
+
+def _ran_out(cells: pd.DataFrame) -> pd.Series[bool]:
+    return cells["status"].isin(OUT_OF_MEMORY)
+
+
+def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame) -> Answer:
+    by_limit = _ran_out(limited).groupby(limited["memory_limit_gib"].astype(float))
+    out: dict[Any, Any] = by_limit.sum().to_dict()
+    total: dict[Any, Any] = by_limit.size().to_dict()
+    # The limit that separates the cells best.
+    chosen = min(out, key=lambda limit: abs(out[limit] / total[limit] - 0.5))
+    others = [
+        f"{out[limit]} of {total[limit]} in {limit:g}"
+        for limit in sorted(out, reverse=True)
+        if limit != chosen
+    ]
+    detail = f"{out[chosen]} of {total[chosen]} steps run out in {chosen:g} GiB"
+    detail += f"; {', '.join(others)} GiB." if others else "."
+    without = unlimited[unlimited["memory_limit_gib"].isna()]
+    if len(without) and not _ran_out(without).any():
+        detail += f" Without a limit none does.{_largest_peak(without)}"
+    return Answer(
+        "out of memory",
+        f"{out[chosen]}/{total[chosen]}",
+        f"run out in {chosen:g} GiB",
+        "The memory limit decides what fits.",
+        detail,
+        f"limit {chosen:g} GiB",
+        "memory",
+    )
+
+
+def _peak(cells: pd.DataFrame) -> Any:
+    if _PEAK not in cells or cells[_PEAK].isna().all():
+        return None
+    return _extreme(cells, _PEAK, largest=True)
+
+
+def _largest_peak(cells: pd.DataFrame) -> str:
+    row = _peak(cells)
+    if row is None:
+        return ""
+    text = f" The largest peak is {gibibytes(row[_PEAK])}: {scope_of(row)}"
+    if has_value(row, "predicted_peak_allocated_bytes"):
+        text += f"; predicted {gibibytes(row['predicted_peak_allocated_bytes'])}"
+    return f"{text}."
+
+
+def _shortest(failed: pd.DataFrame) -> str:
+    if LENGTH not in failed or failed[LENGTH].isna().all():
+        return ""
+    row = _extreme(failed, LENGTH, largest=False)
+    return f"The shortest context that fails is {row[LENGTH]:,} ({scope_of(row)})."
+
+
+def about_attention(results: Results) -> Iterator[Answer]:
+    """Yield how much faster the best attention is than the naive one at the longest context."""
+    cells = measured(results, "attention", TIME, LOW, HIGH, LENGTH)
+    if cells.empty or "attention" not in cells:
+        return
+    others = set(cells["attention"].dropna()) - {"naive"}
+    found = [pairs(cells, results.axes, "attention", ("naive", other)) for other in sorted(others)]
+    joined = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    if len(joined):
+        yield _of_attention(joined[joined[LENGTH] == joined[LENGTH].max()])
+    yield from _growth(cells)
+
+
+def _of_attention(longest: pd.DataFrame) -> Answer:
+    clear = longest[is_clear(longest)]
+    best = (clear if len(clear) else longest).sort_values("ratio").iloc[-1]
+    name = str(best["attention"])
+    conclusion = f"{name} attention makes no difference."
+    if len(clear):
+        pace = "fastest" if best["ratio"] > 1 else "slower than the naive one, as is every other"
+        conclusion = f"{name} attention is {pace}."
+    own, naive = gibibytes(best.get(_PEAK)), gibibytes(best.get(_PEAK + BASE))
+    detail = (
+        f"At context {best[LENGTH]:,} it takes {number(best[TIME])} ms and {own},"
+        f" naive attention {number(best[TIME + BASE])} ms and {naive}."
+    )
+    is_bound = "CPU-bound" in (best["bound"], best["bound" + BASE])
+    return Answer(
+        f"{name} over naive",
+        ratio(best["ratio"]),
+        interval(best["low"], best["high"]),
+        conclusion,
+        detail.replace(" and –", ""),
+        f"context {best[LENGTH]:,}, {best['precision']}",
+        "attention",
+        is_bound,
+    )
+
+
+def _growth(cells: pd.DataFrame) -> Iterator[Answer]:
+    """Yield the exponent with which the time of naive attention grows."""
+    # The time of a CPU-bound cell depends little on the context.
+    long = preferring(cells[(cells[LENGTH] >= _MIN_LENGTH) & ~depends_on_cpu(cells)], MAIN)
+    keys = [axis for axis in (RUN, "d_head", "precision", "batch_size", "pass") if axis in long]
+    exponents = []
+    for _, series in long.groupby(keys, dropna=False, observed=True):
+        if series[LENGTH].nunique() >= _MIN_LENGTHS:
+            logs = np.log(series[[LENGTH, TIME]].astype(float))
+            exponents.append(np.polyfit(logs[LENGTH], logs[TIME], 1)[0])
+    if exponents:
+        low, middle, high = np.quantile(exponents, [0, 0.5, 1])
+        lengths = f"{long[LENGTH].min():,} to {long[LENGTH].max():,}"
+        yield Answer(
+            "attention time",
+            f"n^{middle:.2f}",
+            f"{low:.2f} to {high:.2f}",
+            "Attention time grows as a power of the context.",
+            f"Median of the exponents of {len(exponents)} series, from context {lengths}.",
+            f"context {lengths}",
+            "attention",
+        )
+
+
+def about_backward(results: Results) -> Iterator[Answer]:
+    """Yield how long the backward pass takes, compared with the forward pass, by precision."""
+    cells = measured(results, "train_step", "forward_ms_median", "backward_ms_median")
+    cells = preferring(cells, MAIN)
+    free = cells[~depends_on_cpu(cells)] if len(cells) else cells
+    shown = free if len(free) else cells
+    if shown.empty or "precision" not in shown:
+        return
+    ratios = shown["backward_ms_median"] / shown["forward_ms_median"]
+    by_precision = ratios.groupby(shown["precision"].astype(str)).median()
+    precisions = ordered_values("precision", shown["precision"])
+    texts = [f"{ratio(by_precision[name])} in {name}" for name in precisions]
+    kind = "GPU-bound cell" if len(free) and _has(shown, "device", "cuda") else "cell"
+    yield Answer(
+        "backward / forward",
+        ratio(ratios.median()),
+        f"{ratios.min():.2f} to {ratios.max():.2f}",
+        f"The backward pass takes {'longer' if ratios.median() > 1 else 'no longer'}"
+        " than the forward pass.",
+        f"Median of {counted(len(shown), kind)}: {', '.join(texts)}.",
+        counted(len(shown), kind),
+        "where",
+        kind == "cell" and _has(shown, "device", "cuda"),
+    )
+
+
+def about_failures(results: Results) -> Iterator[Answer]:
+    """Yield how many cells failed for another reason than memory, with the most common one."""
+    cells = results.cells
+    failed = cells[~cells["status"].isin(_NOT_FAILED)]
+    if len(failed):
+        statuses = failed["status"].value_counts()
+        listed = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        yield Answer(
+            "failed",
+            f"{len(failed)}/{len(cells)}",
+            "cells failed",
+            f"{counted(len(failed), 'cell')} failed.",
+            f"By status: {listed}.",
+            listed,
+            "failures",
+        )
+
+
+def _longest_step(results: Results) -> Iterator[Answer]:
+    """Yield the time of the longest step, of a run that compares nothing."""
+    for task in ("train_step", "attention"):
+        cells = preferring(measured(results, task, TIME, LOW, HIGH), MAIN)
+        if len(cells):
+            row = _extreme(cells, TIME, largest=True)
+            low, high = number(row[LOW]), number(row[HIGH])
+            several = len(cells) > 1
+            yield Answer(
+                "longest step" if several else "step",
+                f"{number(row[TIME])} ms",
+                f"[{low}, {high}]",
+                f"{_subject(row)} takes {number(row[TIME])} ms.",
+                f"It is the longest of {len(cells):,}." if several else "",
+                scope_of(row),
+                "time",
+                bool(depends_on_cpu(cells.loc[[row.name]]).item()) and row["device"] != "cpu",
+            )
+            return
+
+
+def _extreme(cells: pd.DataFrame, column: str, largest: bool) -> Any:
+    """Return the row with the largest or the smallest value of a column."""
+    values = cells[column].astype(float).to_numpy()
+    return cells.iloc[int(np.nanargmax(values) if largest else np.nanargmin(values))]
+
+
+def _has(cells: pd.DataFrame, axis: str, value: str) -> bool:
+    return axis in cells and bool((cells[axis] == value).any())
+
+
+def _main_run(found: pd.DataFrame) -> pd.DataFrame:
+    """Return the pairs of the run that has most of them: other runs repeat some of them."""
+    if RUN not in found or found[RUN].isna().all():
+        return found
+    largest = found[RUN].value_counts().index[0]
+    own: pd.DataFrame = found.loc[found[RUN] == largest]
+    return own
+
+
+def _subject(row: Any) -> str:
+    pass_name = PASSES.get(str(row.get("pass")), "step")
+    context = f" at context {row[LENGTH]:,}" if has_value(row, LENGTH) else ""
+    return f"A {pass_name} of {name_of(row)}{context}"
+
+
+Rule = Callable[[Results], Iterator[Answer]]
+RULES: Sequence[Rule] = (
+    about_precision,
+    about_compiling,
+    about_memory,
+    about_attention,
+    about_backward,
+    about_failures,
+)

@@ -1,0 +1,71 @@
+"""Names of cells for readers: the model, the settings that readers look for, and the link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.analysis.axes import RUN, has_value, ordered_values
+from orchestrator.analysis.results import Results
+
+PASSES = {
+    "train_step": "training step",
+    "forward_backward": "forward and backward pass",
+    "forward": "forward pass",
+    "forward_grad": "forward pass with gradients",
+}
+COMPILED = {"blocks": "compiled", "model": "compiled whole"}
+LENGTH = "context_length"
+# Axes that name a model, and the word in front of their values.
+NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
+
+
+def name_of(row: Any) -> str:
+    """Return the name of a cell's model: its size, the model of the user, or the head width."""
+    for axis, prefix in NAMING:
+        if has_value(row, axis):
+            return f"{prefix}{row[axis]}"
+    return str(row.get("task", "cell")).replace("_", " ")
+
+
+def names_of(cells: pd.DataFrame) -> pd.Series[Any]:
+    """Return the name of each cell's model."""
+    names = cells["task"].astype(object).str.replace("_", " ")
+    for axis, prefix in reversed(NAMING):
+        if axis in cells:
+            own = cells.loc[cells[axis].notna(), axis]
+            names.loc[own.index] = prefix + own.astype(str)
+    return names
+
+
+def ordered_names(cells: pd.DataFrame) -> list[str]:
+    """Return the distinct names of models: sizes from small to large, then the others."""
+    names = {}
+    for axis, prefix in NAMING:
+        if axis in cells:
+            names |= dict.fromkeys(
+                f"{prefix}{value}" for value in ordered_values(axis, cells[axis])
+            )
+    present = dict.fromkeys(names_of(cells))
+    return [name for name in names if name in present] + [n for n in present if n not in names]
+
+
+def scope_of(row: Any) -> str:
+    """Return the settings of a cell that readers look for, such as `xl, context 512, bf16`."""
+    parts = [name_of(row)]
+    if has_value(row, LENGTH):
+        parts.append(f"context {row[LENGTH]:,}")
+    for axis in ("precision", "compile", "pass"):
+        if has_value(row, axis):
+            text = str(row[axis])
+            parts.append(PASSES.get(text, COMPILED.get(text, text)))
+    return ", ".join(parts)
+
+
+def cell_keys(results: Results) -> pd.Series[str]:
+    """Return `RUN:ID` of each cell, which names it in the address of the page."""
+    cells = results.cells["cell"].astype(str)
+    if RUN in results.cells and results.cells[RUN].notna().any():
+        return cells  # several runs: ids begin with the name of their run
+    return f"{results.manifest.get('name', 'run')}:" + cells

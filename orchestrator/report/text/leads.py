@@ -1,0 +1,206 @@
+"""Sentences that answer the question of each section of the page, worded from the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.analysis.cpu_bound import BoundBy, bound_by, ran_with_others
+from orchestrator.analysis.results import Results
+from orchestrator.report.text.answers import MAIN, OUT_OF_MEMORY
+from orchestrator.report.text.cell_names import LENGTH, scope_of
+from orchestrator.report.text.numbers import counted, gibibytes, number, percent
+from orchestrator.report.text.pairs import HIGH, LOW, TIME, is_clear, measured, pairs, preferring
+
+_PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
+
+
+def lead(section: str, results: Results) -> str:
+    """Return the sentences of a section; empty if the data has no answer."""
+    find = _LEADS.get(section)
+    return " ".join(find(results)) if find and "status" in results.cells else ""
+
+
+def about_time(results: Results) -> Iterator[str]:
+    """Yield how long steps take, and how many of them depend on the CPU."""
+    steps = preferring(measured(results, "train_step", TIME), MAIN)
+    if steps.empty:
+        steps = measured(results, "attention", TIME)
+    if len(steps) > 1:
+        ordered = steps.sort_values(TIME)
+        shortest, longest = ordered.iloc[0], ordered.iloc[-1]
+        yield (
+            f"The shortest of {len(steps):,} steps takes {number(shortest[TIME])} ms"
+            f" ({scope_of(shortest)}), the longest {number(longest[TIME])} ms ({scope_of(longest)})."
+        )
+    bound = bound_by(steps)
+    own = steps[bound == BoundBy.CPU]
+    if len(own):
+        low, high = number(own[TIME].min()), number(own[TIME].max())
+        yield (
+            f"{len(own):,} are CPU-bound (hollow points): the GPU waits for the CPU to launch its"
+            f" kernels. They take {low} to {high} ms here, and another time on another machine."
+        )
+
+
+def about_kernels(results: Results) -> Iterator[str]:
+    """Yield how much of a step the GPU works, and how much of that are matrix products."""
+    steps = preferring(measured(results, "train_step", "busy_timed"), MAIN)
+    if len(steps) > 1:
+        ordered = steps.sort_values("busy_timed")
+        least, most = ordered.iloc[0], ordered.iloc[-1]
+        yield (
+            f"GPU kernels run for {percent(least['busy_timed'])} of the step in"
+            f" {scope_of(least)}, and for {percent(most['busy_timed'])} in {scope_of(most)}."
+            " The rest is waiting for the CPU."
+        )
+    kernels = results.kernels() if len(results.cells) else pd.DataFrame()
+    known = kernels[kernels["ms"].notna()] if "ms" in kernels else kernels
+    if len(known) and "precision" in results.cells:
+        known = known.merge(results.cells[["cell", "precision"]], on="cell")
+        total = known.groupby("precision", observed=True)["ms"].sum()
+        products = known[known["kernel_class"] == "GEMM"].groupby("precision", observed=True)["ms"]
+        shares = (products.sum() / total).dropna().sort_values(ascending=False)
+        texts = [f"{percent(share)} in {precision}" for precision, share in shares.items()]
+        if texts:
+            yield f"Matrix products are {', '.join(texts)} of the profiled kernel time."
+
+
+def about_compiling(results: Results) -> Iterator[str]:
+    """Yield how many compiled steps are faster than the same eager ones."""
+    steps = measured(results, "train_step", TIME, LOW, HIGH)
+    axes = [axis for axis in results.axes if axis not in ("compile_mode", "compile_cache")]
+    found = pd.concat(
+        [pairs(steps, axes, "compile", ("eager", scope)) for scope in ("blocks", "model")]
+    )
+    if found.empty:
+        return
+    clear = is_clear(found)
+    faster, slower = int((clear & (found["ratio"] > 1)).sum()), int((clear & (found["ratio"] < 1)).sum())
+    yield (
+        f"Of {counted(len(found), 'compiled step')}, {faster:,} are faster than the same eager one,"
+        f" {slower:,} slower, and {len(found) - faster - slower:,} show no difference."
+    )
+    cells = results.cells
+    if "compile_cost_ms" in cells and cells["compile_cost_ms"].notna().any():
+        costs = cells["compile_cost_ms"].dropna().astype(float) / 1e3
+        yield f"Compiling takes {number(costs.median())} s once (median of {len(costs):,})."
+
+
+def about_memory(results: Results) -> Iterator[str]:
+    """Yield where memory runs out, and how well its peak was predicted."""
+    cells = results.cells
+    failed = cells[cells["status"].isin(OUT_OF_MEMORY)]
+    if len(failed) and "phase" in failed:
+        phases = failed["phase"].replace("", "another stage").value_counts()
+        listed = ", ".join(f"{count:,} in {phase}" for phase, count in phases.items())
+        yield f"{counted(len(failed), 'cell')} ran out of memory: {listed}."
+    if not {_PEAK, _PREDICTED} <= set(cells):
+        return
+    both = cells[[_PEAK, _PREDICTED]].astype(float).dropna()
+    both = both[both[_PEAK] > 0]
+    if len(both):
+        off = (both[_PREDICTED] / both[_PEAK] - 1).abs()
+        yield (
+            f"The predicted peak is within {off.quantile(0.95):.1%} of the measured one in 95% of"
+            f" {counted(len(both), 'cell')}."
+        )
+
+
+def about_attention(results: Results) -> Iterator[str]:
+    """Yield which implementation is fastest and which needs least memory at the longest context."""
+    cells = measured(results, "attention", TIME, _PEAK, LENGTH)
+    if cells.empty or cells["attention"].nunique() < 2:
+        return
+    counts = cells.groupby(LENGTH)["attention"].nunique()
+    longest = counts[counts == counts.max()].index.max()
+    own = cells[cells[LENGTH] == longest]
+    fastest, least = own.loc[own[TIME].idxmin()], own.loc[own[_PEAK].idxmin()]
+    yield (
+        f"At context {longest:,}, {fastest['attention']} attention takes the least time"
+        f" ({number(fastest[TIME])} ms) and {least['attention']} the least memory"
+        f" ({gibibytes(least[_PEAK])})."
+    )
+
+
+def about_trust(results: Results) -> Iterator[str]:
+    """Yield how many cells have a wide interval or were disturbed."""
+    cells = results.cells
+    steps = cells[cells[TIME].notna()] if TIME in cells else cells.iloc[:0]
+    if steps.empty:
+        return
+    yield f"{counted(len(steps), 'step')} {'was' if len(steps) == 1 else 'were'} timed."
+    bound = bound_by(steps)
+    counts = [
+        (int((bound == BoundBy.GPU).sum()), "GPU-bound: another machine with this GPU agrees"),
+        (int((bound == BoundBy.CPU).sum()), "CPU-bound: their times hold for this CPU only"),
+        (_count(steps, "interval_wide"), "with an interval wider than 5% of the median"),
+        (_count(steps, "power_capped_ns"), "measured while the power limit lowered the clock"),
+        (_count(steps, "cpu_contended"), "disturbed by other processes on the same cores"),
+        (int(ran_with_others(steps).sum()), "CPU-bound and measured beside other cells"),
+    ]
+    for count, text in counts:
+        if count:
+            yield f"{count:,} {text}."
+
+
+def _count(cells: pd.DataFrame, column: str) -> int:
+    return int((cells[column].astype("Float64") > 0).sum()) if column in cells else 0
+
+
+_LEADS: Mapping[str, Callable[[Results], Iterator[str]]] = {
+    "time": about_time,
+    "where": about_kernels,
+    "compile": about_compiling,
+    "memory": about_memory,
+    "attention": about_attention,
+    "trust": about_trust,
+}
+
+
+def headline(results: Results) -> str:
+    """Return what was measured on what, for the heading of the page."""
+    cells = results.cells
+    if cells.empty or "task" not in cells:
+        return f"{results.manifest.get('name', 'run')}: nothing is measured yet"
+    tasks = set(cells["task"])
+    subject = "Training Transformers" if "train_step" in tasks else "Attention"
+    if not tasks & {"train_step", "attention"}:
+        subject = ", ".join(sorted(task.replace("_", " ") for task in tasks)).capitalize()
+    device = _device(cells)
+    has_time = TIME in cells and cells[TIME].notna().any()
+    has_memory = _PEAK in cells and cells[_PEAK].notna().any()
+    has_limits = cells["status"].isin(OUT_OF_MEMORY).any()
+    parts = [("time", has_time), ("memory", has_memory), ("limits", has_limits)]
+    shown = ", ".join(name for name, present in parts if present)
+    return f"{subject}{device}{': ' if shown else ''}{shown}"
+
+
+def _device(cells: pd.DataFrame) -> str:
+    gpus = list(cells["gpu"].dropna().unique()) if "gpu" in cells else []
+    if len(gpus) == 1:
+        return f" on one {gpus[0]}"
+    if gpus:
+        return f" on {len(gpus)} kinds of GPU"
+    return " on a CPU" if "device" in cells and (cells["device"] == "cpu").all() else ""
+
+
+def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:
+    """Return texts such as `1,265 measured`, each with its kind: ok, bad or quiet.
+
+    pending: number of cells without a result.
+    """
+    statuses: Any = results.cells["status"] if "status" in results.cells else pd.Series(dtype=object)
+    ok, skipped = int((statuses == "ok").sum()), int((statuses == "skipped").sum())
+    oom = int(statuses.isin(OUT_OF_MEMORY).sum())
+    failed = len(statuses) - ok - skipped - oom
+    parts = [
+        (f"{ok:,} measured", "ok", True),
+        (f"{oom:,} out of memory", "bad", oom > 0),
+        (f"{failed:,} failed", "bad", failed > 0),
+        (f"{skipped:,} impossible", "quiet", skipped > 0),
+        (f"{pending:,} not measured", "quiet", pending > 0),
+    ]
+    return [(text, kind) for text, kind, is_shown in parts if is_shown]

@@ -1,0 +1,50 @@
+"""Numbers as texts: three significant digits, a thousands separator, no scientific notation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from orchestrator.analysis.axes import NOTHING, is_null
+from orchestrator.common.units import GIB
+
+_DIGITS = 3
+
+
+def number(value: Any, digits: int = _DIGITS) -> str:
+    """Return a value with a few significant digits, such as 78.7, 575 or 2,279."""
+    if is_null(value):
+        return NOTHING
+    value = float(value)
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    # 9.996 rounds to 10.00, which has a digit too many.
+    if abs(round(value, decimals)) >= 10 ** (digits - decimals):
+        decimals = max(decimals - 1, 0)
+    return f"{value:,.{decimals}f}"
+
+
+def ratio(value: Any) -> str:
+    """Return a ratio with two decimals, such as 3.96×, or with fewer from 10 on."""
+    if is_null(value):
+        return NOTHING
+    return f"{value:.2f}×" if value < 10 else f"{number(value)}×"
+
+
+def interval(low: Any, high: Any) -> str:
+    """Return the interval of a ratio in brackets."""
+    return f"[{ratio(low)}, {ratio(high)}]".replace("×", "")
+
+
+def percent(share: Any) -> str:
+    return NOTHING if is_null(share) else f"{100 * share:.0f}%"
+
+
+def gibibytes(count: Any) -> str:
+    return NOTHING if is_null(count) else f"{number(count / GIB)} GiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, such as `1 cell` or `1,333 cells`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

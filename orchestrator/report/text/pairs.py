@@ -1,0 +1,82 @@
+"""Pairs of cells that differ in one axis, with the ratio of their times and its interval.
+
+The interval of a ratio comes from the ends of the intervals of both medians, so it is wide rather
+than narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.analysis.axes import NOTHING
+from orchestrator.analysis.cpu_bound import bound_by
+from orchestrator.analysis.results import Results
+
+TIME, LOW, HIGH = "step_ms_median", "step_ms_ci_low", "step_ms_ci_high"
+BASE = "_base"  # suffix of the columns of the baseline
+_READ = ("cell", "task", TIME, LOW, HIGH, "step_kernel_time_ms_median", "peak_allocated_bytes")
+
+
+def measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
+    """Return the cells of a task that have a value in each of the columns."""
+    cells = results.cells
+    if not {"task", *columns} <= set(cells):
+        return cells.iloc[:0]
+    return cells[(cells["task"] == task) & cells[list(columns)].notna().all(axis=1)]
+
+
+def preferring(cells: pd.DataFrame, preferred: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the cells with each preferred value; a value that no cell has is ignored.
+
+    A preferred None selects the cells without a value.
+    """
+    for axis, value in preferred.items():
+        if axis not in cells:
+            continue
+        own = cells[cells[axis].isna()] if value is None else cells[cells[axis] == value]
+        cells = own if len(own) else cells
+    return cells
+
+
+def pairs(
+    cells: pd.DataFrame, axes: Sequence[str], axis: str, values: tuple[str, str]
+) -> pd.DataFrame:
+    """Return the cells with the second value of an axis, each with its counterpart of the first.
+
+    axes: in which both cells are equal. Columns of the counterpart end in `BASE`; `ratio`, `low`
+    and `high` say how many times as fast the cell is as its counterpart.
+    """
+    keys = [name for name in axes if name != axis and name in cells and cells[name].notna().any()]
+    if axis not in cells or not {TIME, LOW, HIGH} <= set(cells):
+        return cells.iloc[:0].assign(ratio=0.0, low=0.0, high=0.0)
+    # Null does not equal null, so cells without a value would be in no pair.
+    texts = cells[keys].astype("string").fillna(NOTHING).add_prefix("_key_")
+    # Of several hundred columns only these are read. Joining all of them took a second.
+    shown = cells[[name for name in (*axes, *_READ) if name in cells]]
+    shown = shown.assign(bound=bound_by(cells), one=1).join(texts)
+    base, other = shown[shown[axis] == values[0]], shown[shown[axis] == values[1]]
+    joined = other.merge(base, on=["one", *texts], suffixes=("", BASE))
+    times = joined[[TIME, LOW, HIGH]].astype(float)
+    base_times = joined[[TIME + BASE, LOW + BASE, HIGH + BASE]].astype(float)
+    return joined.assign(
+        ratio=base_times[TIME + BASE] / times[TIME],
+        low=base_times[LOW + BASE] / times[HIGH],
+        high=base_times[HIGH + BASE] / times[LOW],
+    )
+
+
+def is_clear(found: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each pair if the interval of its ratio excludes 1."""
+    return (found["low"] > 1) | (found["high"] < 1)
+
+
+def is_gpu_bound(found: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each pair if no CPU limits either of its cells.
+
+    On a CPU the question does not arise, so these pairs count.
+    """
+    on_cpu = found["device"] == "cpu" if "device" in found else pd.Series(False, found.index)
+    return ((found["bound"] != "CPU-bound") & (found["bound" + BASE] != "CPU-bound")) | on_cpu

@@ -1,0 +1,190 @@
+"""Each sentence of the answers, against the cells that it speaks of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
+from orchestrator.report.text.answers import Answer, answers
+from orchestrator.report.text.numbers import counted, interval, number, percent, ratio
+
+AXES = (
+    "device", "size", "context_length", "precision", "compile", "attention", "pass",
+    "memory_limit_gib", "d_head", "run",
+)  # fmt: skip
+
+
+def step(ms: float, spread: float = 0.01, **values: Any) -> dict[str, Any]:
+    """Return a measured training step whose interval is `spread` to both sides."""
+    return {
+        "task": "train_step", "device": "cuda", "size": "small", "context_length": 512,
+        "precision": "fp32", "compile": "eager", "pass": "train_step", "status": "ok",
+        "cpu_bound": False, "step_ms_median": ms, "step_ms_ci_low": ms * (1 - spread),
+        "step_ms_ci_high": ms * (1 + spread), **values,
+    }  # fmt: skip
+
+
+def found(*cells: dict[str, Any]) -> list[Answer]:
+    frame = pd.DataFrame([{"cell": f"id{index}", **cell} for index, cell in enumerate(cells)])
+    axes = tuple(axis for axis in AXES if axis in frame)
+    return answers(Results(frame, axes, {}))
+
+
+def answer(section: str, *cells: dict[str, Any]) -> Answer:
+    (only,) = [one for one in found(*cells) if one.section == section]
+    return only
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(78.71, "78.7"), (574.6, "575"), (2279.2, "2,279"), (0.1573, "0.157"), (9.996, "10.0"),
+     (99.96, "100"), (0, "0"), (None, "–"), (float("nan"), "–"), (-3.14159, "-3.14")],
+)  # fmt: skip
+def test_a_number_has_three_digits(value: Any, text: str) -> None:
+    assert number(value) == text
+
+
+def test_ratios_intervals_shares_and_counts_as_texts() -> None:
+    assert (ratio(3.958), ratio(35.97), ratio(None)) == ("3.96×", "36.0×", "–")
+    assert (interval(0.674, 0.85), percent(0.254)) == ("[0.67, 0.85]", "25%")
+    assert (counted(1, "cell"), counted(1333, "cell")) == ("1 cell", "1,333 cells")
+
+
+def test_a_gain_and_a_loss_of_a_narrow_precision_are_two_answers() -> None:
+    cells = [
+        step(80, size="small", step_kernel_time_ms_median=60),
+        step(100, size="small", precision="bf16", cpu_bound=True, step_kernel_time_ms_median=25),
+        step(2000, size="xl"),
+        step(500, size="xl", precision="bf16"),
+        step(1500, size="xl", compile="blocks"),
+        step(250, size="xl", compile="blocks", precision="bf16"),
+    ]
+    gain, loss = [one for one in found(*cells) if "bf16" in one.label]
+    assert (gain.number, gain.interval) == ("4.00×", "[3.92, 4.08]")
+    assert gain.conclusion == "bf16 is faster on large models."
+    assert gain.detail.startswith(
+        "A training step of xl at context 512 takes 500 ms in bf16 and 2,000 ms in fp32."
+    )
+    assert "Compiled it takes 250 and 1,500 ms (6.00×)." in gain.detail
+    assert not gain.has_mark
+    assert (loss.number, loss.conclusion) == ("0.80×", "bf16 is slower on small models.")
+    assert (
+        "GPU kernels run for 25% of the step; the kernels alone are 2.40× as fast." in loss.detail
+    )
+    assert loss.has_mark
+
+
+def test_the_largest_gain_is_of_a_gpu_bound_pair_if_there_is_one() -> None:
+    cells = [
+        step(100),
+        step(10, precision="bf16", cpu_bound=True),
+        step(300, context_length=1024),
+        step(100, context_length=1024, precision="bf16"),
+    ]
+    assert answer("time", *cells).number == "3.00×"
+    bound = [{**cell, "cpu_bound": True} for cell in cells]
+    assert (answer("time", *bound).number, answer("time", *bound).has_mark) == ("10.0×", True)
+
+
+def test_an_interval_that_includes_1_is_no_difference() -> None:
+    only = answer("time", step(100, 0.1), step(95, 0.1, precision="bf16"))
+    assert only.conclusion == "bf16 makes no difference."
+    assert "The interval of the ratio includes 1." in only.detail
+    compiled = answer("compile", step(100, 0.1), step(95, 0.1, compile="blocks"))
+    assert compiled.conclusion == "Compiling makes no difference."
+    assert "includes 1" in compiled.detail
+
+
+def test_compiling_is_a_median_of_gpu_bound_pairs_by_precision() -> None:
+    cells = []
+    for length, eager in ((128, 100), (256, 200), (512, 300)):
+        for precision, gain in (("fp32", 1.1), ("bf16", 2 + length / 512)):
+            values = {"context_length": length, "precision": precision}
+            cells += [step(eager, **values), step(eager / gain, compile="blocks", **values)]
+    only = answer("compile", *cells)
+    assert (only.number, only.interval) == ("2.50×", "2.25 to 3.00")
+    assert only.conclusion == "Compiling gains most in bf16."
+    assert only.detail == "Median of 3 GPU-bound pairs in bf16; fp32 1.10× (3 pairs)."
+
+
+def test_a_slower_compiled_step_is_slower() -> None:
+    only = answer("compile", step(100), step(200, compile="blocks"))
+    assert (only.number, only.conclusion) == ("0.50×", "Compiling makes a step slower.")
+
+
+def test_memory_counts_what_runs_out_under_each_limit() -> None:
+    cells = [
+        step(100, memory_limit_gib=limit, context_length=length,
+             status="oom" if length * 10 > limit else "ok")
+        for limit in (24.0, 80.0)
+        for length in (1, 4, 9)
+    ]  # fmt: skip
+    cells += [step(100, memory_limit_gib=None, context_length=9, peak_allocated_bytes=90 * GIB)]
+    only = answer("memory", *cells)
+    assert (only.number, only.interval) == ("2/3", "run out in 24 GiB")
+    assert "2 of 3 steps run out in 24 GiB; 1 of 3 in 80 GiB." in only.detail
+    assert "Without a limit none does. The largest peak is 90.0 GiB" in only.detail
+
+
+def test_memory_without_a_limit_names_the_largest_peak_or_what_ran_out() -> None:
+    fits = step(100, peak_allocated_bytes=4 * GIB, predicted_peak_allocated_bytes=4.1 * GIB)
+    only = answer("memory", fits)
+    assert (only.number, only.conclusion) == ("4.00 GiB", "No cell ran out of memory.")
+    assert only.detail.endswith("predicted 4.10 GiB.")
+    out = {**fits, "status": "oom", "context_length": 1024}
+    only = answer("memory", fits, out)
+    assert (only.number, only.conclusion) == ("1/2", "1 cell ran out of memory.")
+    assert only.detail.startswith("The shortest context that fails is 1,024")
+
+
+def test_attention_is_compared_with_the_naive_one_at_the_longest_context() -> None:
+    def attention(ms: float, name: str, length: int) -> dict[str, Any]:
+        values = {"size": None, "d_head": 64, "task": "attention", "attention": name}
+        peak = GIB * (10 if name == "naive" else 0.5)
+        return step(ms, context_length=length, peak_allocated_bytes=peak, **values)
+
+    times = (("naive", 100), ("flash", 10), ("math", 120))
+    cells = [attention(ms * length, name, length) for name, ms in times for length in (1, 2)]
+    only = answer("attention", *cells)
+    assert (only.label, only.number) == ("flash over naive", "10.0×")
+    assert only.conclusion == "flash attention is fastest."
+    assert only.detail == (
+        "At context 2 it takes 20.0 ms and 0.500 GiB, naive attention 200 ms and 10.0 GiB."
+    )
+
+
+def test_attention_time_grows_with_an_exponent() -> None:
+    values = {"size": None, "d_head": 64, "task": "attention", "attention": "naive"}
+    lengths = (1024, 2048, 4096)
+    only = answer("attention", *(step(n * n / 1e5, context_length=n, **values) for n in lengths))
+    assert (only.number, only.scope) == ("n^2.00", "context 1,024 to 4,096")
+
+
+def test_the_backward_pass_is_compared_with_the_forward_pass() -> None:
+    cells = [
+        step(30 * n, context_length=n, forward_ms_median=10.0, backward_ms_median=10.0 * ratio)
+        for n, ratio in ((1, 1.9), (2, 2.0), (3, 2.1))
+    ]
+    only = answer("where", *cells)
+    assert (only.number, only.interval) == ("2.00×", "1.90 to 2.10")
+    assert only.detail == "Median of 3 GPU-bound cells: 2.00× in fp32."
+
+
+def test_a_run_that_compares_nothing_has_the_time_of_its_longest_step() -> None:
+    only = answer("time", step(97.6))
+    assert (only.number, only.interval) == ("97.6 ms", "[96.6, 98.6]")
+    assert only.sentence == "A training step of small at context 512 takes 97.6 ms."
+    longest = answer("time", step(97.6), step(200, context_length=1024))
+    assert longest.sentence.endswith("at context 1,024 takes 200 ms. It is the longest of 2.")
+
+
+def test_failures_are_counted_by_status_and_nothing_else_is_claimed() -> None:
+    cells = [{"task": "train_step", "status": status} for status in ("failed", "failed", "timeout")]
+    (only,) = found(*cells)
+    assert (only.number, only.conclusion) == ("3/3", "3 cells failed.")
+    assert only.detail == "By status: 2 failed, 1 timeout."
+    assert found({"task": "train_step", "status": "skipped"}) == []
