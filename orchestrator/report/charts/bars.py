@@ -11,7 +11,7 @@ import pandas as pd
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.chart import Drawn, LegendEntry, data_of, rounded
+from orchestrator.report.charts.chart import Drawn, LegendEntry, data_of, records, rounded
 from orchestrator.report.charts.lines import ordered
 from orchestrator.report.charts.measures import KEY, of_column
 from orchestrator.report.charts.slices import NAME, choose_slice, evenly
@@ -173,7 +173,7 @@ def _kernel_bars(sums: pd.DataFrame, row: Mapping[str, Any]) -> Any:
         {"name": unique, "value": rounded(sums["ms"]), "text": sums["ms"].map(number),
          "label": labels, "href": f"#cell={row[KEY]}"}
     )  # fmt: skip
-    base = alt.Chart(data_of(data, list(data)))
+    base = alt.Chart(data_of(data, ["name", "value", "text", "label", "href"]))
     y = alt.Y("name:N", sort=unique, title=None).axis(labelLimit=220)
     x = alt.X("value:Q", title=None).scale(domain=[0, float(data["value"].max()) * 1.18])
     bars = base.mark_bar(height=11, color=light("k1")).encode(
@@ -221,13 +221,15 @@ def _memory_bars(own: pd.DataFrame, columns: Mapping[str, str]) -> Any:
                 rows.append({"variant": row[NAME], KEY: row[KEY], "scope": scope_of(row),
                              "part": _PARTS[part][0], "value": row[column] / GIB})  # fmt: skip
     keys = ["variant", KEY, "scope", "part"]
-    bars = pd.DataFrame(rows).groupby(keys, sort=False, as_index=False)["value"].sum()
+    bars = pd.DataFrame(rows).groupby(keys, sort=False)[["value"]].sum().reset_index()
     stacked = _stacked(bars, order, list(_PART_COLOURS), _PART_COLOURS, " GiB predicted")
     labels = [
         f"{scope_of(row)}: {number(row['shown'])} GiB measured" for row in own.to_dict("records")
     ]
     ticks = pd.DataFrame({"variant": own[NAME], "measured": rounded(own["shown"]), "label": labels})
-    marks = alt.Chart(data_of(ticks, list(ticks))).mark_tick(thickness=2.5, height=20)
+    marks = alt.Chart(data_of(ticks, ["variant", "measured", "label"])).mark_tick(
+        thickness=2.5, height=20
+    )
     marks = marks.encode(
         x="measured:Q", y=alt.Y("variant:N", sort=order), description="label:N",
         color=alt.value(light("ink")),
@@ -235,7 +237,7 @@ def _memory_bars(own: pd.DataFrame, columns: Mapping[str, str]) -> Any:
     highest = float(own["shown"].max())
     cards = [card for card in _CARDS if card < highest * 1.15]
     if cards:
-        rules = alt.Chart(alt.Data(values=[{"card": card} for card in cards]))
+        rules = alt.Chart(records([{"card": card} for card in cards]))
         rule = rules.mark_rule(aria=False, strokeDash=[3, 3], color=light("ink2"))
         return alt.layer(rule.encode(x="card:Q"), stacked, marks)
     return alt.layer(stacked, marks)
@@ -282,7 +284,7 @@ def _areas(live: pd.DataFrame, roles: Sequence[str]) -> Any:
         color=alt.Color("role:N", scale=alt.Scale(domain=list(roles), range=colours)),
         order="rank:Q",
     )
-    begins = highest[highest["phase"] != ""].groupby("phase", as_index=False)["at"].min()
+    begins = highest[highest["phase"] != ""].groupby("phase")[["at"]].min().reset_index()
     marks = alt.Chart(data_of(begins, ["phase", "at"]))
     rules = marks.mark_rule(strokeDash=[4, 3], aria=False, color=light("ink2")).encode(x="at:Q")
     names = marks.mark_text(align="left", baseline="top", dx=3, fontSize=10, color=light("ink"))

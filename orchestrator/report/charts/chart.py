@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -116,4 +116,9 @@ def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
 def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> alt.Data:
     """Return the columns as data of a chart; missing numbers become null."""
     own = rows[list(dict.fromkeys(name for name in columns if name in rows))].astype(object)
-    return alt.Data(values=own.where(own.notna(), None).to_dict("records"))
+    return records(own.where(own.notna(), None).to_dict("records"))
+
+
+def records(rows: Sequence[Mapping[Any, Any]]) -> alt.Data:
+    """Return rows as data of a chart."""
+    return alt.Data(values=list(rows))  # type: ignore[no-untyped-call]

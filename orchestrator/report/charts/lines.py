@@ -21,6 +21,7 @@ from orchestrator.report.charts.chart import (
     data_of,
     log_scale,
     mark_label,
+    records,
     rounded,
 )
 from orchestrator.report.charts.measures import KEY, Points
@@ -141,7 +142,7 @@ class Lines:
             marks.encode(x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N")
         )
         if self.baseline is not None:
-            across_all = alt.Chart(alt.Data(values=[{"one": self.baseline}]))
+            across_all = alt.Chart(records([{"one": self.baseline}]))
             rule = across_all.mark_rule(aria=False, strokeDash=[4, 3], color=light("ink2"))
             layers.insert(0, rule.encode(y=alt.Y("one:Q")))
         if self.has_slopes:
@@ -182,7 +183,7 @@ def _slopes(own: pd.DataFrame, axis: str, x: alt.X, y: alt.Y, colour: alt.Color)
                          "slope": f"n^{slope:.1f}"})  # fmt: skip
     if not rows:
         return []
-    texts = alt.Chart(alt.Data(values=rows)).mark_text(align="left", dx=7, fontSize=10, aria=False)
+    texts = alt.Chart(records(rows)).mark_text(align="left", dx=7, fontSize=10, aria=False)
     return [texts.encode(x=x, y=y, color=colour, text="slope:N")]
 
 
@@ -264,7 +265,7 @@ class Dots:
         fill = alt.condition("datum.hollow", alt.value(light("bg")), colour)
         layers = []
         if self.baseline is not None:
-            one = alt.Chart(alt.Data(values=[{"one": self.baseline}]))
+            one = alt.Chart(records([{"one": self.baseline}]))
             layers.append(one.mark_rule(aria=False, color=light("ink2")).encode(x=alt.X("one:Q")))
         if "low" in numbers:
             rules = base.mark_rule(aria=False).encode(x=alt.X("low:Q"), x2="high:Q", y=y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,10 @@ from orchestrator.report.text.cell_names import cell_keys, names_of
 from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs
 
 KEY = "key"  # RUN:ID of a cell
+_IS_READ = re.compile(
+    r"(cell|task|status|cpu_bound|busy_timed|mfu|step_(kernel_time_)?ms_.*|peak_allocated_bytes)$"
+    r"|predicted_of_"
+)
 Points = Callable[[Results], pd.DataFrame]
 
 
@@ -34,7 +39,9 @@ def of_column(
             if source in cells
         }
         cells = cells.assign(**columns)
-        return cells[np.isfinite(cells["shown"]) & (cells["shown"] > 0)]
+        is_shown = np.isfinite(cells["shown"]) & (cells["shown"] > 0)
+        shown: pd.DataFrame = cells[is_shown]
+        return shown
 
     return points
 
@@ -76,4 +83,6 @@ def _named(results: Results) -> pd.DataFrame:
     cells = results.cells
     if "task" not in cells:
         return cells.assign(**{"task": "", NAME: "", KEY: ""}).iloc[:0]
-    return cells.assign(**{NAME: names_of(cells), KEY: cell_keys(results)})
+    # Of several hundred columns only these are read, and choosing rows copies all of them.
+    kept = [name for name in cells if name in results.axes or _IS_READ.match(str(name))]
+    return cells[kept].assign(**{NAME: names_of(cells), KEY: cell_keys(results)})

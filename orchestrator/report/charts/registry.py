@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import altair as alt
-
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.bars import KernelClasses, LiveMemory, MemoryParts, TopKernels
 from orchestrator.report.charts.chart import CONFIG, Drawn, Layout, LegendEntry
@@ -168,38 +166,46 @@ def _chart(plot: Plot, results: Results) -> Figure | None:
         drawn = plot.layout.draw(results)
         if drawn is None or not drawn.panels:
             return None
-        specs = [_panel_spec(plot, panel) for panel in drawn.panels]
-        specs.append(_whole_spec(plot, drawn))
+        panels = [panel.to_dict(validate=False) for panel in drawn.panels]
+        specs = [*(_panel_spec(plot, panel) for panel in panels), _whole_spec(plot, drawn, panels)]
     except Exception as error:
         # A chart that fails must not cost the report: the figure shows the problem.
         return Figure(plot, problem=typed_error_text(error))
     return Figure(plot, specs, tuple(drawn.legend), drawn.note, drawn.columns)
 
 
-def _panel_spec(plot: Plot, panel: Any) -> dict[str, Any]:
+def _panel_spec(plot: Plot, panel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the specification of one panel. Its legend is text of the page."""
-    title = panel.title if isinstance(panel.title, str) else ""
-    text = ", ".join(filter(None, (plot.title, title)))
-    spec: dict[str, Any] = panel.properties(description=text).to_dict()
-    spec["config"] = CONFIG
-    _remove_legends(spec)
+    text = ", ".join(filter(None, (plot.title, panel.get("title", ""))))
+    spec: dict[str, Any] = _without_legends({**panel, "description": text, "config": CONFIG})
     return spec
 
 
-def _remove_legends(spec: Any) -> None:
-    for layer in spec.get("layer", ()):
-        _remove_legends(layer)
-    if "color" in spec.get("encoding", {}):
-        spec["encoding"]["color"]["legend"] = None
+def _without_legends(spec: Any) -> Any:
+    if isinstance(spec, list):
+        return [_without_legends(part) for part in spec]
+    if not isinstance(spec, dict):
+        return spec
+    # Data are not searched: they are most of a specification.
+    changed = {
+        name: part if name == "data" else _without_legends(part) for name, part in spec.items()
+    }
+    return {**changed, "legend": None} if "scale" in changed and "field" in changed else changed
 
 
-def _whole_spec(plot: Plot, drawn: Drawn) -> dict[str, Any]:
+def _whole_spec(plot: Plot, drawn: Drawn, panels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the specification of all panels in rows, with their legend and a title."""
     subtitle = ": ".join(filter(None, (plot.read, drawn.note)))
-    title = alt.TitleParams(plot.title, subtitle=subtitle, fontSize=14)
-    whole = alt.concat(*drawn.panels, columns=min(drawn.columns, 3), title=title)
-    spec: dict[str, Any] = whole.resolve_scale(color="shared").to_dict()
-    return {**spec, "config": {**CONFIG, "background": "#ffffff"}}
+    of_whole = ("config", "$schema")
+    inner = [{n: part for n, part in panel.items() if n not in of_whole} for panel in panels]
+    return {
+        "$schema": panels[0]["$schema"],
+        "config": {**CONFIG, "background": "#ffffff"},
+        "title": {"text": plot.title, "subtitle": subtitle, "fontSize": 14},
+        "concat": inner,
+        "columns": min(drawn.columns, 3),
+        "resolve": {"scale": {"color": "shared"}},
+    }
 
 
 def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> list[Figure]:

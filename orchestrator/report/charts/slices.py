@@ -16,6 +16,13 @@ from tasks.spec.parameters import TIMING_AXES
 NAME = "model_name"  # column with the name of a cell's model
 _NAMING = tuple(axis for axis, _ in NAMING)
 _UNNAMED = ("seed", "pass", *TIMING_AXES)  # that a caption does not mention, or names otherwise
+_NAMED = (
+    ("precision", "{}"),
+    ("compile", "{}"),
+    ("batch_size", "batch {}"),
+    ("attention", "{} attention"),
+    ("memory_limit_gib", "limit {:g} GiB"),
+)
 _NUMBERS = ("context_length", "batch_size", "num_layers", "d_model", "d_head")
 
 
@@ -46,9 +53,7 @@ def shared_settings(cells: pd.DataFrame, shown: Collection[str]) -> str:
     parts = []
     if has_value(row, "pass") and "pass" not in shown:
         parts.append(PASSES.get(str(row["pass"]), str(row["pass"])))
-    named = (("precision", "{}"), ("compile", "{}"), ("batch_size", "batch {}"))
-    named += (("attention", "{} attention"), ("memory_limit_gib", "limit {:g} GiB"))
-    for axis, form in named:
+    for axis, form in _NAMED:
         is_shared = axis in cells and axis not in shown and cells[axis].nunique(dropna=False) == 1
         if is_shared and has_value(row, axis):
             parts.append(form.format(COMPILED.get(row[axis], row[axis])))

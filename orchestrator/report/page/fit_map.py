@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import is_null
+from orchestrator.analysis.axes import has_value, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.lines import ordered
@@ -73,8 +73,7 @@ def _cell(cells: pd.DataFrame, limits: list[Any]) -> FitCell:
     if ran.empty:
         return FitCell("out of memory", "", "bad", cells.iloc[-1]["key"])
     first, free = ran.iloc[0], ran.iloc[-1]
-    peak = free.get(_PEAK)
-    text = "" if is_null(peak) else number(float(peak) / GIB)
+    text = number(float(free[_PEAK]) / GIB) if has_value(free, _PEAK) else ""
     if is_null(first[_LIMIT]):
         return FitCell("no limit", text, f"f{_SHADES}", first["key"])
     shade = round((_SHADES - 1) * limits.index(first[_LIMIT]) / max(len(limits) - 1, 1))

@@ -17,14 +17,21 @@ from orchestrator.analysis.axes import NOTHING, RUN, has_value, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.lines import ordered
-from orchestrator.report.charts.slices import NAME, choose_slice, evenly
+from orchestrator.report.charts.slices import NAME, choose_slice
 from orchestrator.report.text.answers import MAIN, OUT_OF_MEMORY
-from orchestrator.report.text.cell_names import COMPILED, LENGTH, PASSES, cell_keys, names_of, scope_of
+from orchestrator.report.text.cell_names import (
+    COMPILED,
+    LENGTH,
+    PASSES,
+    cell_keys,
+    names_of,
+    scope_of,
+)
 from orchestrator.report.text.numbers import number
 from orchestrator.report.text.pairs import TIME
 from tasks.spec.parameters import TIMING_AXES
 
-_MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 4
+_MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 3
 _LEAST_SHADE, _MOST_SHADE = 6, 100
 _SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
@@ -91,7 +98,8 @@ def heat_map(results: Results) -> HeatMap | None:
     cells = results.cells
     if "task" not in cells or LENGTH not in cells:
         return None
-    cells = cells.assign(**{NAME: names_of(cells), "key": cell_keys(results), "row": range(len(cells))})
+    cells = cells.assign(key=cell_keys(results), row=range(len(cells)))
+    cells[NAME] = names_of(cells)
     task = next((t for t in ("train_step", "attention") if (cells["task"] == t).any()), "")
     cells = cells[(cells["task"] == task) & cells[LENGTH].notna() & (cells["status"] != "skipped")]
     row_axis = "attention" if task == "attention" and cells["attention"].nunique() > 1 else NAME
@@ -99,26 +107,35 @@ def heat_map(results: Results) -> HeatMap | None:
         return None
     grid = (row_axis, LENGTH, "precision")
     switched = [axis for axis in ("compile", "pass", "memory_limit_gib", NAME) if axis not in grid]
-    switched = [axis for axis in switched if axis in cells and cells[axis].nunique(dropna=False) > 1]
+    switched = [
+        axis for axis in switched if axis in cells and cells[axis].nunique(dropna=False) > 1
+    ]
     # Runs may repeat cells with other numbers of steps: the best measured one is shown.
     axes = [axis for axis in results.axes if axis not in (RUN, *TIMING_AXES)]
     cells, note = choose_slice(_best_first(cells), axes, [*grid, *switched])
-    limits = [_MOST_PANELS, _MOST_ROWS, _MOST_COLUMNS]
-    values = [
-        evenly(ordered(axis, cells), most)
-        for axis, most in zip((grid[2], grid[0], grid[1]), limits, strict=True)
-    ]
+    order = (grid[2], grid[0], grid[1])
+    most = (_MOST_PANELS, _MOST_ROWS, _MOST_COLUMNS)
+    values = [_fullest(axis, cells, count) for axis, count in zip(order, most, strict=True)]
     is_shown = pd.Series(True, index=cells.index)
-    for axis, own in zip((grid[2], grid[0], grid[1]), values, strict=True):
+    for axis, own in zip(order, values, strict=True):
         is_shown &= cells[axis].isin(own)
-    return _map(cells[is_shown], (grid[2], grid[0], grid[1]), values, switched, note)
+    return _map(cells[is_shown], order, values, switched, note)
+
+
+def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
+    """Return the values that most cells have, in their order."""
+    counts = cells[axis].value_counts()
+    kept = set(counts.index[:most])
+    return [value for value in ordered(axis, cells) if value in kept]
 
 
 def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells so that the last of equal ones is of the run with most times."""
     has_time = cells[TIME].notna() if TIME in cells else pd.Series(False, index=cells.index)
     size = has_time.groupby(cells[RUN]).transform("sum") if RUN in cells else has_time
-    order = pd.DataFrame({"time": has_time, "size": size}).sort_values(["time", "size"], kind="stable")
+    order = pd.DataFrame({"time": has_time, "size": size}).sort_values(
+        ["time", "size"], kind="stable"
+    )
     return cells.loc[order.index]
 
 
@@ -130,7 +147,11 @@ def _map(
     note: str,
 ) -> HeatMap:
     measures = [m for m in MEASURES if m.column in cells and cells[m.column].notna().any()]
-    has_base = str(values[0][0]) == "fp32" and len(values[0]) > 1 and any(m.column == TIME for m in measures)
+    has_base = (
+        str(values[0][0]) == "fp32"
+        and len(values[0]) > 1
+        and any(m.column == TIME for m in measures)
+    )
     if has_base:
         measures.insert(1, MEASURES[1])
     switches = [_switch(axis, cells) for axis in switched]
@@ -139,7 +160,11 @@ def _map(
         place = [str(own.index(row[axis])) for axis, own in zip(axes, values, strict=True)]
         positions[",".join([*place, *(_text(row[axis]) for axis in switched)])] = row
     chosen = [switch.options[0][0] for switch in switches]
-    ranges = {m.name: _range(cells, m) for m in measures if m.column}
+    first = cells
+    for axis, value in zip(switched, chosen, strict=True):
+        first = first[first[axis].map(_text) == value]
+    # The shades of all views have the range of the first one, so that they can be compared.
+    ranges = {m.name: _range(first, m) for m in measures if m.column}
     shown = [
         [
             [
@@ -156,9 +181,10 @@ def _map(
         "log": [m.name for m in measures if m.is_log],
         "units": {m.name: m.unit for m in measures},
     }
-    texts = [[f"{v:,}" if isinstance(v, int) else str(v) for v in own] for own in values]
+    texts = [[v if isinstance(v, str) else f"{v:,}" for v in own] for own in values]
     failed = cells["status"].isin(OUT_OF_MEMORY)
-    return HeatMap(*texts, measures, switches, shown, note, data, bool(failed.any()))
+    panels, rows, columns = texts
+    return HeatMap(panels, rows, columns, measures, switches, shown, note, data, bool(failed.any()))
 
 
 def _switch(axis: str, cells: pd.DataFrame) -> Switch:
@@ -187,6 +213,8 @@ def _option(axis: str, value: Any) -> str:
 def _range(cells: pd.DataFrame, measure: Measure) -> list[float]:
     """Return the values of the lightest and the darkest shade."""
     values = cells[measure.column].dropna().astype(float) * measure.scale
+    if values.empty:
+        return [0.0, 1.0]
     low = float(values.min()) if measure.is_log else 0.0
     return [low, float(values.max())]
 

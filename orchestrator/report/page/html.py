@@ -52,7 +52,11 @@ def to_html(content: PageContent) -> Iterator[str]:
     """Yield the page in pieces, so that the details of all cells are never in memory together."""
     results = content.results
     grid = heat_map(results)
-    data = {"heat": grid.data if grid else None, "run": content.run_argument, **cell_columns(results)}
+    data = {
+        "heat": grid.data if grid else None,
+        "run": content.run_argument,
+        **cell_columns(results),
+    }
     found = sections(results, content.drawing.figures(), content.tables)
     return (
         _environment()

@@ -16,6 +16,7 @@ import pandas as pd
 from orchestrator.analysis.axes import RUN, has_value, ordered_values
 from orchestrator.analysis.cpu_bound import depends_on_cpu
 from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of, scope_of
 from orchestrator.report.text.numbers import (
     counted,
@@ -264,8 +265,8 @@ def about_memory(results: Results) -> Iterator[Answer]:
         row = _peak(limited)
         yield Answer(
             "largest peak",
-            gibibytes(row[_PEAK]),
-            "",
+            number(row[_PEAK] / GIB),
+            "GiB",
             "No cell ran out of memory.",
             _largest_peak(limited).strip(),
             scope_of(row),
@@ -444,8 +445,8 @@ def _longest_step(results: Results) -> Iterator[Answer]:
             several = len(cells) > 1
             yield Answer(
                 "longest step" if several else "step",
-                f"{number(row[TIME])} ms",
-                f"[{low}, {high}]",
+                number(row[TIME]),
+                f"[{low}, {high}] ms",
                 f"{_subject(row)} takes {number(row[TIME])} ms.",
                 f"It is the longest of {len(cells):,}." if several else "",
                 scope_of(row),

@@ -41,7 +41,7 @@ def names_of(cells: pd.DataFrame) -> pd.Series[Any]:
 
 def ordered_names(cells: pd.DataFrame) -> list[str]:
     """Return the distinct names of models: sizes from small to large, then the others."""
-    names = {}
+    names: dict[str, None] = {}
     for axis, prefix in NAMING:
         if axis in cells:
             names |= dict.fromkeys(

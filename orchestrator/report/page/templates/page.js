@@ -197,7 +197,7 @@ const showAllCells = once(async () => {
     columns: shown,
     pageLength: PAGE_ROWS,
     lengthChange: false,
-    order: [],
+    order: [[1, "asc"], [2, "asc"], [3, "asc"], [4, "asc"]], // model, context, precision, code
     pagingType: "simple_numbers",
     layout: { topStart: "info", topEnd: "paging", bottomStart: null, bottomEnd: null },
     deferRender: true,
