@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.results import Results
@@ -37,6 +38,7 @@ class RenderedReport:
     answers: Sequence[Answer]
     pages: Sequence[RenderedTable]
     drawing: Drawing
+    run_argument: str  # names the run in commands of the page
 
     @property
     def words(self) -> str:
@@ -58,17 +60,35 @@ class RenderedReport:
             self.pages,
             self.drawing,
             read_details(self.run, self.results, partial(read_artifacts, self.run)),
-            run_argument=str(self.run.folder),
+            run_argument=self.run_argument,
             missing=self.run.unfinished_count(),
         )
         yield PAGE, to_html(content)
 
 
-def make_report(run: Run, results: Results, references: Sequence[Table] = ()) -> RenderedReport:
-    """Return the report of a run. references: tables of the published numbers of others."""
+def make_report(
+    run: Run, results: Results, references: Sequence[Table] = (), folder: Path | None = None
+) -> RenderedReport:
+    """Return the report of a run.
+
+    references: tables of the published numbers of others. folder: where readers will find the
+    run, if it is not there yet.
+    """
     drawing = begin_drawing(results)
     report = RenderedReport(
-        run, results, answers(results), lay_out(results, (), (*TABLES, *references)), drawing
+        run,
+        results,
+        answers(results),
+        lay_out(results, (), (*TABLES, *references)),
+        drawing,
+        _shown_path(folder or run.folder),
     )
     drawing.figures()  # once they are drawn, there is memory for what is written
     return report
+
+
+def _shown_path(folder: Path) -> str:
+    """Return the path of a run for commands; one outside this folder would name this machine."""
+    if not folder.is_absolute():
+        return str(folder)
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else folder.name

@@ -162,7 +162,7 @@ class TopKernels:
 
 
 def _kernel_bars(sums: pd.DataFrame, row: Mapping[str, Any]) -> Any:
-    # Templates make names long, and the beginning tells kernels apart.
+    # Templates make names long; kernels differ at the beginning.
     names = [short_kernel_name(name).split("<")[0] for name in sums["name"]]
     unique = [f"{rank + 1}. {name[:34]}" for rank, name in enumerate(names)]
     labels = [

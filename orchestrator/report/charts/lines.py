@@ -254,8 +254,8 @@ class Dots:
         numbers = {name: rounded(cells[name]) for name in ("shown", "low", "high") if name in cells}
         data = cells.assign(row=names, label=labels, href="#cell=" + cells[KEY], hollow=hollow)
         data = data.assign(**numbers)
-        kept = ["row", "label", "href", "hollow", *numbers, self.colour]
-        base = alt.Chart(data_of(data, kept))
+        chosen = ["row", "label", "href", "hollow", *numbers, self.colour]
+        base = alt.Chart(data_of(data, chosen))
         scale, ticks = log_scale(pd.concat([data[name] for name in numbers]).dropna())
         x = alt.X("shown:Q", title=None, scale=scale).axis(values=ticks, format=NUMBER_FORMAT)
         y = alt.Y("row:N", sort=list(dict.fromkeys(names)), title=None).axis(labelLimit=140)

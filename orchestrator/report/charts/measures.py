@@ -84,5 +84,5 @@ def _named(results: Results) -> pd.DataFrame:
     if "task" not in cells:
         return cells.assign(**{"task": "", NAME: "", KEY: ""}).iloc[:0]
     # Of several hundred columns only these are read, and choosing rows copies all of them.
-    kept = [name for name in cells if name in results.axes or _IS_READ.match(str(name))]
-    return cells[kept].assign(**{NAME: names_of(cells), KEY: cell_keys(results)})
+    chosen = [name for name in cells if name in results.axes or _IS_READ.match(str(name))]
+    return cells[chosen].assign(**{NAME: names_of(cells), KEY: cell_keys(results)})

@@ -217,7 +217,7 @@ def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> lis
         if own and not problem:
             panels = [picture.svg for picture in own[:-1]]
             chart = replace(chart, panels=panels, svg=own[-1].svg, png=own[-1].png)
-        figures.append(replace(chart, problem=problem, specs=()))
+        figures.append(replace(chart, problem=problem))
     return figures
 
 

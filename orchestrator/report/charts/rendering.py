@@ -49,7 +49,7 @@ class Picture:
 def draw(charts: Sequence[Mapping[str, Any]], wholes: Sequence[bool]) -> list[Picture]:
     """Return the picture of each Vega-Lite chart.
 
-    wholes: for each chart, True for a file of its own and False for a panel of the page.
+    wholes: for each chart, True for a separate file and False for a panel of the page.
     """
     return [_draw(chart, is_file) for chart, is_file in zip(charts, wholes, strict=True)]
 

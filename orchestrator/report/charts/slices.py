@@ -80,7 +80,7 @@ def panel_axis(cells: pd.DataFrame, axes: Sequence[str], taken: Collection[str])
 
 
 def evenly(values: Sequence[Any], most: int) -> list[Any]:
-    """Return at most so many values, evenly spaced, with the first and the last."""
+    """Return at most `most` values, evenly spaced, with the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]

@@ -96,9 +96,8 @@ def publish(
         _write_contents(folder, {"runs": list(runs), "against": reference, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
         results = load_results(publication)
-        publication.write_report(
-            make_report(publication, results, reference_tables(reference)).files(FORMATS, PICTURES)
-        )
+        report = make_report(publication, results, reference_tables(reference), out)
+        publication.write_report(report.files(FORMATS, PICTURES))
         sizes = _sizes(folder)
         if sum(sizes.values()) > most_bytes:
             raise RunError(

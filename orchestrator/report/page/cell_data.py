@@ -51,9 +51,7 @@ _TEXTS = ("task", "status", "stage", "phase", "gpu", "cpu", "torch", "host", "co
 def cell_columns(results: Results) -> dict[str, Any]:
     """Return the columns of all cells: texts as indices of ordered words, numbers, and axes."""
     cells = results.cells
-    named = (
-        cells.assign(**{NAME: names_of(cells)}) if "task" in cells else cells.assign(**{NAME: ""})
-    )
+    named = cells.assign(**{NAME: names_of(cells)})
     run = str(results.manifest.get("name", "run"))
     runs = cells[RUN] if RUN in cells and cells[RUN].notna().any() else pd.Series(run, cells.index)
     columns = {

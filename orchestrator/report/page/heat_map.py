@@ -1,7 +1,7 @@
 """The heat map of the first screen: every cell of the main task as a number and a shade.
 
 Rows are models, columns contexts and panels precisions. The page holds all values of the switches;
-the first ones are in the HTML, so that the map is there without a script.
+the first ones are in the HTML, so that the map needs no script.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def heat_map(results: Results) -> HeatMap | None:
 def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
     """Return the values that most cells have, in their order."""
     counts = cells[axis].value_counts()
-    kept = set(counts.index[:most])
-    return [value for value in ordered(axis, cells) if value in kept]
+    chosen = set(counts.index[:most])
+    return [value for value in ordered(axis, cells) if value in chosen]
 
 
 def _best_first(cells: pd.DataFrame) -> pd.DataFrame:

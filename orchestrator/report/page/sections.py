@@ -14,7 +14,7 @@ from orchestrator.report.text.leads import lead
 
 @dataclass(frozen=True)
 class Question:
-    """A section of the page. tables: the first one that is there is open, the others are links."""
+    """A section of the page. tables: the first one with rows is open, the others are links."""
 
     name: str
     link: str

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import RUN, has_value, ordered_values
+from orchestrator.analysis.axes import NOTHING, RUN, has_value, ordered_values
 from orchestrator.analysis.cpu_bound import depends_on_cpu
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
@@ -37,6 +37,7 @@ from orchestrator.report.text.pairs import (
     pairs,
     preferring,
 )
+from tasks.spec.messages import typed_error_text
 
 _PEAK = "peak_allocated_bytes"
 _KERNELS = "step_kernel_time_ms_median"
@@ -53,6 +54,9 @@ MAIN: Mapping[str, Any] = {
     "memory_limit_gib": None,
     "attention": "naive",
 }
+
+
+Rule = Callable[[Results], Iterator["Answer"]]
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,21 @@ class Answer:
 
 def answers(results: Results) -> list[Answer]:
     """Return the answers, most important first."""
-    if "status" not in results.cells:
+    if results.cells.empty:
         return []
-    found = [answer for rule in RULES for answer in rule(results)]
+    found = [answer for rule in RULES for answer in _found(rule, results)]
     if not any(answer.section == "time" for answer in found):
         found = [*_longest_step(results), *found]
     return found
+
+
+def _found(rule: Rule, results: Results) -> list[Answer]:
+    try:
+        return list(rule(results))
+    except Exception as error:  # one answer that fails must not cost the report
+        name = rule.__name__.removeprefix("about_")
+        text = f"The answer about {name} cannot be given:"
+        return [Answer(name, NOTHING, "", text, f"{typed_error_text(error)}.", "", "")]
 
 
 def about_precision(results: Results) -> Iterator[Answer]:
@@ -481,7 +494,6 @@ def _subject(row: Any) -> str:
     return f"A {pass_name} of {name_of(row)}{context}"
 
 
-Rule = Callable[[Results], Iterator[Answer]]
 RULES: Sequence[Rule] = (
     about_precision,
     about_compiling,

@@ -31,7 +31,8 @@ def name_of(row: Any) -> str:
 
 def names_of(cells: pd.DataFrame) -> pd.Series[Any]:
     """Return the name of each cell's model."""
-    names = cells["task"].astype(object).str.replace("_", " ")
+    tasks = cells["task"] if "task" in cells else pd.Series("", cells.index)
+    names = tasks.astype(object).str.replace("_", " ")
     for axis, prefix in reversed(NAMING):
         if axis in cells:
             own = cells.loc[cells[axis].notna(), axis]

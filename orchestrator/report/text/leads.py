@@ -13,6 +13,7 @@ from orchestrator.report.text.answers import MAIN, OUT_OF_MEMORY
 from orchestrator.report.text.cell_names import LENGTH, scope_of
 from orchestrator.report.text.numbers import counted, gibibytes, number, percent
 from orchestrator.report.text.pairs import HIGH, LOW, TIME, is_clear, measured, pairs, preferring
+from tasks.spec.messages import typed_error_text
 
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 
@@ -20,7 +21,12 @@ _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 def lead(section: str, results: Results) -> str:
     """Return the sentences of a section; empty if the data has no answer."""
     find = _LEADS.get(section)
-    return " ".join(find(results)) if find and "status" in results.cells else ""
+    if find is None or results.cells.empty:
+        return ""
+    try:
+        return " ".join(find(results))
+    except Exception as error:  # a sentence that fails must not cost the page
+        return f"This question cannot be answered: {typed_error_text(error)}."
 
 
 def about_time(results: Results) -> Iterator[str]:
@@ -144,7 +150,7 @@ def about_trust(results: Results) -> Iterator[str]:
         (_count(steps, "interval_wide"), "with an interval wider than 5% of the median"),
         (_count(steps, "power_capped_ns"), "measured while the power limit lowered the clock"),
         (_count(steps, "cpu_contended"), "disturbed by other processes on the same cores"),
-        (int(ran_with_others(steps).sum()), "CPU-bound and measured beside other cells"),
+        (int(ran_with_others(steps).sum()), "CPU-bound and measured while other cells ran"),
     ]
     for count, text in counts:
         if count:

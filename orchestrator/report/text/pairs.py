@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.axes import NOTHING
@@ -21,11 +22,14 @@ _READ = ("cell", "task", TIME, LOW, HIGH, "step_kernel_time_ms_median", "peak_al
 
 
 def measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
-    """Return the cells of a task that have a value in each of the columns."""
+    """Return the cells of a task that have a number above 0 in each of the columns."""
     cells = results.cells
     if not {"task", *columns} <= set(cells):
         return cells.iloc[:0]
-    return cells[(cells["task"] == task) & cells[list(columns)].notna().all(axis=1)]
+    values = cells[list(columns)].apply(pd.to_numeric, errors="coerce").astype("float64")
+    is_measured = (np.isfinite(values) & (values > 0)).all(axis=1)
+    measured: pd.DataFrame = cells[(cells["task"] == task) & is_measured]
+    return measured
 
 
 def preferring(cells: pd.DataFrame, preferred: Mapping[str, Any]) -> pd.DataFrame:

@@ -19,7 +19,8 @@ from orchestrator.analysis.results import load_results
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import Table
-from orchestrator.report.text.key_findings import key_findings
+from orchestrator.report.text.answers import answers
+from orchestrator.report.text.leads import lead
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
@@ -148,7 +149,9 @@ def test_a_cell_with_abnormal_times_leaves_the_report_and_comparison_of_others(
     pages = {page.table.name: page for page in lay_out(results)}
     assert "this table cannot be made" not in str([page.header for page in pages.values()])
     assert "11.00 ± 1.00" in str(pages["timings"].rows[0])
-    assert all("cannot be answered" not in str(one.sentences) for one in key_findings(results))
+    assert all("cannot be given" not in one.sentence for one in answers(results))
+    for section in ("time", "where", "compile", "memory", "attention", "trust"):
+        assert "cannot be answered" not in lead(section, results)
     verdicts = [one.label for one in compare_runs(run, run).comparisons]
     assert len(verdicts) == (2 if step_ms == 1e308 else 1)
 

@@ -239,7 +239,7 @@ def test_cells_that_were_not_measured_yet_are_said(
         writer.write_manifest({**writer.read_manifest(), "asked": 7})
     done = command("publish", *runs, "--out", tmp_path / "published")
     assert "left out: 3 cells that were asked for and not measured yet\n" in done.output
-    assert "<b>3</b> not measured" in (tmp_path / "published" / "report" / "index.html").read_text()
+    assert "3 not measured" in (tmp_path / "published" / "report" / "index.html").read_text()
     for folder in (tmp_path / "published", tmp_path / "published" / "full"):
         assert command("report", folder, "--table", "timings").stderr.splitlines() == [
             "not measured: 3 of 7 of full"
@@ -300,7 +300,7 @@ def test_a_limit_is_kept_and_says_what_is_largest(published: Path, runs: list[Pa
     done = command("publish", *runs, "--out", published, "--limit-mb", "0.1")
     assert done.exit_code == 2
     assert "0.1 MB are allowed; the largest are " in done.stderr
-    assert "are cells.parquet 0.1 MB, report/index.html 0.0 MB, " in done.stderr  # largest first
+    assert "are report/index.html 0.1 MB, cells.parquet 0.1 MB, " in done.stderr  # largest first
     assert len(done.stderr.splitlines()) == 1
     assert files_of(published) == before
     assert not list(published.parent.glob(".*"))

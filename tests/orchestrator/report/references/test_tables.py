@@ -22,7 +22,6 @@ from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.files import FORMATS, to_csv, to_latex
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import lay_out, notes_of, to_markdown
-from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.references.tables import reference_table
 from orchestrator.report.tables.table import RenderedTable
@@ -236,7 +235,7 @@ def test_markdown_has_numbered_notes_and_csv_has_them_in_full(run: Run) -> None:
 def test_the_page_has_numbered_notes(run: Run) -> None:
     results = load_results(run)
     page = reference(results)
-    content = PageContent(results, [], [page], Drawing(), Details([], iter([])))
+    content = PageContent(results, [], [page], Drawing(), [])
     html = "".join(to_html(content))
     assert '<ol class="notes">' in html
     assert "<code>with float32</code>" in html

@@ -236,18 +236,16 @@ def test_live_memory_during_a_step_is_a_chart(
     )
     assert figure.problem == ""
     assert figure.png.startswith(b"\x89PNG")
-    (data,) = figure.spec["datasets"].values()
-    rows = pd.DataFrame(data)
-    assert sorted(rows["panel"].unique()) == ["forward", "train_step"]
-    moments = rows[(rows["panel"] == "train_step") & rows["at_ms"].notna()]
-    assert moments["at_ms"].tolist() == [
-        0.0,
-        0.001,
-        2.0,
-    ]  # of two samples at one time, the higher one
-    assert moments["activations"].tolist() == [2.0, 6.0, 8.0]
-    begins = rows[rows["begin_ms"].notna()].set_index(["panel", "phase"])["begin_ms"].to_dict()
-    assert begins["train_step", "backward"] == 2.0
+    training_panel, forward_panel = figure.specs[:2]
+    assert training_panel["title"].endswith("training step")
+    assert forward_panel["title"].endswith("forward pass")
+    rows = pd.DataFrame(training_panel["layer"][0]["data"]["values"])
+    activations = rows[rows["role"] == "activations"]
+    # Of two samples at one time, the higher one.
+    assert activations["at"].tolist() == [0.0, 0.001, 2.0]
+    assert activations["gib"].tolist() == [2.0, 6.0, 8.0]
+    begins = pd.DataFrame(training_panel["layer"][1]["data"]["values"])
+    assert begins.set_index("phase")["at"]["backward"] == 2.0
     for phase in ("forward", "backward"):
         assert f">{phase}</text>" in figure.svg
 

@@ -133,7 +133,7 @@ def test_memory_counts_what_runs_out_under_each_limit() -> None:
 def test_memory_without_a_limit_names_the_largest_peak_or_what_ran_out() -> None:
     fits = step(100, peak_allocated_bytes=4 * GIB, predicted_peak_allocated_bytes=4.1 * GIB)
     only = answer("memory", fits)
-    assert (only.number, only.conclusion) == ("4.00 GiB", "No cell ran out of memory.")
+    assert (only.number, only.conclusion) == ("4.00", "No cell ran out of memory.")
     assert only.detail.endswith("predicted 4.10 GiB.")
     out = {**fits, "status": "oom", "context_length": 1024}
     only = answer("memory", fits, out)
@@ -176,7 +176,7 @@ def test_the_backward_pass_is_compared_with_the_forward_pass() -> None:
 
 def test_a_run_that_compares_nothing_has_the_time_of_its_longest_step() -> None:
     only = answer("time", step(97.6))
-    assert (only.number, only.interval) == ("97.6 ms", "[96.6, 98.6]")
+    assert (only.number, only.interval) == ("97.6", "[96.6, 98.6] ms")
     assert only.sentence == "A training step of small at context 512 takes 97.6 ms."
     longest = answer("time", step(97.6), step(200, context_length=1024))
     assert longest.sentence.endswith("at context 1,024 takes 200 ms. It is the longest of 2.")

@@ -1,0 +1,201 @@
+"""Charts: which cells they choose, what their marks show, and how a drawing gets onto the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
+from orchestrator.report.charts.bars import KernelClasses, MemoryParts, TopKernels
+from orchestrator.report.charts.chart import log_ticks
+from orchestrator.report.charts.registry import PLOTS, begin_drawing
+from orchestrator.report.charts.slices import choose_slice, evenly
+from orchestrator.report.charts.theme import COLOURS, with_variables
+
+NO_ROWS = pd.DataFrame(columns=["cell", "attempt", "name", "total_ns", "steps"])
+AXES = ("size", "context_length", "precision", "compile", "attention", "pass", "batch_size", "run")
+
+
+def cells_of(*rows: dict[str, Any]) -> pd.DataFrame:
+    """Return measured steps; a row has the values that differ from the usual ones."""
+    usual = {
+        "task": "train_step", "status": "ok", "device": "cuda", "size": "small",
+        "context_length": 128, "precision": "fp32", "compile": "eager", "attention": "naive",
+        "pass": "train_step", "batch_size": 4, "cpu_bound": False, "step_ms_median": 100.0,
+    }  # fmt: skip
+    frame = pd.DataFrame([{"cell": f"c{n}", **usual, **row} for n, row in enumerate(rows)])
+    low, high = frame["step_ms_median"] * 0.9, frame["step_ms_median"] * 1.1
+    frame = frame.assign(step_ms_ci_low=low, step_ms_ci_high=high, attempt=1)
+    return frame.assign(cpu_bound=frame["cpu_bound"].astype("boolean"))
+
+
+def results_of(*rows: dict[str, Any], **tables: pd.DataFrame) -> Results:
+    frame = cells_of(*rows)
+    axes = tuple(axis for axis in AXES if axis in frame)
+    return Results(frame, axes, {"name": "r"}, lambda name: tables.get(name, NO_ROWS))
+
+
+def drawn(name: str, results: Results) -> Any:
+    (plot,) = (plot for plot in PLOTS if plot.name == name)
+    return plot.layout.draw(results)
+
+
+def values_of(panel: Any) -> list[dict[str, Any]]:
+    """Return the data of the marks with labels."""
+    spec = panel.to_dict(validate=False)
+    (layer,) = (layer for layer in spec["layer"] if "href" in layer["encoding"])
+    return list(layer.get("data", spec.get("data"))["values"])
+
+
+def test_a_slice_has_usual_values_and_the_run_with_most_cells() -> None:
+    rows = [{"run": "full", "context_length": n} for n in (128, 256, 512)]
+    rows += [{"run": "again", "context_length": n} for n in (128, 256)]
+    rows += [{"run": "full", "context_length": n, "compile": "blocks"} for n in range(8)]
+    rows += [{"run": "full", "context_length": 128, "batch_size": 8}]
+    chosen, note = choose_slice(cells_of(*rows), AXES, ["context_length"])
+    assert set(chosen["run"]) == {"full"}
+    assert list(chosen["context_length"]) == [128, 256, 512]
+    assert note == "training step, fp32, eager, batch 4, naive attention"
+
+
+def test_few_of_many_values_have_the_first_and_the_last() -> None:
+    assert evenly([1, 2, 3], 4) == [1, 2, 3]
+    assert evenly(list(range(100)), 5) == [0, 25, 50, 74, 99]
+
+
+@pytest.mark.parametrize(
+    ("ends", "ticks"),
+    [((0.5, 4.2), [1.0, 1.5, 2.0, 3.0, 4.0]), ((40, 2500), [50, 100, 200, 500, 1000, 2000]),
+     ((1, 1e6), [1, 10, 100, 1e3, 1e4, 1e5, 1e6])],
+)  # fmt: skip
+def test_a_logarithmic_axis_has_round_ticks(ends: tuple[float, float], ticks: list[float]) -> None:
+    found = [tick for tick in log_ticks(*ends) if tick >= 1]
+    assert found == pytest.approx(ticks)
+
+
+def test_a_colour_that_two_variables_share_is_the_same_in_both_themes() -> None:
+    themes = defaultdict(set)
+    for light, dark in COLOURS.values():
+        themes[light].add(dark)
+    assert all(len(dark) == 1 for dark in themes.values())
+    assert with_variables('fill="#6b7178" stroke="#123456"') == (
+        'fill="var(--fp32)" stroke="#123456"'
+    )
+
+
+def test_lines_have_a_point_for_each_cell_with_a_label_and_a_link() -> None:
+    rows = [
+        {"size": size, "context_length": n, "precision": precision, "step_ms_median": ms,
+         "cpu_bound": size == "small"}
+        for size, ms in (("small", 97.6), ("xl", 1593.0))
+        for n in (128, 512)
+        for precision in ("fp32", "bf16")
+    ]  # fmt: skip
+    chart = drawn("step-time", results_of(*rows))
+    assert [panel.title for panel in chart.panels] == ["small", "xl"]
+    assert [entry.text for entry in chart.legend] == ["fp32", "bf16", "GPU-bound", "CPU-bound"]
+    points = values_of(chart.panels[0])
+    assert len(points) == 4
+    assert points[3]["label"] == (
+        "small, context 512, bf16, eager, training step: 97.6 ms [87.8 to 107], CPU-bound"
+    )
+    assert (points[3]["href"], points[3]["hollow"]) == ("#cell=r:c3", True)
+    assert not any(point["hollow"] for point in values_of(chart.panels[1]))
+
+
+def test_lines_need_two_contexts() -> None:
+    assert drawn("step-time", results_of({"size": "small"}, {"size": "xl"})) is None
+
+
+def test_the_speed_up_of_compiling_is_a_ratio_with_an_interval() -> None:
+    rows = [
+        {"context_length": n, "compile": scope, "step_ms_median": ms}
+        for n in (128, 512)
+        for scope, ms in (("eager", 100.0), ("blocks", 50.0))
+    ]
+    chart = drawn("compile-speed-up", results_of(*rows))
+    for point in values_of(chart.panels[0]):
+        assert (point["shown"], point["low"], point["high"]) == (2.0, 1.6364, 2.4444)
+    eager = [row for row in rows if row["compile"] == "eager"]
+    assert drawn("compile-speed-up", results_of(*eager)) is None
+
+
+def test_the_speed_up_of_a_precision_has_a_row_for_each_size_and_context() -> None:
+    rows = [
+        {"size": size, "context_length": n, "precision": precision, "step_ms_median": ms}
+        for size in ("xl", "small")
+        for n in (512, 128)
+        for precision, ms in (("fp32", 100.0), ("bf16", 25.0))
+    ]
+    chart = drawn("precision-speed-up", results_of(*rows))
+    (panel,) = chart.panels
+    assert panel.title == "bf16 over fp32"
+    names = [point["row"] for point in values_of(panel)]
+    assert names == ["small  128", "small  512", "xl  128", "xl  512"]
+    assert {point["shown"] for point in values_of(panel)} == {4.0}
+
+
+def kernel(cell: str, name: str, ms: float, of: str = "GEMM") -> dict[str, Any]:
+    return {"cell": cell, "attempt": 1, "phase": "forward", "kernel_class": of, "operator": "",
+            "name": name, "total_ns": 2e6 * ms, "steps": 2, "count": 6}  # fmt: skip
+
+
+def test_bars_of_kernels_add_up_to_the_kernel_time_of_the_longest_context() -> None:
+    rows = [{"context_length": n, "precision": p} for n in (128, 512) for p in ("bf16", "fp32")]
+    kernels = pd.DataFrame(
+        [*(kernel(f"c{n}", "sgemm", 10.0 + n) for n in range(4)),
+         kernel("c2", "odd", 1.0, "unknown"), kernel("c2", "exp", 2.0, "softmax")]
+    )  # fmt: skip
+    results = results_of(*rows, kernels=kernels)
+    (panel,) = KernelClasses().draw(results).panels  # type: ignore[union-attr]
+    assert panel.title == "small, context 512"
+    bars = values_of(panel)
+    order = panel.to_dict(validate=False)["layer"][0]["encoding"]["y"]["sort"]
+    assert order == ["fp32 eager", "bf16 eager"]
+    own = {bar["part"]: bar["value"] for bar in bars if bar["variant"] == "bf16 eager"}
+    assert own == {"matrix products": 12.0, "other": 1.0, "softmax and attention": 2.0}
+    first, last = TopKernels().draw(results).panels  # type: ignore[union-attr]
+    assert (first.title, last.title) == ("small, fp32 eager", "small, bf16 eager")
+    assert [bar["label"] for bar in values_of(last)] == [
+        "sgemm: 12.0 ms in 6 launches", "exp: 2.00 ms in 6 launches", "odd: 1.00 ms in 6 launches",
+    ]  # fmt: skip
+
+
+def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
+    rows = [
+        {"size": size, "peak_allocated_bytes": 30.0 * GIB, "predicted_of_parameters_bytes": 8.0 * GIB,
+         "predicted_of_slack_bytes": 1.0 * GIB, "predicted_of_workspace_bytes": 2.0 * GIB}
+        for size in ("small", "xl")
+    ]  # fmt: skip
+    (panel,) = MemoryParts().draw(results_of(*rows)).panels  # type: ignore[union-attr]
+    text = json.dumps(panel.to_dict(validate=False))
+    assert '"measured": 30.0' in text
+    assert '"part": "temporary, workspace", "value": 3.0' in text
+    assert '"card": 24' in text
+    assert '"card": 40' not in text
+
+
+@pytest.mark.render
+def test_a_panel_for_the_page_follows_the_theme_and_links_to_cells() -> None:
+    rows = [{"context_length": n, "precision": p} for n in (128, 512) for p in ("fp32", "bf16")]
+    figures = begin_drawing(results_of(*rows)).figures()
+    assert [figure.problem for figure in figures] == [""] * len(figures)
+    (figure,) = (figure for figure in figures if figure.plot.name == "step-time")
+    (panel,) = figure.panels
+    assert "http" not in panel
+    assert 'stroke="var(--fp32)"' in panel
+    assert sorted(re.findall('href="(.*?)"', panel)) == [f"#cell=r:c{n}" for n in range(4)]
+    assert "small, context 512, bf16" in panel
+    # A file has a legend and a title, and no link, since its targets are on the page.
+    assert ">bf16</text>" in figure.svg
+    assert ">bf16</text>" not in panel
+    assert ">Step time by context length</text>" in figure.svg
+    assert "href" not in figure.svg
+    assert "var(" not in figure.svg
+    assert figure.png.startswith(b"\x89PNG")
