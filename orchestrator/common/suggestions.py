@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.text import and_more
 
 _LEAST_RATIO = 0.75  # a swap or another letter in a word of four letters
 _FEWEST_LETTERS = 4  # with one letter changed, shorter words are often other words
@@ -64,13 +65,12 @@ _SYNONYMS = {
 
 def suggestion(word: object, allowed: Iterable[object]) -> str:
     """Return the remedy for a word that is not allowed: the word that was meant, or all of them."""
-    words = [str(name) for name in allowed]
+    words = list(map(str, allowed))
     meant = _meant(str(word), words)
     if meant:
         return f"Did you mean {meant!r}?"
     listed = ", ".join(words[:_MOST_LISTED])
-    more = len(words) - _MOST_LISTED
-    return f"Allowed: {listed} and {more} more" if more > 0 else f"Allowed: {listed}"
+    return f"Allowed: {listed}{and_more(len(words) - _MOST_LISTED)}"
 
 
 def require_known(word: str, allowed: Iterable[str], problem: str) -> None:

@@ -16,6 +16,11 @@ def cell_count(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"
 
 
+def and_more(count: int) -> str:
+    """Return " and 3 more", or an empty text if there are no more."""
+    return f" and {count} more" if count > 0 else ""
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration such as "12 s", "3 min 05 s" or "2 h 10 min"."""
     whole = round(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -46,21 +47,21 @@ class GpuModel:
 @cache
 def known_gpus() -> tuple[GpuMemoryClass, ...]:
     """Return the memory classes of known GPUs, smallest first."""
-    classes = [
-        GpuMemoryClass(gpu["name"], _usable_bytes(gpu["memory_mib"]), min(gpu["cards"].values()))
-        for gpu in _data()["gpu"]
-        if "name" in gpu
-    ]
+    classes = []
+    for gpu in _data()["gpu"]:
+        if "name" in gpu:
+            usable, capabilities = _usable_bytes(gpu["memory_mib"]), gpu["cards"].values()
+            classes.append(GpuMemoryClass(gpu["name"], usable, min(capabilities)))
     return tuple(sorted(classes, key=lambda gpu: gpu.usable_bytes))
 
 
 @cache
 def _known_models() -> tuple[GpuModel, ...]:
-    return tuple(
-        GpuModel(name, _usable_bytes(gpu["memory_mib"]), capability)
-        for gpu in _data()["gpu"]
-        for name, capability in gpu["cards"].items()
-    )
+    models = []
+    for gpu in _data()["gpu"]:
+        for name, capability in gpu["cards"].items():
+            models.append(GpuModel(name, _usable_bytes(gpu["memory_mib"]), capability))
+    return tuple(models)
 
 
 def _usable_bytes(memory_mib: int) -> int:
@@ -120,9 +121,11 @@ def _models_named(name: str) -> list[GpuModel]:
     exact = [model for model in _known_models() if _letters(model.name) == letters]
     if exact or words & _VARIANTS:
         return exact
-    matching = [model for model in _known_models() if _is_named(model, words, _memory_gb(name))]
-    most = max((len(_words(model.name)) for model in matching), default=0)
-    return [model for model in matching if len(_words(model.name)) == most]
+    by_count: dict[int, list[GpuModel]] = defaultdict(list)
+    for model in _known_models():
+        if _is_named(model, words, _memory_gb(name)):
+            by_count[len(_words(model.name))].append(model)
+    return by_count[max(by_count, default=0)]
 
 
 def _is_named(model: GpuModel, words: frozenset[str], memory_gb: float | None) -> bool:

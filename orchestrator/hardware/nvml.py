@@ -55,9 +55,9 @@ def _visible_handles(count: int) -> dict[str, object]:
 
     visible = os.environ.get(VISIBLE_GPUS)
     if visible is None:
-        names = [str(index) for index in range(count)]
+        names = list(map(str, range(count)))
     else:
-        names = [name.strip() for name in visible.split(",")]
+        names = list(map(str.strip, visible.split(",")))
     found: dict[str, object] = {}
     with suppress(pynvml.NVMLError):
         for name in names:
@@ -89,13 +89,12 @@ def near_cores(uuid: str) -> frozenset[int] | None:
         masks = pynvml.nvmlDeviceGetCpuAffinity(_handle_by_uuid(uuid), mask_count)
     except pynvml.NVMLError:
         return None
-    cores = frozenset(
-        index * _MASK_BITS + bit
-        for index, mask in enumerate(masks)
-        for bit in range(_MASK_BITS)
-        if mask >> bit & 1
-    )
-    return cores or None
+    cores = set()
+    for core in range(len(masks) * _MASK_BITS):
+        index, bit = divmod(core, _MASK_BITS)
+        if masks[index] >> bit & 1:
+            cores.add(core)
+    return frozenset(cores) or None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ GpuUuids = Mapping[str, str]  # UUID by the name that a GPU has in CUDA_VISIBLE_
 
 def split_gpu_names(visible: str) -> tuple[str, ...]:
     """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names."""
-    return tuple(name.strip() for name in visible.split(",") if name.strip())
+    return tuple(filter(None, map(str.strip, visible.split(","))))
 
 
 def visible_gpu_uuids(host: HostInfo) -> dict[str, str]:
@@ -23,7 +23,7 @@ def visible_gpu_uuids(host: HostInfo) -> dict[str, str]:
     """
     names = split_gpu_names(host.visible_devices or "")
     if not names:
-        names = tuple(str(index) for index in range(len(host.gpus)))
+        names = tuple(map(str, range(len(host.gpus))))
     # CUDA ignores the first name that does not exist and all names after it, so there may be more
     # names than GPUs.
     return {name: gpu.uuid for name, gpu in zip(names, host.gpus, strict=False)}

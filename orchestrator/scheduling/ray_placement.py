@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from orchestrator.execution.events import AttemptStarted, DeviceLost
@@ -10,6 +10,7 @@ from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.scheduling.cluster import (
     GPU_TYPE_LABEL,
     NODE_LABEL,
+    Node,
     NodeHealth,
     capacity,
     gpu_type,
@@ -40,10 +41,10 @@ class RayPlacement:
         nodes = self._health.working()
         if gpu_kind is not None:
             nodes = [node for node in nodes if matches_kind(gpu_type(node), gpu_kind)]
-            return int(sum(capacity(node, "GPU") for node in nodes))
+            return _gpus_of(nodes)
         if device != "cuda":
             return self._cpu_cells
-        return max(1, int(sum(capacity(node, "GPU") for node in nodes)) - self._held())
+        return max(1, _gpus_of(nodes) - self._held())
 
     def has_room(self, running: Collection[AttemptStarted]) -> bool:
         """Return True if another attempt may be submitted.
@@ -104,5 +105,12 @@ class RayPlacement:
 
     def _held(self, host: str | None = None) -> int:
         """Return how many GPUs, on one host or on all, belong to attempts that lost a GPU."""
-        holders = [started for started, _ in self.holding.values()]
-        return gpu_count(one.attempt for one in holders if host in (None, one.host))
+        attempts = []
+        for started, _ in self.holding.values():
+            if host in (None, started.host):
+                attempts.append(started.attempt)
+        return gpu_count(attempts)
+
+
+def _gpus_of(nodes: Iterable[Node]) -> int:
+    return int(sum(capacity(node, "GPU") for node in nodes))

@@ -101,7 +101,7 @@ def read_manifest(file: Path, name: str, newest_schema: int) -> Manifest:
         _Manifest.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(map(str, first["loc"]))
         raise RunError(f"{name}: {_DAMAGED}: {key}: {first['msg']}", _REMEDY) from error
     return found
 

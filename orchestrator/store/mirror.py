@@ -24,7 +24,7 @@ from orchestrator.common.files import Content, replace_file, writing
 from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
-from orchestrator.store.parquet_parts import is_merged, replaced_parts
+from orchestrator.store.parquet_parts import is_merged, replaced_parts, unmerged_parts
 from orchestrator.store.plain_files import require_plain
 from orchestrator.store.publication import require_listed
 from orchestrator.store.remote_address import RunLocation, is_address, require_lasting
@@ -125,8 +125,10 @@ class Mirror:
 
     def parts(self) -> set[str]:
         """Return the names of all Parquet parts of the copy."""
-        parts = [path for table in tables() for path in (self.folder / table).glob("*.parquet")]
-        return {f"{path.parent.name}/{path.name}" for path in parts}
+        names: set[str] = set()
+        for table in tables():
+            names.update(f"{table}/{path.name}" for path in (self.folder / table).glob("*.parquet"))
+        return names
 
     def files_in(self, folder: Path) -> list[str]:
         """Return the files below a folder of the copy.
@@ -237,9 +239,7 @@ class Mirror:
 
     def _rows(self) -> set[str]:
         """Return the attempts that have a row in the copy, as CELL-NUMBER."""
-        folder = self.folder / ATTEMPTS
-        names = {path.name for path in folder.glob("*.parquet")} | replaced_parts(folder)
-        return {name.removesuffix(".parquet") for name in names if not is_merged(name)}
+        return unmerged_parts(self.folder / ATTEMPTS)
 
     def _is_of_another_run(self, manifest: bytes | None) -> bool:
         # The run may have been removed from the bucket, to start again.

@@ -92,7 +92,7 @@ def _unique_names(folders: Sequence[Path]) -> list[str]:
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
             return names
-    return [str(path) for path in paths]
+    return list(map(str, paths))
 
 
 def _shorten(name: str) -> str:

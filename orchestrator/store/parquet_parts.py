@@ -144,6 +144,15 @@ def replaced_parts(folder: Path) -> set[str]:
     return _replaced_by(folder.glob(f"{_MERGED}*.parquet"))
 
 
+def unmerged_parts(folder: Path) -> set[str]:
+    """Return the parts that were written one by one, also those that are merged since.
+
+    They are named without `.parquet`: by CELL-NUMBER, except for predictions.
+    """
+    names = {path.name for path in folder.glob("*.parquet")} | replaced_parts(folder)
+    return {name.removesuffix(".parquet") for name in names if not is_merged(name)}
+
+
 def is_merged(part: Path | str) -> bool:
     return Path(part).name.startswith(_MERGED)
 
@@ -273,7 +282,9 @@ def _names_in_statistics(part: pq.ParquetFile) -> set[str]:
 def _recorded_digests(part: pq.ParquetFile) -> dict[str, RowsDigest] | None:
     """Return the digests in the footer; None for a part of an older or another program."""
     text = (part.metadata.metadata or {}).get(_DIGESTS)
-    return None if text is None else parse_digests(text)
+    if text is None:
+        return None
+    return parse_digests(text)
 
 
 def _total(digests: Mapping[str, RowsDigest]) -> int:

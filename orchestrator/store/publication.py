@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.reference_devices import ALL, DEVICES
+from orchestrator.common.text import and_more
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.plain_files import is_plain, require_plain
@@ -131,10 +132,8 @@ def _is_plain(part: str) -> bool:
 def _require_files(folder: Path, digests: Mapping[str, str], remedy: str) -> None:
     missing = [name for name in digests if not is_plain(folder / name, folder)]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise RunError(
-            f"{folder}: {missing[0]}{more} of what was published is missing, or a link", remedy
-        )
+        names = f"{missing[0]}{and_more(len(missing) - 1)}"
+        raise RunError(f"{folder}: {names} of what was published is missing, or a link", remedy)
     for name, digest in digests.items():
         if file_digest(folder / name) != digest:
             raise RunError(f"{folder / name}: is torn, or not what was published", remedy)

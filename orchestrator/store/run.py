@@ -23,10 +23,9 @@ from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, re
 from orchestrator.store.parquet_parts import (
     build_from_parts,
     damaged,
-    is_merged,
     read_parts,
-    replaced_parts,
     stored_rows,
+    unmerged_parts,
 )
 from orchestrator.store.row_digests import RowsDigest, parse_digests
 from orchestrator.store.tables import (
@@ -232,11 +231,9 @@ class Run:
         # In a bucket, a driver on another host may have been cut off between an attempt's samples
         # and its row.
         for table in MEASURED_TABLES:
-            folder = self.folder / table
-            names = {path.name for path in folder.glob("*.parquet")} | replaced_parts(folder)
-            for name in names:
-                cell, _, number = name.removesuffix(".parquet").rpartition("-")
-                if cell and number.isdigit() and not is_merged(name):
+            for name in unmerged_parts(self.folder / table):
+                cell, _, number = name.rpartition("-")
+                if cell and number.isdigit():
                     yield cell, int(number)
 
 
@@ -245,7 +242,7 @@ def find_cell(prefix: str, cells: Iterable[str], run: Run, kind: str = "cell") -
 
     kind: what the messages call a cell.
     """
-    known = [str(cell) for cell in cells]
+    known = list(map(str, cells))
     found = [cell for cell in known if cell.startswith(prefix)]
     if not found:
         raise RunError(f"{run}: has no {kind} {prefix!r}", suggestion(prefix, known[:_SUGGESTED]))

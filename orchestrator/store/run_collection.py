@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.common.text import and_more
 from orchestrator.store.layout import RUN_SEPARATOR
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import MissingRows, Run
@@ -84,8 +85,11 @@ class RunCollection(Run):
         return sum(run.unfinished_count() for run in self._runs.values())
 
     def unfinished_runs(self) -> dict[str, str]:
-        unfinished = {name: run.unfinished_runs() for name, run in self._runs.items()}
-        return {name: next(iter(texts.values())) for name, texts in unfinished.items() if texts}
+        unfinished = {}
+        for name, run in self._runs.items():
+            for text in run.unfinished_runs().values():
+                unfinished[name] = text
+        return unfinished
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         name, _, cell_id = cell.rpartition(RUN_SEPARATOR)
@@ -99,8 +103,7 @@ class RunCollection(Run):
 
 def _title(names: list[str]) -> str:
     title = ", ".join(names[:_NAMES_IN_TITLE])
-    more = len(names) - _NAMES_IN_TITLE
-    return f"{title} and {more} more" if more > 0 else title
+    return f"{title}{and_more(len(names) - _NAMES_IN_TITLE)}"
 
 
 def _with_run(name: str, frame: pd.DataFrame) -> pd.DataFrame:

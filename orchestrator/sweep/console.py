@@ -153,19 +153,18 @@ class LiveDisplay:
         counts, running = dict(self._counts), list(self._running.values())
         finished = sum(counts.values())
         now, remaining_s = time.monotonic(), self._remaining_s()
-        parts = [
-            f"{finished}/{self._total}",
-            *(f"{n} {_words(status)}" for status, n in counts.items()),
-        ]
-        parts += [format_seconds(now - self._started_s)]
+        parts = [f"{finished}/{self._total}"]
+        for status, count in counts.items():
+            parts.append(f"{count} {_words(status)}")
+        parts.append(format_seconds(now - self._started_s))
         if remaining_s is not None:
             parts[-1] += f", about {format_seconds(remaining_s)} left"
         bar = Table.grid(padding=(0, 1))
         bar.add_row(ProgressBar(max(self._total, 1), finished, width=30), Text(" · ".join(parts)))
-        lines = [
-            f"{_device(one)}  {self._label(one.attempt.cell)}  {format_seconds(now - one.at_s)}"
-            for one in running[:_MOST_RUNNING_LINES]
-        ]
+        lines = []
+        for one in running[:_MOST_RUNNING_LINES]:
+            label, time_s = self._label(one.attempt.cell), now - one.at_s
+            lines.append(f"{_device(one)}  {label}  {format_seconds(time_s)}")
         if len(running) > _MOST_RUNNING_LINES:
             lines.append(f"{len(running) - _MOST_RUNNING_LINES} more run")
         if self._last:
@@ -201,13 +200,14 @@ def _result_line(outcome: Outcome, label: Label) -> str:
     line += f"  {outcome.wall_s:.1f} s"
     if outcome.stage:
         line += f" in {end_location(outcome.stage, outcome.phase)}"
-    reason = failure_reason(outcome.evidence)
-    return line if outcome.status is Status.OK or not reason else f"{line}: {reason}"
+    if outcome.status is not Status.OK and (reason := failure_reason(outcome.evidence)):
+        line += f": {reason}"
+    return line
 
 
 def _step_durations_ms(outcome: Outcome, mode: str) -> list[float]:
-    return [
-        sample.value
-        for sample in outcome.samples
-        if (sample.phase, sample.metric, sample.mode) == ("step", "duration", mode) and sample.value
-    ]
+    wanted, durations = ("step", "duration", mode), []
+    for sample in outcome.samples:
+        if (sample.phase, sample.metric, sample.mode) == wanted and sample.value:
+            durations.append(sample.value)
+    return durations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -44,14 +45,16 @@ def predict_cells(request: SweepRequest, preparation: Preparation, notify: Notif
     With --skip-predicted-oom, cells that are predicted to run out of memory are excluded. This may
     take minutes, so it comes after the checks and after the manifest is written.
     """
-    cells = [cell for cell in preparation.cells if not unsupported_reason(cell)]
-    if not cells:
+    by_kind: dict[str | None, list[Cell]] = defaultdict(list)
+    for cell in preparation.cells:
+        if not unsupported_reason(cell):
+            by_kind[cell.params.gpu_kind].append(cell)
+    if not by_kind:
         return preparation
-    notify(f"predicting the memory of {cell_count(len(cells))}")
+    notify(f"predicting the memory of {cell_count(sum(map(len, by_kind.values())))}")
     predictions: dict[str, PredictedCell] = {}
-    for kind in {cell.params.gpu_kind for cell in cells}:
-        same_kind = [cell for cell in cells if cell.params.gpu_kind == kind]
-        predictions |= _predict_on(same_kind, kind, request, preparation)
+    for kind, cells in by_kind.items():
+        predictions |= _predict_on(cells, kind, request, preparation)
     preparation = replace(preparation, predictions=predictions)
     if not request.execution.skip_predicted_oom:
         return preparation

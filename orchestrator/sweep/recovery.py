@@ -18,7 +18,7 @@ def recover_attempts(writer: RunWriter) -> int:
     """
     invocation = _last_invocation(writer)
     recorded = writer.rows("attempts", ["cell", "attempt"])
-    outcomes = [recover(attempt) for attempt in writer.attempts_without_row(recorded)]
+    outcomes = list(map(recover, writer.attempts_without_row(recorded)))
     finished = [outcome for outcome in outcomes if outcome is not None]
     for outcome in finished:
         writer.append(measured_by(invocation, outcome), invocation.commit)

@@ -58,8 +58,6 @@ class SweepResult:
     @property
     def measured_counts(self) -> dict[Status, int]:
         """The stored outcomes by status, without those that were inferred."""
-        return {
-            status: count
-            for status, count in self.counts.items()
-            if status is not Status.OOM_INFERRED
-        }
+        counts = dict(self.counts)
+        counts.pop(Status.OOM_INFERRED, None)
+        return counts

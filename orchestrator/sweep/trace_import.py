@@ -117,12 +117,16 @@ def _reader(file: Path) -> tuple[str, _Reader]:
 
 
 def _read_nsys(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
-    traces = read_report(file, options.phases)
-    return {rank: _of_trace(trace, options) for rank, trace in traces.items()}
+    return _of_traces(read_report(file, options.phases), options)
 
 
 def _read_kineto(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
-    traces = read_chrome_devices(file, options.phases)
+    return _of_traces(read_chrome_devices(file, options.phases), options)
+
+
+def _of_traces(
+    traces: Mapping[str, DeviceTrace], options: ImportOptions
+) -> Mapping[str, _Measured]:
     return {rank: _of_trace(trace, options) for rank, trace in traces.items()}
 
 
@@ -158,12 +162,13 @@ def _read_snapshot(file: Path, options: ImportOptions) -> Mapping[str, _Measured
     snapshot = read_snapshot(file)
     try:
         devices = {segment["device"] for segment in snapshot["segments"]}
-        devices |= {index for index, events in enumerate(snapshot["device_traces"]) if events}
-        records = {one: replay(snapshot, one, options.phases) for one in sorted(devices)}
+        for index, events in enumerate(snapshot["device_traces"]):
+            if events:
+                devices.add(index)
         measured = {}
-        for device, record in records.items():
-            rank = f"GPU {device}" if len(records) > 1 else ""
-            measured[rank] = _of_record(record)
+        for device in sorted(devices):
+            rank = f"GPU {device}" if len(devices) > 1 else ""
+            measured[rank] = _of_record(replay(snapshot, device, options.phases))
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: not a memory snapshot: {error!r}") from error
     if not measured:

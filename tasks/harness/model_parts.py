@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ def blocks_of(model: nn.Module) -> Blocks | None:
     Blocks that are more than one of torch's layers come first, and embeddings do not count: tables
     of values for each token may be larger than all blocks.
     """
-    found = [blocks for path, module in model.named_modules() if (blocks := _blocks(path, module))]
-    return max(found, key=_weight, default=None)
+    found = itertools.starmap(_blocks, model.named_modules())
+    return max(filter(None, found), key=_weight, default=None)
 
 
 def first_block(model: nn.Module) -> tuple[str, nn.Module] | None:
@@ -69,12 +70,11 @@ def _blocks(path: str, container: nn.Module) -> Blocks | None:
 
 def _weight(blocks: Blocks) -> tuple[bool, int]:
     """Return the sort key of blocks: the greatest are those of the model."""
-    is_composite = any(
-        list(member.children()) or not type(member).__module__.startswith("torch.nn.")
-        for member in blocks.members
-    )
+    is_composite = False
     sizes: dict[int, int] = {}
     for member in blocks.members:
+        is_layer = type(member).__module__.startswith("torch.nn.")
+        is_composite |= bool(list(member.children())) or not is_layer
         for module in member.modules():
             if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 sizes |= {id(one): one.numel() for one in module.parameters(recurse=False)}

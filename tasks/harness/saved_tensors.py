@@ -92,9 +92,9 @@ class SavedTensors:
         squares = [one for one in saved if one.is_square]
         if self._square is not None:
             sizes["saved_square_bytes"] = _total(squares)
-        samples = [
-            Sample(instrument, name, "bytes", size, "steady") for name, size in sizes.items()
-        ]
+        samples = []
+        for name, size in sizes.items():
+            samples.append(Sample(instrument, name, "bytes", size, "steady"))
         if self._square is not None:
             samples.append(Sample(instrument, "saved_squares", "tensors", len(squares), "steady"))
         for rank, (operation, nbytes) in enumerate(self.by_operation()[:LARGEST], start=1):

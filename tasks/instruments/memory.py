@@ -78,10 +78,11 @@ class SavedWatcher:
 def _sizes(
     sizes: Mapping[str, int | None], mode: str, phase: str = "", reason: str = ""
 ) -> list[Sample]:
-    return [
-        Sample("memory", metric, "bytes", value, mode, phase, note=reason if value is None else "")
-        for metric, value in sizes.items()
-    ]
+    samples = []
+    for metric, value in sizes.items():
+        note = reason if value is None else ""
+        samples.append(Sample("memory", metric, "bytes", value, mode, phase, note=note))
+    return samples
 
 
 def watch_warm_up(session: Session) -> list[Sample]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -68,19 +69,17 @@ def compute_waits(session: Session) -> Iterator[Sample]:
     The thread that waited longest counts.
     """
     before = {(one.metric, one.step): one.value or 0.0 for one in session.shelf.pop("cores")}
-    passed = {
-        (one.metric, one.step): (one.value or 0.0) - before.get((one.metric, one.step), 0.0)
-        for one in _cores()
-    }
-    waited = [value for (metric, _), value in passed.items() if metric == "waited"]
-    busy = [value for (metric, _), value in passed.items() if metric == "busy"]
+    passed: dict[str, list[float]] = defaultdict(list)  # of each thread or core, by metric
+    for one in _cores():
+        passed[one.metric].append((one.value or 0.0) - before.get((one.metric, one.step), 0.0))
+    waited, busy = passed["waited"], passed["busy"]
     share, note = None, "this system does not report it"
     if waited and busy:
         # Threads of one process also wait for each other, so the value is limited to the busy time
         # of other processes. One that uses a core half of the time shows as 0.5; one at niceness 19
         # hardly shows.
-        of_others = max(0.0, sum(busy) - passed["own", None])
-        share, note = min(max(waited), of_others) / passed["clock", None], ""
+        of_others = max(0.0, sum(busy) - passed["own"][0])
+        share, note = min(max(waited), of_others) / passed["clock"][0], ""
     yield Sample("telemetry", "waited_for_core", "", share, "timing", note=note)
 
 

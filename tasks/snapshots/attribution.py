@@ -77,8 +77,9 @@ def attribute(record: Record, book: Book, autocast: bool = False) -> list[Labell
     labelled: list[Labelled] = []
     for allocation in record.allocations:
         made_in = record.phase_at(allocation.start)
-        part = label_of(allocation.part.removeprefix(PART_PREFIX)) if allocation.part else ""
-        role, how = Role.TEMPORARY, RoleEvidence.PART if part else RoleEvidence.PHASE
+        part, role, how = "", Role.TEMPORARY, RoleEvidence.PHASE
+        if allocation.part:
+            part, how = label_of(allocation.part.removeprefix(PART_PREFIX)), RoleEvidence.PART
         if allocation in held:
             _, role, name = held[allocation]
             part, how = label_of(_owner(name)) if name else "", RoleEvidence.BOOK
@@ -95,7 +96,10 @@ def attribute(record: Record, book: Book, autocast: bool = False) -> list[Labell
 
 
 def _forward_phase(record: Record) -> ReplayPhase | None:
-    return next((phase for phase in record.step if phase.name == _FORWARD), None)
+    for phase in record.step:
+        if phase.name == _FORWARD:
+            return phase
+    return None
 
 
 def _owner(name: str) -> str:

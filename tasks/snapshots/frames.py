@@ -22,10 +22,11 @@ def call_chain(frames: Frames) -> str:
     It starts with the innermost function, and is empty without Python frames. Frames of
     libraries and of this program are left out.
     """
-    own = [frame for frame in frames if _is_own(frame["filename"])]
-    return BETWEEN.join(
-        f"{_short(frame['filename'])}:{frame['line']} {frame['name']}" for frame in own[:_LONGEST]
-    )
+    calls = []
+    for frame in frames:
+        if _is_own(frame["filename"]):
+            calls.append(f"{_short(frame['filename'])}:{frame['line']} {frame['name']}")
+    return BETWEEN.join(calls[:_LONGEST])
 
 
 @lru_cache(maxsize=1024)

@@ -149,7 +149,9 @@ class _OriginFinder:
 
     def _operator(self, thread: Thread, index: int) -> str:
         operator = thread.operator[index]
-        return thread.spans[operator].name if operator >= 0 else ""
+        if operator < 0:
+            return ""
+        return thread.spans[operator].name
 
     def _part(self, thread: Thread, index: int) -> str:
         part = thread.part[index]
@@ -160,9 +162,12 @@ class _OriginFinder:
     def _part_of_forward(self, thread: Thread, index: int) -> str:
         """Return the part of the forward operator that a backward operator belongs to."""
         backward = thread.backward[index]
-        sequence = thread.spans[backward].sequence if backward >= 0 else None
-        owner = self._owners.get(sequence) if sequence is not None else None
-        return self._part(*owner) if owner is not None else ""
+        if backward < 0:
+            return ""
+        sequence = thread.spans[backward].sequence
+        if sequence is None or sequence not in self._owners:
+            return ""
+        return self._part(*self._owners[sequence])
 
 
 def _adds_gradients(thread: Thread, operator: int) -> bool:

@@ -103,8 +103,9 @@ def _ranges(database: sqlite3.Connection, tables: set[str]) -> Mapping[int, list
 
 
 def _span(text: str, start: int, end: int) -> TraceSpan:
-    parsed = _OPERATOR.match(text)
-    name, sequence = (parsed["name"], parsed["sequence"]) if parsed else (text, None)
+    name, sequence = text, None
+    if parsed := _OPERATOR.match(text):
+        name, sequence = parsed["name"], parsed["sequence"]
     is_operator = not text.startswith(PART_PREFIX) and (sequence is not None or "::" in name)
     is_backward = is_operator and _BACKWARD.search(name) is not None
     number = int(sequence) if sequence else None
@@ -129,8 +130,8 @@ def _activities(
         columns = f'{column}, start, "end", deviceId, globalPid, correlationId'
         rows = database.execute(f"SELECT {columns} FROM {table}")
         for name, start, end, device, process, correlation in rows:
-            is_copy = isinstance(name, int)
-            text = f"[CUDA memcpy {_COPIES.get(name, 'other')}]" if is_copy else str(name)
+            if isinstance(name, int):  # the kind of a copy
+                name = f"[CUDA memcpy {_COPIES.get(name, 'other')}]"
             launch = launches.get((process, correlation))
-            activities[process, device].append(Activity(text, start, end, launch))
+            activities[process, device].append(Activity(str(name), start, end, launch))
     return activities

@@ -81,13 +81,13 @@ def _called(code: str, marks: str | None, innermost: bool) -> str:
     # Stacks of torch 2.13 contain Python's markers (`^`) under the call; those of 2.11 do not.
     if marks:
         found = _CALLED.match(code[marks.index("^") :])
-        return found[1] if found else ""
     # The innermost line may compute something else, so it must consist of the call.
-    if innermost:
-        only = _ONLY_CALLED.fullmatch(code)
-        return only[1] if only else ""
-    calls: list[str] = _CALLED.findall(code)
-    return calls[0] if len(calls) == 1 else ""
+    elif innermost:
+        found = _ONLY_CALLED.fullmatch(code)
+    else:
+        calls: list[str] = _CALLED.findall(code)
+        return calls[0] if len(calls) == 1 else ""
+    return found[1] if found else ""
 
 
 class Regions:
@@ -102,8 +102,7 @@ class Regions:
         self._product: dict[int, int] = {}  # an operator's index among its region's products
         products: dict[int, list[str]] = defaultdict(list)
         for index, span in enumerate(thread.spans):
-            found = _PRODUCT.match(span.name) if span.is_operator else None
-            if found:
+            if span.is_operator and (found := _PRODUCT.match(span.name)):
                 in_region = products[self._region[index]]
                 self._product[index] = len(in_region)
                 in_region.append(found[1])
@@ -112,10 +111,9 @@ class Regions:
             # Kernels of products do not count: their names are those of cuBLAS, not the compiler's.
             if index >= 0 and thread.operator[index] not in self._product:
                 launched[self._region[index]].update(names)
-        self._graph = {
-            region: _only_match(graphs, products[region], launched[region])
-            for region in set(self._region) - {-1}
-        }
+        self._graph = {}
+        for region in set(self._region) - {-1}:
+            self._graph[region] = _only_match(graphs, products[region], launched[region])
 
     def parts(self, index: int, kernel: str) -> str:
         """Return the parts of a kernel launched in the span at `index`, or an empty text."""
@@ -124,7 +122,9 @@ class Regions:
         if graph is None:
             return ""
         product = self._product.get(self._operator[index])
-        return graph.kernels.get(kernel, "") if product is None else graph.products[product][1]
+        if product is None:
+            return graph.kernels.get(kernel, "")
+        return graph.products[product][1]
 
 
 def _regions(thread: Thread) -> list[int]:
@@ -132,8 +132,10 @@ def _regions(thread: Thread) -> list[int]:
     regions: list[int] = []
     for index, span in enumerate(thread.spans):
         around = thread.around[index]
-        region = regions[around] if around >= 0 else -1
-        regions.append(index if span.name.startswith(_REGION) else region)
+        if span.name.startswith(_REGION):
+            regions.append(index)
+        else:
+            regions.append(regions[around] if around >= 0 else -1)
     return regions
 
 
