@@ -189,7 +189,7 @@ def _run_stages(
     facts = {**built.device.facts(), **built.facts}
     journal.facts({**facts, "fingerprint": fingerprint({**environment, **facts})})
     if isinstance(built, StaticResult):
-        journal.samples(built.samples)
+        journal.rows("samples", built.samples)
         return
     journal.facts({"tokens": built.tokens, "flops": built.flops})
     require_precision(params)
@@ -216,7 +216,7 @@ def _journal_samples(samples: Iterable[Sample], journal: Journal) -> None:
         for sample in samples:
             taken.append(sample)
     finally:
-        journal.samples(taken)
+        journal.rows("samples", taken)
 
 
 def _journal_rows(session: Session, journal: Journal) -> None:
@@ -224,15 +224,11 @@ def _journal_rows(session: Session, journal: Journal) -> None:
     if session.facts:
         journal.facts(session.facts)
         session.facts.clear()
-    if session.kernels:
-        journal.kernels(session.kernels)
-        session.kernels.clear()
-    if session.allocations:
-        journal.allocations(session.allocations)
-        session.allocations.clear()
-    if session.live:
-        journal.live(session.live)
-        session.live.clear()
+    for table in ("kernels", "allocations", "live"):
+        rows = getattr(session, table)
+        if rows:
+            journal.rows(table, rows)
+            rows.clear()
 
 
 def _final_status(

@@ -212,7 +212,9 @@ def _total(flops: object) -> float:
 
 def _numbers(text: object) -> dict[str, float]:
     """Return a JSON object of numbers; an empty one for anything else."""
-    found = json.loads(text) if isinstance(text, str) and text.startswith("{") else {}
+    if not isinstance(text, str) or not text.startswith("{"):
+        return {}
+    found = json.loads(text)
     return found if all(map(_is_number, found.values())) else {}
 
 

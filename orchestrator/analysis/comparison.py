@@ -203,7 +203,9 @@ def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
     if not has_gap:
         return Verdict.AMBIGUOUS, "the intervals overlap"
     reason = _clock_explanation(before, after, verdict) or _cpu_explanation(before, after, verdict)
-    return (Verdict.AMBIGUOUS, reason) if reason else (verdict, "")
+    if reason:
+        return Verdict.AMBIGUOUS, reason
+    return verdict, ""
 
 
 def _measured_once(before: CellTiming, after: CellTiming) -> str:

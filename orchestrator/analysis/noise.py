@@ -67,7 +67,9 @@ def pooled_noise(repetitions: Iterable[Sequence[float]]) -> Noise:
 
 
 def _noise(squares: float, degrees: float) -> Noise:
-    return Noise(math.sqrt(squares / degrees), degrees) if degrees else Noise(0.0, 0)
+    if not degrees:
+        return Noise(0.0, 0)
+    return Noise(math.sqrt(squares / degrees), degrees)
 
 
 def noise_per_cell(

@@ -50,7 +50,9 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
 def join_columns(frames: Iterable[pd.DataFrame | pd.Series]) -> pd.DataFrame:
     """Return the columns of all frames that are not empty, joined by their index."""
     filled = [frame for frame in frames if len(frame)]
-    return pd.concat(filled, axis=1) if filled else pd.DataFrame()
+    if not filled:
+        return pd.DataFrame()
+    return pd.concat(filled, axis=1)
 
 
 def _rows_by_metric(samples: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:

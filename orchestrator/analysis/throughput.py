@@ -86,4 +86,6 @@ derived_ratio(
 
 
 def _gpus(cells: pd.DataFrame) -> pd.Series[str]:
-    return cells["gpu"] if "gpu" in cells else pd.Series(None, index=cells.index, dtype=object)
+    if "gpu" in cells:
+        return cells["gpu"]
+    return pd.Series(None, index=cells.index, dtype=object)

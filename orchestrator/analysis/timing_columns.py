@@ -27,7 +27,9 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     last = checked_only[checked_only["step"] == last_step]
     lead = with_text_columns(pd.concat([pipelined, last]))
     by_phase = pivot_samples(lead.assign(column=lead["phase"] + "_lead_ms"), "median")
-    return by_phase.assign(host_lead_ms=by_phase.max(axis=1)) if len(by_phase) else by_phase
+    if not len(by_phase):
+        return by_phase
+    return by_phase.assign(host_lead_ms=by_phase.max(axis=1))
 
 
 @derived(

@@ -17,7 +17,7 @@ def cell_count(count: int) -> str:
 
 
 def and_more(count: int) -> str:
-    """Return " and 3 more", or an empty text if there are no more."""
+    """Return " and 3 more", or an empty text for a count of 0 or less."""
     return f" and {count} more" if count > 0 else ""
 
 

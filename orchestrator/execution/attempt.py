@@ -154,8 +154,9 @@ class _TimeLimit:
             stage = read_journal(self._attempt.path / JOURNAL_FILE).stage
             if stage not in BEFORE_ITS_TASK:
                 self._limit, self._since = self._own_limit, time.monotonic()
-        elapsed_s = time.monotonic() - self._since
-        return self._limit if elapsed_s > self._limit.limit_s else None
+        if time.monotonic() - self._since > self._limit.limit_s:
+            return self._limit
+        return None
 
 
 @contextmanager
@@ -181,5 +182,6 @@ def _bytes_over_limit(pid: int, limit_gib: float | None) -> int | None:
         # The child may run under a profiler or start workers. Forked processes share pages, so the
         # largest process counts, and not the sum.
         largest = max(one.memory_info().rss for one in tree)
-        return largest if largest > limit_gib * GIB else None
+        if largest > limit_gib * GIB:
+            return largest
     return None

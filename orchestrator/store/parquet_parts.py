@@ -337,7 +337,9 @@ def _read_rows(
         has_all = table.num_rows == _total(recorded or {})
         if has_all or path.parent.name not in MEASURED_TABLES:
             raise damaged(path)
-    return table if columns is None else table.select(columns)
+    if columns is None:
+        return table
+    return table.select(columns)
 
 
 def _verify_checksum(path: Path) -> bool:

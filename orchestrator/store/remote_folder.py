@@ -159,10 +159,9 @@ def reaching(remote: RemoteFolder | str) -> Iterator[None]:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise
         reason = " ".join(str(error).split())
-        remedies = [text for words, text in _REMEDIES.items() if re.search(words, reason)]
-        raise RunUnreachable(
-            f"{remote}: cannot be reached: {_shorten(reason)}", remedies[0] if remedies else ""
-        ) from error
+        remedies = (text for words, text in _REMEDIES.items() if re.search(words, reason))
+        message = f"{remote}: cannot be reached: {_shorten(reason)}"
+        raise RunUnreachable(message, next(remedies, "")) from error
 
 
 def _shorten(reason: str) -> str:

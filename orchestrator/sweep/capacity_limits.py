@@ -93,13 +93,16 @@ class Limit:
         """The value to predict next, or None if prediction finds nothing more."""
         if self.unpredicted:
             return None
-        value = self.surely.next
-        return self.perhaps.next if value is None and self.perhaps is not None else value
+        if self.surely.next is None and self.perhaps is not None:
+            return self.perhaps.next
+        return self.surely.next
 
     @property
     def next_to_measure(self) -> int | None:
         """The value to measure next, or None if nothing is left to measure."""
-        return self.measured.next if self.measured is not None and not self.failure else None
+        if self.measured is None or self.failure:
+            return None
+        return self.measured.next
 
     def learn_prediction(self, value: int, prediction: Prediction, gpu: GpuModel | None) -> None:
         """Record the prediction for a value on this GPU."""

@@ -30,7 +30,9 @@ class StopReason(StrEnum):
 
 def deadline_after(time_limit_s: float | None) -> float | None:
     """Return the monotonic time at which cells must end, so that saving ends within the limit."""
-    return None if time_limit_s is None else time.monotonic() + time_limit_s - SAVING_S
+    if time_limit_s is None:
+        return None
+    return time.monotonic() + time_limit_s - SAVING_S
 
 
 class Interruption:

@@ -41,17 +41,11 @@ class Journal:
     def facts(self, facts: Mapping[str, object]) -> None:
         self._write({"facts": dict(facts)})
 
-    def samples(self, samples: Iterable[Sample]) -> None:
-        self._write_rows("samples", samples)
-
-    def kernels(self, rows: Iterable[KernelRow]) -> None:
-        self._write_rows("kernels", rows)
-
-    def allocations(self, rows: Iterable[AllocationRow]) -> None:
-        self._write_rows("allocations", rows)
-
-    def live(self, rows: Iterable[LiveRow]) -> None:
-        self._write_rows("live", rows)
+    def rows(
+        self, table: str, rows: Iterable[Sample | KernelRow | AllocationRow | LiveRow]
+    ) -> None:
+        """Write rows of a table: `samples`, `kernels`, `allocations` or `live`."""
+        self._write({table: list(map(asdict, rows))})
 
     def end(self, final: FinalStatus) -> None:
         """Write the last line. Once it is on disk, the attempt is finished."""
@@ -59,11 +53,6 @@ class Journal:
         # A cell that is measured by hand writes to a terminal or a pipe, which cannot be synced.
         if not self._stream.isatty() and self._stream.seekable():
             os.fsync(self._stream.fileno())
-
-    def _write_rows(
-        self, table: str, rows: Iterable[Sample | KernelRow | AllocationRow | LiveRow]
-    ) -> None:
-        self._write({table: list(map(asdict, rows))})
 
     def _write(self, entry: Mapping[str, object]) -> None:
         # A step that forks (a data loader, say) may return here in the child, whose copy of the

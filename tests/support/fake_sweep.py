@@ -143,7 +143,7 @@ def journalled(attempt: Attempt) -> Outcome:
     attempt.path.mkdir(parents=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     with (attempt.path / JOURNAL_FILE).open("w") as stream:
-        Journal(stream).samples(outcome.samples)
+        Journal(stream).rows("samples", outcome.samples)
         Journal(stream).end(FinalStatus(Status.OK))
     return outcome
 

@@ -157,11 +157,12 @@ def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
         journal.stage("build")
         journal.facts({"a": 1})
         journal.facts({"b": "\ud800"})
-        journal.samples(
+        journal.rows(
+            "samples",
             [
                 Sample("timing", "duration", "ms", 1.5, "synced", "forward", 0),
                 Sample("t", "m", "W", None, note="no"),
-            ]
+            ],
         )
         journal.end(FinalStatus(Status.OOM, {"asked_bytes": 3}))
     account = read_journal(path)
@@ -200,9 +201,9 @@ def test_rows_of_every_kind_come_through_the_journal(tmp_path: Path) -> None:
     live = LiveRow(3, 0.25, "forward", "activations", 14)
     with (tmp_path / "journal.jsonl").open("w") as stream:
         journal = Journal(stream)
-        journal.kernels([kernel])
-        journal.allocations([allocation])
-        journal.live([live])
+        journal.rows("kernels", [kernel])
+        journal.rows("allocations", [allocation])
+        journal.rows("live", [live])
     account = read_journal(tmp_path / "journal.jsonl")
     assert (account.kernels, account.allocations, account.live) == (
         (kernel,),
