@@ -18,6 +18,7 @@ from model.accounting import (
 from tasks.spec.registry import Task
 from tasks.spec.source_digest import source_digest
 from tasks.training.parameters import TrainStepParams
+from tasks.training.presets import PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,9 +68,15 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
 
 
 def work(params: TrainStepParams) -> float:
-    """Return the work of a step for an estimate of its duration: FLOPs, or tokens without a formula."""
+    """Return the work of a step for an estimate of its duration: FLOPs, or tokens if unknown."""
     flops = _flops(params)
-    return float(sum(flops.values()) if flops else params.tokens)
+    if flops:
+        return float(sum(flops.values()))
+    if params.hub_name in PRESETS:
+        # Two per parameter and token in the forward pass, and twice that in the backward pass.
+        passes = 3 if "backward" in params.phases else 1
+        return 2.0 * passes * PRESETS[params.hub_name].parameters * params.tokens
+    return float(params.tokens)
 
 
 def _random_tokens(params: TrainStepParams, device: Device) -> tuple[Tensor, Tensor]:
@@ -118,6 +125,7 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
         "parameter_dtype": dtype_name(next(model.parameters()).dtype),
         "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
         "attention_asked": params.attention if dims else None,
+        "attention_used": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "parameters_trained": sum(one.numel() for one in model.parameters() if one.requires_grad),
         "parameters_expected": _expected_parameters(params),

@@ -98,7 +98,7 @@ ONLY_IN = {
 # Files of model/ and tasks/ that start without torch, since orchestrator imports them.
 WITHOUT_TORCH = [
     "model/config.py", "model/accounting.py", "tasks/spec/*", "tasks/traces/*", "tasks/snapshots/*",
-    "tasks/training/parameters.py",
+    "tasks/training/parameters.py", "tasks/training/presets.py",
     *(f"tasks/prediction/{name}.py" for name in ("allocator", "closed_form", "composition", "records", "trace")),
 ]  # fmt: skip
 

@@ -74,6 +74,27 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         {"ok": 2},
         {"oom-map"},
     ),
+    "fits-24gb": ([*TRAINING, "vocab_size=200"], [], {"ok": 5}, {"memory"}),
+    "checkpointing": (
+        [*TRAINING, "vocab_size=200", "checkpointing=none,groups:2,selective"],
+        [],
+        {"ok": 6},
+        {"memory", "timings"},
+    ),
+    "optimizers": (
+        [*TRAINING, "vocab_size=200"], ["optimizer=sgd"], {"ok": 2}, {"memory", "phases"},
+    ),
+    "long-context": ([*TRAINING, "vocab_size=200"], [], {"ok": 4}, {"memory"}),
+    "accumulation": ([*TRAINING, "vocab_size=200"], [], {"ok": 6}, {"memory", "timings"}),
+    "leaderboard": (
+        [
+            *STEPS, "d_model=32", "d_ff=64", "num_layers=2", "num_heads=2", "vocab_size=200", "context_length=8",
+            "batch_size=1",
+        ],
+        [],
+        {"ok": 2},
+        {"timings"},
+    ),
     "numerics": (
         ["accumulator=fp32", "addend=fp16", "upcast=false", "at_once=false", "autocast=bf16", "norm=rms_norm", "dtype=fp16",
          "scale=1.0", "width=64", "eps=0.01"],

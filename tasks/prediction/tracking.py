@@ -31,6 +31,16 @@ PARTS = {
     "Block": "residual",
     "TransformerLM": "logits",
 }
+# Ends of the names of classes in transformers, such as LlamaRMSNorm.
+_SUFFIXES = {
+    "RMSNorm": "norm",
+    "LayerNorm": "norm",
+    "RotaryEmbedding": "rope",
+    "Attention": "attention",
+    "MLP": "ffn",
+    "DecoderLayer": "residual",
+    "ForCausalLM": "logits",
+}
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 _PUT_COPY, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
@@ -232,6 +242,9 @@ def _part_of(module: nn.Module) -> str:
     name = type(module).__name__
     if name in PARTS:
         return PARTS[name]
+    for suffix, part in _SUFFIXES.items():
+        if name.endswith(suffix):
+            return part
     is_map = isinstance(module, nn.Linear) or name == "Linear"  # torch's, or the course's
     return "" if is_map or list(module.children()) else name
 

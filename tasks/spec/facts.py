@@ -65,6 +65,7 @@ _CELL_FACTS = (
     ),
     # Attention.
     _text("attention_asked", doc="attention backend that was requested"),
+    _text("attention_used", doc="attention of a model of transformers, as its config names it"),
     _text("attention_seen", doc="attention backend whose kernels ran"),
     _text("attention_kernels", doc="names of those kernels"),
     *(

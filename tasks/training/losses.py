@@ -101,6 +101,8 @@ def _head_of(model: nn.Module) -> nn.Module:
             "loss: chunked needs the model's head. Define get_output_embeddings() or an attribute "
             "lm_head"
         )
+    if getattr(getattr(model, "config", None), "final_logit_softcapping", None):
+        raise Skip("loss: chunked cannot be used with this model, which caps its logits")
     return head
 
 

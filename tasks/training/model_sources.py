@@ -11,6 +11,7 @@ from tasks.harness.compilation import compile_module, compile_options
 from tasks.harness.device import Device, Skip
 from tasks.harness.model_parts import Blocks, blocks_of
 from tasks.harness.precision import require_default_dtype, stored_dtype
+from tasks.training.hugging_face import build_hugging_face
 from tasks.training.imports import import_named
 from tasks.training.lora import add_adapters
 from tasks.training.parameters import TrainStepParams
@@ -24,8 +25,10 @@ def build_model(params: TrainStepParams, device: Device) -> nn.Module:
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device.torch_device):
-            if params.dimensions is None:
-                model: nn.Module = import_named(str(params.model), "model")(**params.model_args)
+            if params.hub_name:
+                model: nn.Module = build_hugging_face(params, dtype)
+            elif params.dimensions is None:
+                model = import_named(str(params.model), "model")(**params.model_args)
             else:
                 model = _build_transformer(params, device)
             if params.lora:

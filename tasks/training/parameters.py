@@ -15,8 +15,10 @@ from tasks.spec.parameters import (
     pass_axis,
     work_axis,
 )
+from tasks.training.presets import PRESETS
 
 _NO_GRAPH = Affects.ALL & ~Affects.GRAPH
+_HUB = "hf:"
 # A module and a name in it.
 IMPORT_PATH = r"^[^:\s]+:[^:\s]+$"
 Compile = Literal["eager", "blocks", "model"]
@@ -80,9 +82,13 @@ class TrainStepParams(AttentionAxisParams):
         False, "true: the head has the weight of the embedding, as some sizes have", affects=WORK
     )
     model: str | None = axis(
-        None, "your own model: package.module:Factory, from token ids to logits"
+        None,
+        "your own model: package.module:Factory, from token ids to logits; or hf:NAME, a model of "
+        "transformers by a preset, a config class, a folder or its name on the hub",
     )
-    model_args: dict[str, Any] = axis({}, "keyword arguments of the factory", affects=WORK)
+    model_args: dict[str, Any] = axis(
+        {}, "keyword arguments of the factory, or values of the hf: config", affects=WORK
+    )
     context_length: PositiveInt = work_axis(512, "length of each sequence", "tokens")
     batch_size: PositiveInt = work_axis(4, "sequences in a step", "sequences")
     vocab_size: PositiveInt = work_axis(VOCAB_SIZE, "size of the vocabulary", "tokens")
@@ -141,6 +147,11 @@ class TrainStepParams(AttentionAxisParams):
         own = dict(values)
         if str(own.get("size")) in VOCABULARIES:
             own.setdefault("vocab_size", VOCABULARIES[str(own["size"])])
+        if str(own.get("model")).startswith(_HUB):
+            own.setdefault("attention", "sdpa")
+            preset = PRESETS.get(str(own["model"]).removeprefix(_HUB))
+            if preset is not None:
+                own.setdefault("vocab_size", preset.vocab_size)
         if own.get("checkpointing") == "groups:1":
             own["checkpointing"] = "blocks"
         pass_ = own.get("pass", own.get("pass_", "train_step"))
@@ -172,10 +183,26 @@ class TrainStepParams(AttentionAxisParams):
             raise ValueError("model_args are of a model of your own: name it with model")
         if self.model is not None and (self.num_kv_heads or self.tie_embeddings):
             raise ValueError("num_kv_heads and tie_embeddings are of the built-in model")
-        if self.model is not None and self.attention != "naive":
+        if self.hub_name:
+            self._require_of_hub()
+        elif self.model is not None and self.attention != "naive":
             raise ValueError("attention is of the course's model: yours computes its own")
         self.dimensions  # noqa: B018  raises ValueError if the dimensions do not fit together
         return self
+
+    def _require_of_hub(self) -> None:
+        if self.attention not in ("naive", "sdpa"):
+            raise ValueError(
+                f"attention: {self.attention} exists for the built-in model only. For hf: models, "
+                "use naive or sdpa"
+            )
+        preset = PRESETS.get(self.hub_name)
+        positions = preset.learned_positions if preset is not None else None
+        if positions is not None and self.context_length > positions:
+            raise ValueError(
+                f"context_length: {self.context_length} is too long, {self.hub_name} has "
+                f"{positions} positions"
+            )
 
     @model_validator(mode="after")
     def _require_a_backward_pass(self) -> Self:
@@ -211,6 +238,12 @@ class TrainStepParams(AttentionAxisParams):
                 "gradients are unscaled after the backward pass. Use bf16"
             )
         return self
+
+    @property
+    def hub_name(self) -> str:
+        """The name after hf:; empty for other models."""
+        model = self.model or ""
+        return model.removeprefix(_HUB) if model.startswith(_HUB) else ""
 
     @property
     def phases(self) -> tuple[str, ...]:

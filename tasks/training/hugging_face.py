@@ -1,0 +1,76 @@
+"""Models of transformers, built from a config with random weights. Weights are never read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tasks.training.parameters import TrainStepParams
+from tasks.training.presets import PRESETS
+
+_IMPLEMENTATIONS = {"naive": "eager", "sdpa": "sdpa"}
+
+
+def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module:
+    """Return the causal language model that `hf:NAME` names, on the current device.
+
+    Raise ImportError without transformers, and ValueError for a name without a usable config.
+    """
+    config = _config(params)
+    if config.vocab_size < params.vocab_size:
+        raise ValueError(
+            f"vocab_size {params.vocab_size} is larger than the {config.vocab_size} of {params.model}"
+        )
+    return _from_config(config, _IMPLEMENTATIONS[params.attention], dtype)
+
+
+def _from_config(config: Any, attention: str, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    make = AutoModelForCausalLM.from_config
+    try:
+        model: nn.Module = make(config, attn_implementation=attention, dtype=dtype)
+    except ValueError as error:
+        # Some architectures, such as Gemma 2, have only the written-out attention.
+        if attention == "sdpa" and "attn" in str(error).lower():
+            return _from_config(config, "eager", dtype)
+        raise
+    return model
+
+
+def _config(params: TrainStepParams) -> Any:
+    try:
+        from transformers import CONFIG_MAPPING, AutoConfig
+    except ImportError as error:
+        raise ImportError(
+            "hf: needs transformers. Run pip install 'transformer-sweep[hf]'"
+        ) from error
+
+    name = params.hub_name
+    values = {**params.model_args, "use_cache": False}
+    if name in PRESETS:
+        preset = PRESETS[name]
+        return AutoConfig.for_model(preset.model_type, **{**preset.config, **values})
+    if name in CONFIG_MAPPING:
+        return AutoConfig.for_model(name, **values)
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False, **values)
+    except (OSError, ValueError) as error:
+        raise ValueError(_refusal(name, str(error))) from error
+
+
+def _refusal(name: str, text: str) -> str:
+    """Return one line about a config that cannot be read, from the message of transformers."""
+    if "gated" in text:
+        return f"{name}: the config is gated. Accept the licence and set HF_TOKEN, or use a preset"
+    if "trust_remote_code" in text:
+        return (
+            f"{name}: the model needs trust_remote_code, which is never enabled. Write a factory "
+            "instead"
+        )
+    return (
+        f"{name}: no preset, and no config in the cache or on the hub. Use a folder that contains "
+        "config.json"
+    )

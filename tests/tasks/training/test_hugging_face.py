@@ -1,0 +1,144 @@
+"""Models by name: hf:NAME. What needs transformers is left out where it is not installed."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tasks.harness.device import Skip
+from tasks.harness.workload import Workload
+from tasks.prediction.predictor import NoData, Predictor
+from tasks.prediction.records import PredictionRequest
+from tasks.spec.registry import make_cell
+from tasks.train_step import build, build_on, work
+from tasks.training.hugging_face import _refusal
+from tasks.training.parameters import TrainStepParams
+from tasks.training.presets import PRESETS
+
+TINY: dict[str, Any] = {
+    "device": "cpu", "model": "hf:llama", "context_length": 16, "batch_size": 2, "vocab_size": 100, "optimizer": "fused",
+    "model_args": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 128, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+def params_of(**values: Any) -> TrainStepParams:
+    return TrainStepParams.model_validate(values)
+
+
+def test_a_named_model_has_its_vocabulary_and_fused_attention() -> None:
+    params = params_of(model="hf:gpt2")
+    assert (params.attention, params.vocab_size) == ("sdpa", 50_257)
+    assert params_of(model="hf:gpt2", vocab_size=9, attention="naive").vocab_size == 9
+    assert params_of(model="a:B").attention == "naive"
+    explicit = {"model": "hf:gpt2", "attention": "sdpa", "vocab_size": 50_257}
+    assert make_cell("train_step", explicit).id == make_cell("train_step", {"model": "hf:gpt2"}).id
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"attention": "torch_softmax"}, "exists for the built-in model only. For hf: models, use"),
+        ({"context_length": 2048}, "context_length: 2048 is too long, gpt2 has 1024 positions"),
+        ({"num_kv_heads": 2}, "are of the built-in model"),
+        ({"size": "tiny"}, "name the model in exactly one way"),
+    ],
+)
+def test_values_that_a_named_model_cannot_have_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        params_of(model="hf:gpt2", **values)
+    with pytest.raises(ValidationError, match=r"package\.module:Factory"):
+        params_of(model="hf:")
+
+
+def test_without_transformers_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"Run pip install 'transformer-sweep\[hf\]'"):
+        build_on(NoData(), params_of(model="hf:gpt2", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("You are trying to access a gated repo.", "x/y: the config is gated. Accept the licence"),
+        ("… contains custom code … `trust_remote_code=True`", "needs trust_remote_code, which is"),
+        (
+            "We couldn't connect to 'https://huggingface.co'",
+            "no preset, and no config in the cache",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_explained_in_one_line(text: str, expected: str) -> None:
+    assert expected in _refusal("x/y", text)
+
+
+def test_the_work_of_a_named_model_follows_from_its_parameters() -> None:
+    shape = {"context_length": 10, "batch_size": 2}
+    count = PRESETS["gpt2"].parameters
+    assert work(params_of(model="hf:gpt2", **shape)) == 6 * count * 20
+    assert work(params_of(model="hf:gpt2", **shape, **{"pass": "forward"})) == 2 * count * 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
+    pytest.importorskip("transformers")
+    workload = build_on(NoData(), params_of(model=f"hf:{name}", device="cpu", context_length=8))
+    assert workload.facts["parameters"] == PRESETS[name].parameters
+    assert workload.facts["attention_used"] in ("sdpa", "eager")
+
+
+def built(**values: Any) -> Workload:
+    pytest.importorskip("transformers")
+    return build(params_of(**TINY | values))
+
+
+@pytest.mark.slow
+def test_a_config_class_trains_and_checkpoints_leave_its_gradients() -> None:
+    found = []
+    for how in ("none", "blocks", "groups:2", "selective"):
+        workload = built(checkpointing=how, **{"pass": "forward_backward"})
+        workload.step(lambda name: nullcontext())
+        assert workload.model is not None
+        found.append([one.grad for one in workload.model.parameters()])
+    for gradients in found[1:]:
+        for one, other in zip(found[0], gradients, strict=True):
+            assert one is not None
+            assert other is not None
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [{"loss": "model"}, {"loss": "chunked"}, {"lora": 4}], ids=str)
+def test_options_work_with_models_of_transformers(values: dict[str, Any]) -> None:
+    workload = built(**values)
+    workload.step(lambda name: nullcontext())
+    assert workload.optimizer_steps is not None
+    assert workload.optimizer_steps() == 1
+
+
+@pytest.mark.slow
+def test_a_model_that_caps_its_logits_has_no_loss_in_chunks() -> None:
+    with pytest.raises(Skip, match="caps its logits"):
+        built(model="hf:gemma2", model_args={**TINY["model_args"], "head_dim": 8}, loss="chunked")
+
+
+@pytest.mark.slow
+def test_its_memory_and_flops_are_predicted() -> None:
+    pytest.importorskip("transformers")
+    cell = make_cell("train_step", TINY | {"device": "cuda", "checkpointing": "blocks"})
+    prediction = Predictor().predict(PredictionRequest(cell))
+    assert prediction.how == "modelled", prediction.reason
+    assert {one.phase for one in prediction.samples if one.metric == "flops"} == {
+        "forward",
+        "backward",
+    }
