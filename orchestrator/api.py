@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.common.reference_devices import find_device
 from orchestrator.report.column_docs import describe_columns
-from orchestrator.report.formats.markdown import lay_out, table_for_programs
+from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.formats.records import records_of
 from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.open import open_runs
@@ -80,18 +80,17 @@ class LoadedRun:
         return self._run.read("predictions")
 
     def table(self, name: str, reference: str | None = None) -> pd.DataFrame:
-        """Return a table of the report, with null for a dash. It is empty if the run has no rows.
+        """Return a table of the report, as `--format csv` has it. It is empty without rows.
 
-        The last columns list the values of a row that have the mark `†`. Raise ConfigError for an
-        unknown table or device.
+        Raise ConfigError for an unknown table or device.
 
         reference: a device, for the table `reference` of the numbers that others published.
         """
         published = reference_tables(find_device(reference) if reference else None)
         for page in lay_out(self._results, [name], (*TABLES, *published)):
-            header, rows = table_for_programs(page)
-            printed = pd.DataFrame(rows, columns=header, dtype="string").replace(NOTHING, pd.NA)
-            return printed.apply(_numbers)
+            records = records_of(page)
+            frame: pd.DataFrame = pd.DataFrame(records.rows, columns=records.names)
+            return frame.convert_dtypes()
         return pd.DataFrame()
 
     def __repr__(self) -> str:
@@ -108,9 +107,3 @@ def load(*folders: str | Path) -> LoadedRun:
             "no run is named", "Name a folder that `sweep run` wrote, such as results/demo"
         )
     return LoadedRun(open_runs(folders))
-
-
-def _numbers(column: pd.Series) -> pd.Series:
-    """Return a column as numbers if all its texts are plain numbers, such as 12313."""
-    numeric = pd.to_numeric(column, errors="coerce")
-    return numeric.convert_dtypes() if numeric.notna().equals(column.notna()) else column

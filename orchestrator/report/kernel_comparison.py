@@ -36,8 +36,8 @@ def compare_kernels(before: Run, after: Run, cells: tuple[str, str] = ("", "")) 
         unknown = (before, after)[known.index(False)]
         problem = f"{unknown}: the number of steps in its trace is not known"
         raise RunError(problem, "Import it again with --steps N")
-    header, rows = Difference(_SHOWN).between((sides[0], sides[1]), ["A", "B"])
-    return RenderedTable(table, header, rows, ". ".join(names))
+    grid = Difference(_SHOWN).between((sides[0], sides[1]), ["A", "B"])
+    return RenderedTable(table, grid, ". ".join(names))
 
 
 def _described(results: Results, cell: str) -> str:

@@ -48,13 +48,15 @@ def compare(
     from orchestrator.analysis.results import incomplete_cells
     from orchestrator.report.formats.markdown import to_markdown
     from orchestrator.report.kernel_comparison import compare_kernels
+    from orchestrator.report.tables.views import view_of
     from orchestrator.report.text.comparison_text import describe_comparison
     from orchestrator.store.mirror import open_run
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(before), _run_and_cell(after)
     if table:
         cells = (cell_a, cell_b)
-        click.echo(to_markdown(compare_kernels(open_run(run_a), open_run(run_b), cells)))
+        kernels = compare_kernels(open_run(run_a), open_run(run_b), cells)
+        click.echo(to_markdown(view_of(kernels)))
         return
     if bool(cell_a) != bool(cell_b):
         raise ConfigError(

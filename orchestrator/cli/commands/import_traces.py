@@ -41,7 +41,9 @@ def import_(
     Example: sweep import trace.json.gz report1.sqlite --out results/imported
     """
     from orchestrator.analysis.results import choose_cells, load_results
-    from orchestrator.report.formats.markdown import first_rows, lay_out
+    from orchestrator.report.formats.markdown import lay_out
+    from orchestrator.report.formats.terminal import Screen, table_text
+    from orchestrator.report.tables.views import MAX_ROWS
     from orchestrator.store.mirror import open_run
     from orchestrator.sweep.trace_import import ImportOptions, import_file, parse_phases
 
@@ -53,8 +55,10 @@ def import_(
         imported = import_file(file, run, options)
         cells += imported.cells
         notes += imported.notes
+    screen = Screen.of_stdout()
     for page in lay_out(choose_cells(load_results(run), cells)):
-        click.echo(first_rows(page, f"sweep report {run} --table {page.table.name}"))
+        command = f"sweep report {run} --table {page.table.name}"
+        click.echo(table_text(page, screen, MAX_ROWS, command))
     for note in notes:
         click.echo(note, err=True)
     noun = "cell" if len(cells) == 1 else "cells"

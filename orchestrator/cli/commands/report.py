@@ -36,27 +36,33 @@ class ReportOptions:
     def selects_cells(self) -> bool:
         return self.cells is not None or bool(self.wheres)
 
-    def command_for(self, table: str, with_reference: bool) -> str:
-        """Return the command that prints one table with all its rows, for the same cells."""
+    @property
+    def command(self) -> str:
+        """The command for the same cells, to which `--table NAME` may be added."""
         words = ["sweep", "report", *map(str, self.run_folders)]
         if self.cells:
             words += ["--cells", self.cells]
         for where in self.wheres:
             words += ["--where", where]
-        if with_reference and self.reference:
+        if self.reference:
             words += ["--reference", self.reference]
-        return shlex.join([*words, "--table", table])
+        return shlex.join(words)
 
 
 @click.command()
 @click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunLocationType())
-@click.option("--table", "tables", multiple=True, help="Print only this table. May be repeated.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    help="Print only this table, with all its rows. May be repeated; `list` names all tables.",
+)
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["md", "csv", "tex", "typ"]),
-    default="md",
-    help="Format that is printed.  [md]",
+    type=click.Choice(["text", "md", "csv", "tex", "typ", "json"]),
+    default="text",
+    help="Format that is printed.  [text]",
 )
 @click.option(
     "--cells",
@@ -72,10 +78,11 @@ class ReportOptions:
     help="Add the table `reference`: what others published for the same cells on this device.",
 )
 def report(**chosen: Any) -> None:
-    """Print a summary and the tables of RUN, and write them to RUN/report.
+    """Print an overview of RUN, and write its tables to RUN/report.
 
-    The files are Markdown, CSV, LaTeX and Typst. Without --table, Markdown shows the answers
-    and the first rows of each table; the files have all rows.
+    The files are Markdown, CSV, LaTeX and Typst. LaTeX and Typst have at most 20 rows and the
+    columns that fit the page: --where selects other rows. With --format and without --table, all
+    tables are printed.
 
     Without --table, --cells and --where, it also writes one page with charts,
     RUN/report/index.html, and the charts as SVG and PNG.
@@ -89,10 +96,14 @@ def report(**chosen: Any) -> None:
     """
     from orchestrator.analysis.results import load_results
     from orchestrator.report.formats.files import files_of
+    from orchestrator.report.formats.terminal import Screen, overview
     from orchestrator.report.references.tables import reference_tables
     from orchestrator.store.open import open_runs, published_reference
 
     options = ReportOptions(**chosen)
+    if "list" in options.tables:
+        click.echo(_listed_tables())
+        return
     run = open_runs(options.run_folders)
     results = load_results(run)
     references = reference_tables(options.reference or published_reference(run))
@@ -106,10 +117,12 @@ def report(**chosen: Any) -> None:
 
         whole = make_report(run, results, references)
         pages = whole.pages
-        if whole.words and options.form == "md":
-            click.echo(whole.words)
-    for text in _printed(pages, options, references):
-        click.echo(text)
+    if whole and options.form == "text" and pages:
+        screen = Screen.of_stdout()
+        click.echo(overview(results, whole.answers, pages, options.command, screen))
+    else:
+        for text in _printed(pages, options):
+            click.echo(text)
     _warn_of_missing_tables(selected, options, pages, references)
     _warn_of_missing_results(run, results, options)
     if whole:
@@ -157,20 +170,42 @@ def _chosen_tables(
     return lay_out(selected, names, (*TABLES, *references))
 
 
-def _printed(
-    pages: Sequence[RenderedTable], options: ReportOptions, references: tuple[Table, ...]
-) -> Iterator[str]:
-    from orchestrator.report.formats.files import FORMATS
-    from orchestrator.report.formats.markdown import first_rows, to_markdown
+def _printed(pages: Sequence[RenderedTable], options: ReportOptions) -> Iterator[str]:
+    from orchestrator.report.formats.files import FORMATS, to_json
+    from orchestrator.report.formats.latex import to_latex
+    from orchestrator.report.formats.markdown import to_markdown
+    from orchestrator.report.formats.terminal import Screen, table_text
+    from orchestrator.report.formats.typst import to_typst
+    from orchestrator.report.tables.views import MAX_ROWS, view_of
 
+    # Whoever selects cells wants all of them, on as many pages as they need.
+    max_rows = None if options.selects_cells else MAX_ROWS
+    screen = Screen.of_stdout()
     for page in pages:
-        if options.form != "md":
-            yield FORMATS[options.form](page)
-        elif options.tables:
-            yield to_markdown(page)
+        if options.form == "text":
+            rows = None if options.tables else MAX_ROWS
+            command = f"{options.command} --table {page.table.name} --format csv"
+            yield table_text(page, screen, rows, command) + "\n"
+        elif options.form == "tex":
+            yield to_latex(page, max_rows)
+        elif options.form == "typ":
+            yield to_typst(page, max_rows)
+        elif options.form == "md":
+            yield to_markdown(view_of(page, max_rows=None))
         else:
-            is_reference = page.table in references
-            yield first_rows(page, options.command_for(page.table.name, is_reference))
+            yield to_json(page) if options.form == "json" else FORMATS["csv"](page)
+
+
+def _listed_tables() -> str:
+    from orchestrator.report.tables.registry import TABLES
+
+    width = max(len(table.name) for table in TABLES) + 1
+    lines = []
+    for is_default in (True, False):
+        lines.append("Shown on the page:" if is_default else "\nOn demand:")
+        own = [table for table in TABLES if table.is_default == is_default]
+        lines += [f"  {table.name:{width}} {table.title}" for table in own]
+    return "\n".join(lines)
 
 
 def _warn_of_missing_tables(

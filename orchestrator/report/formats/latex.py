@@ -1,4 +1,4 @@
-"""Text for LaTeX in ASCII: pdflatex stops at letters that its fonts lack."""
+"""Tables as LaTeX in ASCII: pdflatex stops at letters that its fonts lack."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from functools import cache
 
 from tabulate import LATEX_ESCAPE_RULES
 
+from orchestrator.report.formats.fitting import (
+    BETWEEN_COLUMNS_PT,
+    fitting_view,
+    heads,
+    printable,
+)
+from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.views import Kind, TableView
+
+_PAGE_ROWS = 40  # rows of a table that fills a page
+_LINE_BREAK = r" \\ "
 _UNKNOWN = "?"  # stands for letters that no font of pdflatex has, such as Chinese
 _MATHEMATICS = {
     "≈": r"\approx", "×": r"\times", "±": r"\pm", "≤": r"\leq", "≥": r"\geq", "≠": r"\neq",
@@ -71,3 +82,54 @@ def _command(letter: str) -> str:
     # Marks that LaTeX's fonts lack are dropped.
     parts = [part for part in (base, *marks) if not unicodedata.combining(part)]
     return "".join(map(_command, parts))
+
+
+def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
+    r"""Return a table with a caption for \input, in ASCII and no wider than the text.
+
+    A table that fills more than a page is a longtable.
+    """
+    view = fitting_view(page, max_rows)
+    is_text = [measure.kind is Kind.TEXT for measure in view.measures]
+    columns = "l" * len(view.keys) + "".join(["l" if text else "r" for text in is_text])
+    head = [r"\toprule", _head(view), r"\midrule"]
+    rows = [_row(list(map(str, row))) for row in view.rows]
+    notes = []
+    for number, note in enumerate(view.notes, 1):
+        notes.append(rf"\par\footnotesize {number}. {_escaped(note)}")
+    caption = rf"\caption{{{_escaped(view.title)}.}}\label{{tab:{view.name}}}"
+    reading = rf"\par\footnotesize {_escaped(f'{view.caption} {view.provenance}')}"
+    size = [r"\small", rf"\setlength{{\tabcolsep}}{{{BETWEEN_COLUMNS_PT / 2:g}pt}}"]
+    if len(rows) + len(notes) <= _PAGE_ROWS:
+        table = [rf"\begin{{tabular}}{{{columns}}}", *head, *rows, r"\bottomrule", r"\end{tabular}"]
+        lines = [r"\begin{table}", r"\centering", *size, caption, *table, reading, *notes]
+        return _joined("booktabs", [*lines, r"\end{table}"])
+    table = [rf"\begin{{longtable}}{{{columns}}}", rf"{caption}\\", *head, r"\endfirsthead"]
+    table += [*head, r"\endhead", r"\bottomrule", r"\endfoot", *rows, r"\end{longtable}"]
+    width = r"\setlength{\LTcapwidth}{\textwidth}"
+    lines = [r"\begingroup", *size, width, *table, reading, *notes, r"\par\endgroup"]
+    return _joined("booktabs,longtable", lines)
+
+
+def _joined(packages: str, lines: list[str]) -> str:
+    return "\n".join([rf"% needs \usepackage{{{packages}}}", *lines]) + "\n"
+
+
+def _head(view: TableView) -> str:
+    """Return the row of heads, each as a stack of lines: a long head would widen its column."""
+    stacks = []
+    for index, lines in enumerate(heads(view)):
+        side = "l" if index < len(view.keys) else "r"
+        stacks.append(rf"\shortstack[{side}]{{{_LINE_BREAK.join(map(_escaped, lines))}}}")
+    return " & ".join(stacks) + r" \\"
+
+
+def _row(texts: list[str]) -> str:
+    row = " & ".join(map(_escaped, texts))
+    if row.startswith(("[", "*")):
+        row = "{}" + row  # the `\\` of the row before would read it as its argument
+    return row + r" \\"
+
+
+def _escaped(text: str) -> str:
+    return to_ascii_latex(printable(text))

@@ -58,7 +58,7 @@ def _attempt(row: dict[Any, Any]) -> dict[str, Any]:
     return {
         "number": int(row["attempt"]),
         "status": row["status"],
-        "where": end_location(row),
+        "where": str(end_location(row)),
         "wall_s": round(row["wall_s"], 1),
         "evidence": evidence,
     }

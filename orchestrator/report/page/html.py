@@ -25,6 +25,7 @@ from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.heat_map import heat_map
 from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.views import view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.leads import counts_by_status, headline
 
@@ -96,7 +97,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"with_code": _with_code, "as_markup": Markup}
+    environment.filters |= {"with_code": _with_code, "as_markup": Markup, "view_of": view_of}
     return environment
 
 

@@ -18,14 +18,16 @@ from orchestrator.report.references.matching import (
 )
 from orchestrator.report.references.records import ReferenceNumber, published_on
 from orchestrator.report.references.schema import writeups
-from orchestrator.report.tables.formatters import mark, missing_text
-from orchestrator.report.tables.layouts import Header, Rows, each
+from orchestrator.report.tables.entries import MISSING, Entry, quantity
+from orchestrator.report.tables.formatters import is_cpu_bound, missing
+from orchestrator.report.tables.layouts import Grid, Heading, each
 from orchestrator.report.tables.table import NOTES, Table
 
 Numbers = tuple[ReferenceNumber, ...]
 
 NAME = "reference"
-_HEADER = ["cell", "quantity", "theirs", "ours", "ratio", "source", NOTES]
+_KEYS = ["cell", "quantity"]
+_MEASURES = [Heading(title) for title in ("theirs", "ours", "ratio", "source", NOTES)]
 _PHASES = ("built", "forward", "backward", "optimizer", "step", "")
 _LONGEST_NAME = 60  # letters of a kernel's name
 
@@ -51,6 +53,7 @@ def reference_table(device: str) -> Table:
         "Ours is the same statistic as theirs, mean ± standard deviation or median. "
         f"Write-ups: {'; '.join(sources)}.",
         ReferenceRows(numbers),
+        first=("ratio", "theirs", "ours", NOTES),
     )
 
 
@@ -60,24 +63,24 @@ class ReferenceRows:
 
     numbers: Numbers
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        """Return header and rows, in the order of our cells."""
+    def lay_out(self, results: Results) -> Grid:
+        """Return the numbers in the order of our cells."""
         figures, pairs = Figures(results), []
         for number, row in matches(self.numbers, each(results.cells)):
             ours = ANSWERS[number.metric].ours(number, row, figures)
             if ours is not None or row["status"] != "ok":
                 pairs.append((number, row, ours))
         if not pairs:
-            return [], []
+            return Grid([], [], [])
         ids = {row["cell"] for _, row, _ in pairs}
         cells = results.cells[results.cells["cell"].isin(ids)]
         axes = key_axes(replace(results, cells=cells))
         position = {cell: index for index, cell in enumerate(sort_cells(cells, axes)["cell"])}
         pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
-        return _HEADER, [
-            [_cell_text(row, axes), *_texts(number, row, ours, figures)]
-            for number, row, ours in pairs
-        ]
+        rows = []
+        for number, row, ours in pairs:
+            rows.append([Entry(_cell_text(row, axes)), *_entries(number, row, ours, figures)])
+        return Grid(_KEYS, _MEASURES, rows)
 
 
 def _order(number: ReferenceNumber) -> tuple[int, int, str]:
@@ -89,26 +92,29 @@ def _cell_text(row: Row, axes: list[str]) -> str:
     return " ".join([row["task"], *(f"{axis}={text}" for axis, text in texts if text != NOTHING)])
 
 
-def _texts(number: ReferenceNumber, row: Row, ours: float | None, figures: Figures) -> list[str]:
+def _entries(
+    number: ReferenceNumber, row: Row, ours: float | None, figures: Figures
+) -> list[Entry]:
     """Return the columns from the quantity on."""
     answer, theirs = ANSWERS[number.metric], number.amount
-    marked = mark(row) if answer.is_step_time else ""
-    ratio = NOTHING
+    is_bound = is_cpu_bound(row) if answer.is_step_time else None
+    ratio = MISSING
     if ours is not None and theirs and states_shape(number):
-        ratio = f"{ours / theirs:.2f}{marked}"
+        ratio = quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
     our_sd = answer.sd(number, row, figures) if number.statistic == "mean" else None
-    return [
-        answer.title_for(number),
-        "OOM" if theirs is None else _with_sd(answer.show, theirs, number.sd),
-        missing_text(row) if ours is None else f"{_with_sd(answer.show, ours, our_sd)}{marked}",
-        ratio,
-        _source(number),
-        "\n".join(_notes(number, row)),
-    ]
+    ours_entry = missing(row)
+    if ours is not None:
+        ours_entry = _with_sd(answer.show, ours, our_sd)._replace(is_cpu_bound=is_bound)
+    theirs_entry = Entry("OOM", status="oom")
+    if theirs is not None:
+        theirs_entry = _with_sd(answer.show, theirs, number.sd)
+    source, notes = Entry(_source(number)), Entry("\n".join(_notes(number, row)))
+    return [Entry(answer.title_for(number)), theirs_entry, ours_entry, ratio, source, notes]
 
 
-def _with_sd(show: Callable[[float], str], value: float, sd: float | None) -> str:
-    return show(value) if sd is None else f"{show(value)} ± {show(sd)}"
+def _with_sd(show: Callable[[float], str], value: float, sd: float | None) -> Entry:
+    spread = "" if sd is None else f" ± {show(sd)}"
+    return Entry(show(value), value, spread=spread, deviation=sd)
 
 
 def _source(number: ReferenceNumber) -> str:

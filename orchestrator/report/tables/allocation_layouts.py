@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING, Row, axis_texts, has_value, key_axes
+from orchestrator.analysis.axes import Row, has_value, key_axes
 from orchestrator.analysis.results import Results
-from orchestrator.common.units import GIB, MIB
-from orchestrator.report.tables.layouts import Header, Rows, each, each_sorted
+from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
+from orchestrator.report.tables.formatters import to_gib, to_mib
+from orchestrator.report.tables.layouts import Grid, Heading, Rows, each, each_sorted
 
 ROLES = (
     "parameters",
@@ -42,15 +43,16 @@ _PREDICTED_APART = {"activations": ("activations", "attention_squares")}
 class Composition:
     """One row per cell and role; roles such as activations have one row per part of the model."""
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
             total_bytes = allocations["total_bytes"].sum()
             for row in each(_sums_by_part(allocations)):
-                texts = [moment, row["role"], row["part"] or NOTHING, *_sizes(row, total_bytes)]
-                rows.append([*axis_texts(cell, axes), *texts])
-        return [*axes, "moment", "role", "part", "GiB", "share", "allocations"], rows
+                keys = [Entry(moment), Entry(row["role"]), _name(row["part"])]
+                rows.append([*axis_entries(cell, axes), *keys, *_sizes(row, total_bytes)])
+        headings = list(map(Heading, ("GiB", "share", "allocations")))
+        return Grid([*axes, "moment", "role", "part"], headings, rows)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class TopAllocations:
 
     count: int
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
@@ -73,21 +75,22 @@ class TopAllocations:
             for row in each(in_order[in_order.index.isin(shown)]):
                 # Slack is no allocation: nothing made it.
                 is_slack = not row["count"]
-                each_mib = NOTHING if is_slack else f"{row['size_bytes'] / MIB:.2f}"
+                each_mib = MISSING if is_slack else to_mib(row["size_bytes"], ".2f")
                 made_in = row["allocated_in"] or ("" if is_slack else "before")
-                texts = [moment, *_sizes(row, total_bytes), each_mib]
-                origin = [row["part"], made_in, row["call_chain"]]
-                texts += [text or NOTHING for text in (row["role"], *origin)]
-                rows.append([*axis_texts(cell, axes), *texts])
-        titles = ["moment", "GiB", "share", "allocations", "MiB each", "role", "part", "made in"]
-        return [*axes, *titles, "call chain"], rows
+                names = (row["role"], row["part"], made_in, row["call_chain"])
+                sizes = [*_sizes(row, total_bytes), each_mib]
+                keys = [*axis_entries(cell, axes), Entry(moment)]
+                rows.append([*keys, *sizes, *map(_name, names)])
+        titles = ("GiB", "share", "allocations", "MiB each", "role", "part", "made in")
+        headings = list(map(Heading, (*titles, "call chain")))
+        return Grid([*axes, "moment"], headings, rows)
 
 
 @dataclass(frozen=True)
 class PredictedRoles:
     """One row per cell and role: the predicted and the measured bytes at the peak."""
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
@@ -100,9 +103,11 @@ class PredictedRoles:
                 if sizes == (None, None):
                     continue
                 error = ((sizes[0] or 0) - (sizes[1] or 0)) / measured.sum()
-                texts = [NOTHING if nbytes is None else _gib(nbytes) for nbytes in sizes]
-                rows.append([*axis_texts(cell, axes), role, *texts, f"{error:+.2%}"])
-        return [*axes, "role", "predicted GiB", "measured GiB", "off by, of the peak"], rows
+                entries = [MISSING if size is None else to_gib(size, ".3f") for size in sizes]
+                keys = [*axis_entries(cell, axes), Entry(role)]
+                rows.append([*keys, *entries, quantity(error, "+.2%")])
+        headings = list(map(Heading, ("predicted GiB", "measured GiB", "off by, of the peak")))
+        return Grid([*axes, "role"], headings, rows)
 
 
 def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, str, pd.DataFrame]]:
@@ -135,10 +140,11 @@ def _predicted_bytes(cell: Row, role: str) -> float | None:
     return sum(known) if known else None
 
 
-def _sizes(row: Row, total_bytes: float) -> list[str]:
-    share = f"{row['total_bytes'] / total_bytes:.1%}"
-    return [_gib(row["total_bytes"]), share, f"{row['count']:.0f}" if row["count"] else NOTHING]
+def _sizes(row: Row, total_bytes: float) -> list[Entry]:
+    share = quantity(row["total_bytes"] / total_bytes, ".1%")
+    count = quantity(row["count"], ".0f") if row["count"] else MISSING
+    return [to_gib(row["total_bytes"], ".3f"), share, count]
 
 
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / GIB:.3f}"
+def _name(text: str) -> Entry:
+    return Entry(text) if text else MISSING

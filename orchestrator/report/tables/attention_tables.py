@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.report.tables.cell_filters import both, having, of_task, varying
+from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.formatters import (
     NOISE_NOTE,
     gib,
@@ -27,6 +28,11 @@ _WAITING_NOTE = (
     " runs them without waiting in between, as training does. The speed-up is that of `both`"
 )
 
+
+def _squares(count: float) -> Entry:
+    return Entry(f"{count:.0f}·Bn²", count, "Bn²")
+
+
 ATTENTION = Table(
     "attention",
     "Attention",
@@ -45,6 +51,14 @@ ATTENTION = Table(
         )
     ),
     of_task("attention"),
+    first=(
+        "forward",
+        "backward",
+        "both",
+        "peak GiB",
+        "before backward GiB",
+    ),
+    is_default=True,
 )
 
 ATTENTION_COMPILE = Table(
@@ -83,6 +97,14 @@ ATTENTION_LADDER = Table(
         (_SPEED_UP,),
     ),
     varying("attention", "attention", "train_step"),
+    first=(
+        "forward ms",
+        "backward ms",
+        "both ms",
+        "speed-up",
+        "saved GiB",
+        "peak GiB",
+    ),
 )
 
 ATTENTION_MEMORY = Table(
@@ -94,7 +116,7 @@ ATTENTION_MEMORY = Table(
     PhaseRows(
         (("saved", "saved"), ("forward", "in forward"), ("backward", "in backward")),
         (
-            ("formula", lambda what: predicted(f"formula_{what}_squares", "{:.0f}·Bn²".format)),
+            ("formula", lambda what: predicted(f"formula_{what}_squares", _squares)),
             ("formula GiB", lambda what: gib_predicted(f"formula_{what}_squares_bytes")),
             ("predicted GiB", lambda what: gib_predicted(f"predicted_{what}_squares_bytes")),
             ("measured GiB", lambda what: gib(f"{what}_squares_bytes")),

@@ -33,6 +33,12 @@ PRECISION = Table(
         (("speed-up", speed_up("step_ms_median")), ("speed-up of kernels", kernels_speed_up)),
     ),
     varying("precision", "train_step"),
+    first=(
+        "ms",
+        "speed-up",
+        "speed-up of kernels",
+    ),
+    is_default=True,
 )
 
 COMPILE = Table(
@@ -55,6 +61,14 @@ COMPILE = Table(
         ),
     ),
     with_eager_baseline,
+    first=(
+        "ms",
+        "speed-up",
+        "first step s",
+        "breaks even after",
+        "speed-up of kernels",
+    ),
+    is_default=True,
 )
 
 COMPILATION = Table(
@@ -77,4 +91,12 @@ COMPILATION = Table(
         )
     ),
     having("compile_graphs"),
+    first=(
+        "first forward s",
+        "first backward s",
+        "until ready s",
+        "graphs",
+        "breaks",
+        "recompiled",
+    ),
 )

@@ -1,12 +1,12 @@
-"""Formatters: functions that write one value of a cell as text.
+"""Formatters: functions that make the entry of a table from one cell.
 
-A formatter (`Value`) takes a row of `cells` and returns text. If the cell failed, the text is its
-status, so that a reader sees OOM and not an empty field. Columns are named as in `docs/columns.md`.
+A formatter (`Value`) takes a row of `cells` and returns an `Entry`. If the cell failed, the entry is
+its status, so that a reader sees OOM and not an empty field. Columns are named as in
+`docs/columns.md`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +14,18 @@ from typing import Any
 from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
 from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
+from orchestrator.report.tables.entries import (
+    MISSING,
+    NOISE_MARK,
+    Entry,
+    format_ms,
+    milliseconds,
+    quantity,
+    quotient,
+    shorten,
+)
 
-Value = Callable[[Row], str]
+Value = Callable[[Row], Entry]
 
 KERNEL_TIME = "step_kernel_time_ms_median"
 SAVED_RANKS = range(1, 6)  # ranks of the operations that save most for the backward pass
@@ -23,10 +33,6 @@ SAVED_RANKS = range(1, 6)  # ranks of the operations that save most for the back
 _LONGEST_NAME = 100
 _LONGEST_REASON = 160
 _SMALLEST_GIB = GIB / 100  # smaller sizes are written in MiB, since two digits would show 0.00
-# After a time, or a ratio of times, of CPU-bound steps: another CPU with this GPU gives another one.
-HOST_MARK = "†"
-# After a ratio of times whose intervals overlap, so that the difference may be chance.
-NOISE_MARK = "~"
 NOISE_NOTE = (
     f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap. They do not"
     " include the noise between processes, which `sweep compare` does."
@@ -39,84 +45,85 @@ _STATUS_WORDS = {
 }
 
 
-def missing_text(row: Row, *columns: str) -> str:
+def missing(row: Row, *columns: str) -> Entry:
     """Return what replaces a missing value: the status of a failed cell, otherwise a dash."""
     # A column that the whole run lacks says nothing about this cell: with a status in it, it would
     # not be empty, and the table would show it.
-    if row["status"] == "ok" or not all(column in row for column in columns):
-        return NOTHING
-    return _STATUS_WORDS.get(row["status"], str(row["status"]))
-
-
-def format_ms(ms: float) -> str:
-    """Return milliseconds with about four significant digits."""
-    if ms < 10:
-        return f"{ms:.3f}"
-    return f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
-
-
-def quotient(numerator: float, denominator: float, form: str = ".2f") -> str:
-    """Return a formatted ratio, a dash if the divisor is not above 0 or the result not finite."""
-    if not denominator > 0 or not math.isfinite(numerator / denominator):
-        return NOTHING
-    return format(numerator / denominator, form)
+    status = str(row["status"])
+    if status == "ok" or not all(column in row for column in columns):
+        return MISSING
+    return Entry(_STATUS_WORDS.get(status, status), status=status)
 
 
 # ---------------------------------------------------------------------- a value of one column
 
 
-def measured(column: str, show: Callable[[Any], str]) -> Value:
-    """Return a formatter of one column: its value as `show` writes it, or the cell's status."""
+def measured(column: str, show: Callable[[Any], Entry]) -> Value:
+    """Return a formatter of one column: its value as `show` makes it, or the cell's status."""
 
-    def value(row: Row) -> str:
+    def value(row: Row) -> Entry:
         # One look-up: a report of 10,000 cells calls this half a million times.
         found = row.get(column)
-        return missing_text(row, column) if is_null(found) else show(found)
+        return missing(row, column) if is_null(found) else show(found)
 
     return value
 
 
-def predicted(column: str, show: Callable[[Any], str]) -> Value:
+def predicted(column: str, show: Callable[[Any], Entry]) -> Value:
     """Return a formatter of a value that exists however the cell ended, such as a prediction."""
-    return lambda row: show(row[column]) if has_value(row, column) else NOTHING
+    return lambda row: show(row[column]) if has_value(row, column) else MISSING
 
 
 def text(column: str) -> Value:
-    return measured(column, str)
+    return measured(column, _as_text)
+
+
+def _as_text(found: Any) -> Entry:
+    return Entry(str(found), found if isinstance(found, int | float) else None)
 
 
 def yes_or_no(column: str) -> Value:
-    return measured(column, lambda flag: "yes" if flag else "no")
+    return measured(column, lambda flag: Entry("yes" if flag else "no", bool(flag)))
 
 
-def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
+def number(column: str, form: str = ".1f", scale: float = 1.0, unit: str = "") -> Value:
     """Return a formatter of a number, multiplied by `scale` and written with the format `form`."""
-    return measured(column, lambda found: format(found * scale, form))
+    return measured(column, lambda found: quantity(found * scale, form, unit))
 
 
 def gib(column: str) -> Value:
-    return number(column, ".2f", 1 / GIB)
+    return measured(column, to_gib)
 
 
 def gib_predicted(column: str) -> Value:
-    return predicted(column, lambda nbytes: f"{nbytes / GIB:.2f}")
+    return predicted(column, to_gib)
+
+
+def to_gib(nbytes: float, form: str = ".2f") -> Entry:
+    """Return an entry in GiB."""
+    return quantity(nbytes / GIB, form, "GiB")
+
+
+def to_mib(nbytes: float, form: str = ",.2f") -> Entry:
+    """Return an entry in MiB."""
+    return quantity(nbytes / MIB, form, "MiB")
 
 
 def mib_measured(column: str) -> Value:
-    return number(column, ",.2f", 1 / MIB)
+    return measured(column, to_mib)
 
 
 def ms(column: str) -> Value:
-    return measured(column, format_ms)
+    return measured(column, milliseconds)
 
 
 def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
     """Return a formatter of the ratio of two columns."""
 
-    def value(row: Row) -> str:
+    def value(row: Row) -> Entry:
         if has_value(row, numerator) and has_value(row, denominator):
             return quotient(row[numerator], row[denominator], form)
-        return missing_text(row, numerator, denominator)
+        return missing(row, numerator, denominator)
 
     return value
 
@@ -125,19 +132,18 @@ def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
 
 
 def of_steps(time: Value) -> Value:
-    """Return a formatter of a step time that adds the mark of CPU-bound cells."""
+    """Return a formatter of a step time that says whether the cell is CPU-bound."""
 
-    def show(row: Row) -> str:
-        shown = time(row)
-        return shown + mark(row) if shown[0].isdigit() else shown
+    def show(row: Row) -> Entry:
+        entry = time(row)
+        return entry if entry.number is None else entry._replace(is_cpu_bound=is_cpu_bound(row))
 
     return show
 
 
-def mark(*rows: Row) -> str:
-    """Return the mark † if the steps of one of these rows are CPU-bound, else an empty text."""
-    is_cpu_bound = any(has_value(row, "cpu_bound") and row["cpu_bound"] for row in rows)
-    return HOST_MARK if is_cpu_bound else ""
+def is_cpu_bound(*rows: Row) -> bool:
+    """Return True if the steps of one of these rows are CPU-bound."""
+    return any(has_value(row, "cpu_bound") and row["cpu_bound"] for row in rows)
 
 
 step_ms = of_steps(ms("step_ms_median"))
@@ -146,16 +152,19 @@ step_ms = of_steps(ms("step_ms_median"))
 def mean_sd(stem: str) -> Value:
     """Return a formatter of mean ± sample standard deviation. `stem`: such as `forward_ms`."""
 
-    def show(row: Row) -> str:
-        if not has_value(row, f"{stem}_mean"):
-            return missing_text(row, f"{stem}_mean")
-        spread = format_ms(row[f"{stem}_sd"]) if has_value(row, f"{stem}_sd") else NOTHING
-        return f"{format_ms(row[f'{stem}_mean'])} ± {spread}"
+    def show(row: Row) -> Entry:
+        mean = ms(f"{stem}_mean")(row)
+        if mean.number is None:
+            return mean
+        if not has_value(row, f"{stem}_sd"):
+            return mean._replace(spread=f" ± {NOTHING}")
+        deviation = row[f"{stem}_sd"]
+        return mean._replace(spread=f" ± {format_ms(deviation)}", deviation=deviation)
 
     return show
 
 
-def total_step(row: Row) -> str:
+def total_step(row: Row) -> Entry:
     """Return mean ± standard deviation of the whole step, of the first steps without warm-up."""
     is_known = has_value(row, "warmup_steps") and has_value(row, "step_synced_ms_mean")
     is_cold = is_known and row["warmup_steps"] == 0
@@ -167,16 +176,17 @@ def median_interval(stem: str) -> Value:
 
     median_ms = ms(f"{stem}_median")
 
-    def show(row: Row) -> str:
+    def show(row: Row) -> Entry:
         median = median_ms(row)
         if not has_value(row, f"{stem}_ci_low"):
             return median
-        low, high = format_ms(row[f"{stem}_ci_low"]), format_ms(row[f"{stem}_ci_high"])
+        low, high = row[f"{stem}_ci_low"], row[f"{stem}_ci_high"]
         # With fewer than six samples even the interval from the smallest to the largest contains
         # the median with less than 95 % confidence.
         coverage = row[f"{stem}_coverage"]
         label = "" if coverage >= 0.95 else f" ({coverage:.0%})"
-        return f"{median} [{low}, {high}]{label}"
+        spread = f" [{format_ms(low)}, {format_ms(high)}]{label}"
+        return median._replace(spread=spread, low=low, high=high)
 
     return show
 
@@ -184,51 +194,57 @@ def median_interval(stem: str) -> Value:
 # ---------------------------------------------------------------------- comparisons of two rows
 
 
-def speed_up(column: str) -> Callable[[Row, Row], str]:
-    """Return a function that writes how many times faster a row is than its baseline."""
+def speed_up(column: str) -> Callable[[Row, Row], Entry]:
+    """Return a function that says how many times faster a row is than its baseline."""
 
-    def compare(row: Row, baseline: Row) -> str:
+    def compare(row: Row, baseline: Row) -> Entry:
         if not has_value(row, column):
-            return missing_text(row)
-        return _times_faster(column, row, baseline, mark(row, baseline))
+            return missing(row)
+        factor = _times_faster(column, row, baseline)
+        if factor.number is None:
+            return factor
+        return factor._replace(is_cpu_bound=is_cpu_bound(row, baseline))
 
     return compare
 
 
-def kernels_speed_up(row: Row, baseline: Row) -> str:
+def kernels_speed_up(row: Row, baseline: Row) -> Entry:
     """Return the speed-up of the kernels of a step, which does not depend on the CPU."""
     if not has_value(row, KERNEL_TIME):
-        return missing_text(row, KERNEL_TIME)
+        return missing(row, KERNEL_TIME)
     return _times_faster(KERNEL_TIME, row, baseline)
 
 
-def _times_faster(column: str, row: Row, baseline: Row, cpu_mark: str = "") -> str:
+def _times_faster(column: str, row: Row, baseline: Row) -> Entry:
     if not has_value(baseline, column):
-        return NOTHING
-    noise_mark = NOISE_MARK if _intervals_overlap(column, row, baseline) else ""
+        return MISSING
     factor = quotient(baseline[column], row[column])
-    return factor if factor == NOTHING else f"{factor}×{noise_mark}{cpu_mark}"
-
-
-def _intervals_overlap(median_column: str, row: Row, baseline: Row) -> bool:
-    low, high = (median_column.replace("median", end) for end in ("ci_low", "ci_high"))
+    if factor.number is None:
+        return factor
+    factor = factor._replace(text=f"{factor.text}×")
+    low, high = (column.replace("median", end) for end in ("ci_low", "ci_high"))
     has_intervals = all(has_value(one, end) for one in (row, baseline) for end in (low, high))
     if row is baseline or not has_intervals:
-        return False
-    return bool(row[low] < baseline[high] and row[high] >= baseline[low])
+        return factor
+    # From the ends of both intervals, which is conservative.
+    return factor._replace(
+        low=quotient(baseline[low], row[high]).number,
+        high=quotient(baseline[high], row[low]).number,
+        is_within_noise=bool(row[low] < baseline[high] and row[high] >= baseline[low]),
+    )
 
 
-def break_even(row: Row, baseline: Row) -> str:
+def break_even(row: Row, baseline: Row) -> Entry:
     """Return after how many steps a compilation with a cold cache has paid off.
 
     That is the cost of the compilation divided by the time that each step gains.
     """
     if not (has_value(row, "compile_cost_ms") and has_value(baseline, "step_ms_median")):
-        return missing_text(row, "step_ms_median")
+        return missing(row, "step_ms_median")
     if str(row.get("compile_cache_seen")) != "cold":
-        return NOTHING  # the code came from the cache, so that the cost of compiling is unknown
+        return MISSING  # the code came from the cache, so that the cost of compiling is unknown
     gain = baseline["step_ms_median"] - row["step_ms_median"]
-    return f"{row['compile_cost_ms'] / gain:,.0f}" if gain > 0 else "never"
+    return quantity(row["compile_cost_ms"] / gain, ",.0f") if gain > 0 else Entry("never")
 
 
 # ---------------------------------------------------------------------- memory
@@ -245,7 +261,7 @@ def peak_gib(stem: str = "") -> Value:
 
 def saving_operation(stem: str) -> Value:
     """Return a formatter of the operation at a rank of saved bytes: measured, or else predicted."""
-    return lambda row: str(_saving_operation(row, stem) or NOTHING)
+    return lambda row: Entry(str(_saving_operation(row, stem) or NOTHING))
 
 
 def _saving_operation(row: Row, stem: str) -> Any:
@@ -258,13 +274,13 @@ def _saving_operation(row: Row, stem: str) -> Any:
 def saved_mib_predicted(stem: str) -> Value:
     """Return a formatter of the predicted bytes of the operation that `saving_operation` names."""
 
-    def show(row: Row) -> str:
+    def show(row: Row) -> Entry:
         operation = _saving_operation(row, stem)
         column = f"predicted_{stem}_bytes"
         # The prediction may give this operation another rank than the measurement does.
         if operation is not None:
             column = f"{_predicted_rank(row, operation)}_bytes"
-        return f"{row[column] / MIB:,.2f}" if has_value(row, column) else NOTHING
+        return to_mib(row[column]) if has_value(row, column) else MISSING
 
     return show
 
@@ -278,53 +294,58 @@ def _predicted_rank(row: Row, operation: str) -> str:
 def share_of_block(stem: str) -> Value:
     """Return a formatter of a share of the bytes that one block saves: measured, else predicted."""
 
-    def show(row: Row) -> str:
+    def show(row: Row) -> Entry:
         for prefix in ("", "predicted_"):
             part, whole = f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes"
             if has_value(row, part) and has_value(row, whole):
                 return quotient(row[part], row[whole], ".1%")
-        return NOTHING
+        return MISSING
 
     return show
 
 
-def peak_bytes_per_pair(row: Row) -> str:
+def peak_bytes_per_pair(row: Row) -> Entry:
     """Return an attention cell's peak in bytes per pair of positions of one sequence."""
     if row["task"] != "attention":
-        return NOTHING
+        return MISSING
     column = "peak_allocated_bytes"
     if not has_value(row, column):
-        return missing_text(row, column)
-    return f"{row[column] / row['batch_size'] / row['context_length'] ** 2:.1f}"
+        return missing(row, column)
+    return quantity(row[column] / row["batch_size"] / row["context_length"] ** 2, ".1f", "bytes")
 
 
-def memory_need(row: Row) -> str:
+def memory_need(row: Row) -> Entry:
     """Return a cell's peak with the smallest GPU that has this memory, or OOM; and the prediction."""
-    return _measured_need(row) + _predicted_need(row)
+    need = _measured_need(row)
+    return need._replace(spread=need.spread + _predicted_need(row))
 
 
-def _measured_need(row: Row) -> str:
+def _measured_need(row: Row) -> Entry:
     if row["status"] == "oom":
-        has_size = has_value(row, "asked_bytes")
-        return f"OOM (asked {_size(row['asked_bytes'])} more)" if has_size else "OOM"
+        asked = (
+            f" (asked {_size(row['asked_bytes'])} more)" if has_value(row, "asked_bytes") else ""
+        )
+        return Entry("OOM", spread=asked, status="oom")
     if has_value(row, "peak_reserved_bytes"):
         # The precision counts too: a T4 has neither tf32 nor bf16.
         smallest = smallest_fitting(row["peak_reserved_bytes"], row.get("precision"))
-        return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest}"
+        need = to_gib(row["peak_reserved_bytes"], ".1f")
+        return need._replace(spread=f" GiB: {smallest}")
     if has_value(row, "peak_rss_bytes"):
-        return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
-    return missing_text(row)
+        return to_gib(row["peak_rss_bytes"])._replace(spread=" GiB resident")
+    return missing(row)
 
 
 def _size(nbytes: float) -> str:
-    return f"{nbytes / GIB:.2f} GiB" if nbytes >= _SMALLEST_GIB else f"{nbytes / MIB:.2f} MiB"
+    size = to_gib(nbytes) if nbytes >= _SMALLEST_GIB else to_mib(nbytes, ".2f")
+    return f"{size.text} {size.unit}"
 
 
 def _predicted_need(row: Row) -> str:
     if not has_value(row, "predicted_peak_reserved_bytes"):
         return ""
     verdict = f", {row['predicted_verdict']}" if has_value(row, "predicted_verdict") else ""
-    return f"; predicted {row['predicted_peak_reserved_bytes'] / GIB:.1f} GiB{verdict}"
+    return f"; predicted {to_gib(row['predicted_peak_reserved_bytes'], '.1f')} GiB{verdict}"
 
 
 # ---------------------------------------------------------------------- kernels and failures
@@ -333,23 +354,18 @@ def _predicted_need(row: Row) -> str:
 def short_kernel_name(name: str) -> str:
     """Return a kernel's name without the prefixes that most kernels share, shortened."""
     short = re.sub(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::", "", name)
-    return _shortened(short, _LONGEST_NAME)
+    return shorten(short, _LONGEST_NAME)
 
 
-def end_location(row: Row) -> str:
+def end_location(row: Row) -> Entry:
     """Return the stage and phase in which an attempt ended, such as `warm-up / backward`."""
     names = [str(row[name]) for name in ("stage", "phase") if has_value(row, name)]
-    return " / ".join(filter(None, names)) or NOTHING
+    return Entry(" / ".join(filter(None, names)) or NOTHING)
 
 
-def failure_reason(row: Row) -> str:
+def failure_reason(row: Row) -> Entry:
     """Return the first line of the reason or of the error message of a failed attempt."""
     named = [str(row[name]) for name in ("reason", "message") if has_value(row, name)]
     if not named or not named[0]:
-        return NOTHING
-    return _shortened(named[0].splitlines()[0], _LONGEST_REASON)
-
-
-def _shortened(text: str, longest: int) -> str:
-    """Return a text of at most `longest` characters; an ellipsis shows that it was cut."""
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+        return MISSING
+    return Entry(shorten(named[0].splitlines()[0], _LONGEST_REASON))

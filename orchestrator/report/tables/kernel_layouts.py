@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING, Row, axis_texts, has_value, key_axes
+from orchestrator.analysis.axes import Row, has_value, key_axes
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.formatters import format_ms, quotient, short_kernel_name
-from orchestrator.report.tables.layouts import PHASE, Header, Rows, each, each_sorted, groups
+from orchestrator.report.tables.entries import (
+    MISSING,
+    Entry,
+    axis_entries,
+    milliseconds,
+    quantity,
+    quotient,
+)
+from orchestrator.report.tables.formatters import short_kernel_name
+from orchestrator.report.tables.layouts import (
+    PHASE,
+    Grid,
+    Heading,
+    Rows,
+    each,
+    each_sorted,
+    groups,
+)
 from tasks.spec.tables import UNKNOWN_CLASS
 
 PHASES = ("forward", "backward", "optimizer", "")
@@ -28,6 +44,7 @@ _TOP_TITLES = (
     "time", "total ms", "instances", "avg µs", "med µs", "min µs", "max µs", "sd µs",
     "class", "modules", "name",
 )  # fmt: skip
+_SOFTMAX_TITLES = ("softmax ms", "matmul ms", "softmax / matmul", "in FLOPs")
 # Axes by which two cells are paired, the most interesting first.
 _PAIRING_AXES = ("compile", "precision", "attention", "pass")
 
@@ -58,15 +75,15 @@ class TopKernels:
 
     count: int
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results)
         rows: Rows = []
         for cell, kernels in _by_cell(results, axes):
             for phase, among in _by_phase(kernels):
-                total_ms, texts = among["ms"].sum(), [*axis_texts(cell, axes), phase]
+                total_ms, keys = among["ms"].sum(), [*axis_entries(cell, axes), Entry(phase)]
                 for kernel in _top_by_name(among, self.count):
-                    rows.append([*texts, *_kernel_texts(kernel, total_ms)])
-        return [*axes, PHASE, *_TOP_TITLES], rows
+                    rows.append([*keys, *_kernel_entries(kernel, total_ms)])
+        return Grid([*axes, PHASE], list(map(Heading, _TOP_TITLES)), rows)
 
 
 @dataclass(frozen=True)
@@ -76,25 +93,25 @@ class ByClass:
     If some kernels have no known class, the shares of the others are lower bounds.
     """
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results)
         by_class = results.kernels().groupby("kernel_class")["ms"].sum()
         present = list(by_class.sort_values(ascending=False).index)
         rows: Rows = []
         for cell, kernels in _by_cell(results, axes):
             for phase, among in _by_phase(kernels):
-                texts = [*_class_shares(among, present), *_softmax_texts(cell, phase, among)]
-                rows.append([*axis_texts(cell, axes), phase, *texts])
-        softmax = ["softmax ms", "matmul ms", "softmax / matmul", "in FLOPs"]
-        shares = [f"{name} share" for name in present]
-        return [*axes, PHASE, "kernel ms", *shares, *softmax], rows
+                keys = [*axis_entries(cell, axes), Entry(phase)]
+                shares = _class_shares(among, present)
+                rows.append([*keys, *shares, *_softmax_entries(cell, phase, among)])
+        titles = ["kernel ms", *(f"{name} share" for name in present), *_SOFTMAX_TITLES]
+        return Grid([*axes, PHASE], list(map(Heading, titles)), rows)
 
 
 @dataclass(frozen=True)
 class ByModule:
     """One row per cell and module, one column per phase: ms, and the module's share of the step."""
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes, present = key_axes(results), set(results.kernels()["phase"])
         phases = [phase for phase in PHASES if phase in present]
         rows: Rows = []
@@ -103,15 +120,12 @@ class ByModule:
             for module in table.sum(axis=1).sort_values(ascending=False).index:
                 times = table.loc[module]
                 share = times.sum() / kernels["ms"].sum()
-                texts = [_ms_or_nothing(times.get(phase)) for phase in phases]
-                name = (module or "not attributed") + _whole_trace(kernels)
-                rows.append([*axis_texts(cell, axes), name, *texts, f"{share:.1%}"])
-        return [
-            *axes,
-            "module",
-            *(f"{phase or OUTSIDE_PHASES} ms" for phase in phases),
-            "share",
-        ], rows
+                name = Entry((module or "not attributed") + _whole_trace(kernels))
+                entries = [milliseconds(times.get(phase)) for phase in phases]
+                share_entry = quantity(share, ".1%")
+                rows.append([*axis_entries(cell, axes), name, *entries, share_entry])
+        titles = [*(f"{phase or OUTSIDE_PHASES} ms" for phase in phases), "share"]
+        return Grid([*axes, "module"], list(map(Heading, titles)), rows, "module")
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class Fused:
 
     axes = ("compile", "compile_mode", "compile_cache")
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         keys = key_axes(results, without=self.axes)
         present = [axis for axis in self.axes if axis in results.cells]
         variants = dict.fromkeys(map(_variant, each_sorted(results.cells, present)))
@@ -132,12 +146,11 @@ class Fused:
                 continue
             longest = pd.concat(counts.values())["ms"].groupby(level=0).max()
             for name in longest.sort_values(ascending=False).index:
-                texts = [*axis_texts(group[0], keys), name]
+                entries = [*axis_entries(group[0], keys), Entry(name)]
                 for variant in variants:
-                    texts += _count_texts(counts.get(variant), name)
-                rows.append(texts)
-        titles = [f"{variant} {title}" for variant in variants for title in ("kernels", "ms")]
-        return [*keys, "class", *titles], rows
+                    entries += _count_entries(counts.get(variant), name)
+                rows.append(entries)
+        return Grid([*keys, "class"], _count_headings(variants), rows, "class")
 
 
 def _variant(cell: Row) -> str:
@@ -155,18 +168,16 @@ class Difference:
 
     count: int
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         pair = _pair(results)
         if pair is None:
-            return [], []
+            return Grid([], [], [])
         kernels = results.kernels()
         left, right = (kernels[kernels["cell"] == cell["cell"]] for cell in pair)
         names = [_difference_name(cell, pair, results) for cell in pair]
         return self.between((left, right), names)
 
-    def between(
-        self, cells: tuple[pd.DataFrame, pd.DataFrame], names: list[str]
-    ) -> tuple[Header, Rows]:
+    def between(self, cells: tuple[pd.DataFrame, pd.DataFrame], names: list[str]) -> Grid:
         """Return header and rows for the kernels of two cells, which may be of different runs."""
         sides = [kernels[kernels["name"] != OUTSIDE_OPERATORS] for kernels in cells]
         if not all(kernels["phase"].any() for kernels in sides):
@@ -179,12 +190,13 @@ class Difference:
         order = both["more_ms"].abs().sort_values(ascending=False).index[: self.count]
         rows: Rows = []
         for row in each(both.loc[order].reset_index()):
-            texts = [row["phase"] or OUTSIDE_PHASES, row["kernel_class"]]
+            entries = [Entry(row["phase"] or OUTSIDE_PHASES), Entry(row["kernel_class"])]
             for side in ("left", "right"):
-                texts += [f"{row[f'kernels_{side}']:g}", format_ms(row[f"ms_{side}"])]
-            rows.append([*texts, f"{row['more_ms']:+.3f}", short_kernel_name(row["name"])])
-        titles = [f"{name} {title}" for name in names for title in ("kernels", "ms")]
-        return [PHASE, "class", *titles, "more ms", "name"], rows
+                entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
+            more = quantity(row["more_ms"], "+.3f", "ms")
+            rows.append([*entries, more, Entry(short_kernel_name(row["name"]))])
+        headings = [*_count_headings(names), Heading("more ms"), Heading("name")]
+        return Grid([PHASE, "class"], headings, rows)
 
 
 def _pair(results: Results) -> tuple[Row, Row] | None:
@@ -236,30 +248,31 @@ def _by_phase(kernels: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield WHOLE_STEP + suffix, kernels
 
 
-def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[str]:
+def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
     total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
     shares = by_class.reindex(classes) / total_ms
     unclassified = by_class.get(UNKNOWN_CLASS, 0.0) / total_ms
     # Smaller than the last printed digit: it changes no share.
     bound = "≥ " if unclassified >= 0.0005 else ""
-    texts = [format_ms(total_ms)]
+    entries = [milliseconds(total_ms)]
     for name, share in shares.items():
         prefix = "" if name == UNKNOWN_CLASS else bound
-        texts.append(NOTHING if pd.isna(share) else f"{prefix}{share:.1%}")
-    return texts
+        known = MISSING if pd.isna(share) else quantity(share, ".1%")
+        entries.append(known if known.is_missing else known._replace(text=prefix + known.text))
+    return entries
 
 
-def _softmax_texts(cell: Row, phase: str, kernels: pd.DataFrame) -> list[str]:
+def _softmax_entries(cell: Row, phase: str, kernels: pd.DataFrame) -> list[Entry]:
     softmax_ms = ms_of_parts(kernels, ("softmax",))
     matmul_ms = ms_of_parts(kernels[kernels["kernel_class"] == GEMM], ATTENTION_MATMULS)
-    texts = [_ms_or_nothing(softmax_ms), _ms_or_nothing(matmul_ms)]
+    entries = [milliseconds(softmax_ms), milliseconds(matmul_ms)]
     if softmax_ms is None or matmul_ms is None:
-        return [*texts, NOTHING, NOTHING]
-    flops = NOTHING
+        return [*entries, MISSING, MISSING]
+    flops = MISSING
     # The closed forms count the forward pass: five FLOPs an element for the softmax.
     if phase == "forward" and has_value(cell, "softmax_flops"):
         flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
-    return [*texts, quotient(softmax_ms, matmul_ms), flops]
+    return [*entries, quotient(softmax_ms, matmul_ms), flops]
 
 
 def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
@@ -299,28 +312,27 @@ def _merge(name: str, rows: pd.DataFrame) -> dict[str, object]:
     }
 
 
-def _kernel_texts(kernel: Row, total_ms: float) -> list[str]:
+def _kernel_entries(kernel: Row, total_ms: float) -> list[Entry]:
+    median = _us(kernel["median_ns"])
+    if not kernel["exact_median"]:
+        median = median._replace(text=f"≈{median.text}")
     return [
-        f"{kernel['ms'] / total_ms:.1%}",
-        format_ms(kernel["ms"]),
-        f"{kernel['instances']:g}",
+        quantity(kernel["ms"] / total_ms, ".1%"),
+        milliseconds(kernel["ms"]),
+        quantity(kernel["instances"], "g"),
         _us(kernel["mean_ns"]),
-        ("" if kernel["exact_median"] else "≈") + _us(kernel["median_ns"]),
+        median,
         _us(kernel["min_ns"]),
         _us(kernel["max_ns"]),
         _us(kernel["sd_ns"]),
-        kernel["kernel_class"],
-        _modules(kernel["modules"]),
-        short_kernel_name(kernel["name"]),
+        Entry(kernel["kernel_class"]),
+        Entry(_modules(kernel["modules"])),
+        Entry(short_kernel_name(kernel["name"])),
     ]
 
 
-def _ms_or_nothing(ms: float | None) -> str:
-    return NOTHING if ms is None or pd.isna(ms) else format_ms(ms)
-
-
-def _us(ns: float | None) -> str:
-    return NOTHING if ns is None or pd.isna(ns) else f"{ns / 1e3:.1f}"
+def _us(ns: float | None) -> Entry:
+    return MISSING if ns is None or pd.isna(ns) else quantity(ns / 1e3, ".1f", "µs")
 
 
 def _modules(times: pd.Series[float]) -> str:
@@ -341,11 +353,15 @@ def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
     return _in_ms(kernels).assign(kernels=counts.fillna(kernels["count"]))
 
 
-def _count_texts(table: pd.DataFrame | None, name: str) -> list[str]:
+def _count_headings(names: Iterable[str]) -> list[Heading]:
+    return [Heading(title, name) for name in names for title in ("kernels", "ms")]
+
+
+def _count_entries(table: pd.DataFrame | None, name: str) -> list[Entry]:
     if table is None or name not in table.index:
-        return [NOTHING, NOTHING]
+        return [MISSING, MISSING]
     row: Row = table.loc[name]
-    return [f"{row['kernels']:g}", format_ms(row["ms"])]
+    return [quantity(row["kernels"], "g"), milliseconds(row["ms"])]
 
 
 def _per_kernel(kernels: pd.DataFrame) -> pd.DataFrame:

@@ -57,6 +57,15 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " own time.",
         TopKernels(_TOP),
         _WITH_KERNELS,
+        first=(
+            "time",
+            "total ms",
+            "instances",
+            "class",
+            "name",
+            "modules",
+        ),
+        is_default=True,
     ),
     Table(
         "kernel-classes",
@@ -68,6 +77,12 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " that is fused with another one has no time. `pass` forward is inference.",
         ByClass(),
         _WITH_KERNELS,
+        first=(
+            "kernel ms",
+            "GEMM share",
+            "softmax / matmul",
+        ),
+        is_default=True,
     ),
     Table(
         "kernel-modules",
@@ -130,5 +145,13 @@ KERNEL_TABLES: tuple[Table, ...] = (
             )
         ),
         having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
+        first=(
+            "phase known",
+            "module known",
+            "class known",
+            "busy",
+            "replayed / requested",
+            "unlabelled",
+        ),
     ),
 )

@@ -1,7 +1,7 @@
-"""Layouts of tables: classes that turn cells into a header and rows of text.
+"""Layouts of tables: classes that turn cells into a grid of typed entries.
 
-The first columns of a row are the axes that vary, so that a reader can tell its cell from the
-others. The modules of tables say which layout shows which columns.
+The keys of a row are the axes that vary, so that a reader can tell its cell from the others. The
+modules of tables say which layout shows which measures.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
 from orchestrator.analysis.axes import (
-    NOTHING,
     Row,
     axis_texts,
     has_value,
@@ -23,22 +22,44 @@ from orchestrator.analysis.axes import (
     sort_cells,
 )
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.formatters import Value, missing_text
+from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
+from orchestrator.report.tables.formatters import Value, missing
 
-Header = list[str]
-Rows = list[list[str]]
-Columns = tuple[tuple[str, Value], ...]  # titles, and how each value is written
+Rows = list[list[Entry]]
+Columns = tuple[tuple[str, Value], ...]  # titles, and how each value is made
 # Titles, and functions that compare a row with its baseline.
-Comparisons = tuple[tuple[str, Callable[[Row, Row], str]], ...]
+Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
 PHASE = "phase"  # title of the column that names phases
 _LENGTH = "context_length"
 
 
-class Layout(Protocol):
-    """Turns cells into the header and the rows of a table."""
+class Heading(NamedTuple):
+    """The heading of a measure. group: the compared value that it belongs to, such as `bf16`."""
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]: ...
+    title: str
+    group: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.group} {self.title}".strip()
+
+
+class Grid(NamedTuple):
+    """Keys, which tell rows apart, measures, and the rows with an entry for each of both.
+
+    compared: the key whose values a reader compares, so that no view is of one value.
+    """
+
+    keys: list[str]
+    measures: list[Heading]
+    rows: Rows
+    compared: str = ""
+
+
+class Layout(Protocol):
+    """Turns cells into the grid of a table."""
+
+    def lay_out(self, results: Results) -> Grid: ...
 
 
 class _ColumnLists(dict[str, list[Any]]):
@@ -106,12 +127,12 @@ class CellRows:
 
     columns: Columns
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results)
         rows: Rows = []
         for row in each_sorted(results.cells, axes):
-            rows.append([*axis_texts(row, axes), *_values(row, self.columns)])
-        return [*axes, *_titles(self.columns)], rows
+            rows.append([*axis_entries(row, axes), *_values(row, self.columns)])
+        return Grid(axes, _headings(self.columns), rows)
 
 
 @dataclass(frozen=True)
@@ -131,20 +152,20 @@ class PhaseRows:
     known_by: tuple[str, ...] = ("{}_ms_median",)
     title: str = PHASE
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results)
         formatters: dict[str, list[Value]] = {}
         for phase, _ in self.phases:
             formatters[phase] = [formatter(phase) for _, formatter in self.columns]
         rows: Rows = []
         for row in each_sorted(results.cells, axes):
-            texts = axis_texts(row, axes)
+            keys = axis_entries(row, axes)
             phases = [phase for phase in self.phases if self._is_known(row, phase[0])]
             for phase, name in phases:
-                rows.append([*texts, name, *(show(row) for show in formatters[phase])])
+                rows.append([*keys, Entry(name), *(show(row) for show in formatters[phase])])
             if not phases:
-                rows.append([*texts, NOTHING, *[missing_text(row)] * len(self.columns)])
-        return [*axes, self.title, *(title for title, _ in self.columns)], rows
+                rows.append([*keys, MISSING, *[missing(row)] * len(self.columns)])
+        return Grid([*axes, self.title], _headings(self.columns), rows, self.title)
 
     def _is_known(self, row: Row, phase: str) -> bool:
         return any(has_value(row, column.format(phase)) for column in self.known_by)
@@ -167,7 +188,7 @@ class CompareColumns:
     against: Comparisons = ()
     extra: Columns = ()
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results, without=self.axes)
         in_order = each_sorted(results.cells, list(self.axes))
         values = list(dict.fromkeys(self._value(row) for row in in_order))
@@ -176,29 +197,29 @@ class CompareColumns:
             by_value = {self._value(row): row for row in group}
             if len(by_value) < 2:
                 continue
-            texts = axis_texts(group[0], axes)
+            entries = axis_entries(group[0], axes)
             for value in values:
-                texts += self._texts(by_value.get(value))
+                entries += self._entries(by_value.get(value))
                 if value != values[0]:
-                    texts += self._compared(by_value.get(value), by_value.get(values[0]))
-            rows.append(texts)
-        return [*axes, *self._header(values)], rows
+                    entries += self._compared(by_value.get(value), by_value.get(values[0]))
+            rows.append(entries)
+        return Grid(axes, list(self._headings(values)), rows)
 
     def _value(self, row: Row) -> str:
         return " ".join(str(row[axis]) for axis in self.axes)
 
-    def _header(self, values: Sequence[str]) -> Iterator[str]:
+    def _headings(self, values: Sequence[str]) -> Iterator[Heading]:
         for value in values:
             compared = () if value == values[0] else (*self.against, *self.extra)
             for title, _ in (*self.columns, *compared):
-                yield f"{value} {title}".strip()
+                yield Heading(title, value)
 
-    def _texts(self, row: Row | None) -> list[str]:
-        return _values(row, self.columns) if row else [NOTHING] * len(self.columns)
+    def _entries(self, row: Row | None) -> list[Entry]:
+        return _values(row, self.columns) if row else [MISSING] * len(self.columns)
 
-    def _compared(self, row: Row | None, baseline: Row | None) -> list[str]:
+    def _compared(self, row: Row | None, baseline: Row | None) -> list[Entry]:
         if row is None:
-            return [NOTHING] * len((*self.against, *self.extra))
+            return [MISSING] * len((*self.against, *self.extra))
         return [*_comparisons(row, baseline, self.against), *_values(row, self.extra)]
 
 
@@ -215,7 +236,7 @@ class CompareRows:
     columns: Columns
     against: Comparisons
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         others = key_axes(results, without=(self.axis,))
         rows: Rows = []
         for members in groups(results.cells, others, (self.axis,)):
@@ -225,8 +246,9 @@ class CompareRows:
             for row in members:
                 values = _values(row, self.columns)
                 compared = _comparisons(row, baseline, self.against)
-                rows.append([*axis_texts(row, [*others, self.axis]), *values, *compared])
-        return [*others, self.axis, *_titles(self.columns), *_titles(self.against)], rows
+                rows.append([*axis_entries(row, [*others, self.axis]), *values, *compared])
+        headings = _headings((*self.columns, *self.against))
+        return Grid([*others, self.axis], headings, rows, self.axis)
 
 
 @dataclass(frozen=True)
@@ -235,15 +257,15 @@ class Matrix:
 
     value: Value
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results, without=(_LENGTH,))
         lengths = ordered_values(_LENGTH, results.cells[_LENGTH])
         rows: Rows = []
         for group in groups(results.cells, axes):
-            texts = {row[_LENGTH]: self.value(row) for row in group}
-            in_order = [texts.get(length, NOTHING) for length in lengths]
-            rows.append([*axis_texts(group[0], axes), *in_order])
-        return [*axes, *map(str, lengths)], rows
+            entries = {row[_LENGTH]: self.value(row) for row in group}
+            in_order = [entries.get(length, MISSING) for length in lengths]
+            rows.append([*axis_entries(group[0], axes), *in_order])
+        return Grid(axes, [Heading(str(length)) for length in lengths], rows)
 
 
 @dataclass(frozen=True)
@@ -258,39 +280,39 @@ class ScalingExponents:
     columns: tuple[tuple[str, str, Value], ...]
     extra: Columns = ()
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+    def lay_out(self, results: Results) -> Grid:
         axes = key_axes(results, without=(_LENGTH,))
         rows: Rows = []
         for group in groups(results.cells, axes, (_LENGTH,)):
             if len(group) < 2:
                 continue
             for row, previous in zip(group, [None, *group], strict=False):
-                texts = axis_texts(row, [*axes, _LENGTH])
+                entries = axis_entries(row, [*axes, _LENGTH])
                 for _, column, show in self.columns:
-                    texts += [show(row), self._exponent(row, previous, column)]
-                rows.append([*texts, *_values(row, self.extra)])
-        header = [*axes, _LENGTH]
+                    entries += [show(row), self._exponent(row, previous, column)]
+                rows.append([*entries, *_values(row, self.extra)])
+        headings = []
         for title, _, _ in self.columns:
-            header += [title, f"exponent of {title}"]
-        return [*header, *_titles(self.extra)], rows
+            headings += [Heading(title), Heading(f"exponent of {title}")]
+        return Grid([*axes, _LENGTH], [*headings, *_headings(self.extra)], rows, _LENGTH)
 
-    def _exponent(self, row: Row, previous: Row | None, column: str) -> str:
+    def _exponent(self, row: Row, previous: Row | None, column: str) -> Entry:
         if previous is None or not (has_value(row, column) and has_value(previous, column)):
-            return NOTHING
+            return MISSING
         ends = (previous[column], row[column])
         if not all(0 < end < math.inf for end in ends):
-            return NOTHING
+            return MISSING
         growth = math.log(row[column]) - math.log(previous[column])
-        return f"{growth / math.log(row[_LENGTH] / previous[_LENGTH]):.2f}"
+        return quantity(growth / math.log(row[_LENGTH] / previous[_LENGTH]), ".2f")
 
 
-def _titles(columns: Sequence[tuple[str, object]]) -> list[str]:
-    return [title for title, _ in columns]
+def _headings(columns: Sequence[tuple[str, object]]) -> list[Heading]:
+    return [Heading(title) for title, _ in columns]
 
 
-def _values(row: Row, columns: Columns) -> list[str]:
+def _values(row: Row, columns: Columns) -> list[Entry]:
     return [show(row) for _, show in columns]
 
 
-def _comparisons(row: Row, baseline: Row | None, against: Comparisons) -> list[str]:
-    return [compare(row, baseline) if baseline else NOTHING for _, compare in against]
+def _comparisons(row: Row, baseline: Row | None, against: Comparisons) -> list[Entry]:
+    return [compare(row, baseline) if baseline else MISSING for _, compare in against]

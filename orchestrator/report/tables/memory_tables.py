@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from orchestrator.report.tables.cell_filters import both, having, of_task
+from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.formatters import (
     SAVED_RANKS,
     Value,
@@ -72,6 +73,13 @@ MEMORY_TABLES: tuple[Table, ...] = (
             )
         ),
         _with_peaks,
+        first=(
+            "first step",
+            "peak",
+            "peak reserved",
+            "predicted",
+        ),
+        is_default=True,
     ),
     Table(
         "memory-prediction",
@@ -97,7 +105,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
                 ),
                 ("measured reserved", lambda phase: gib(f"{phase}_peak_reserved_bytes")),
                 ("reserved ratio", lambda phase: _prediction_ratio(f"{phase}_peak_reserved_bytes")),
-                ("how", lambda phase: predicted("predicted_how", str)),
+                ("how", lambda phase: predicted("predicted_how", Entry)),
             ),
             ("predicted_{}_peak_allocated_bytes",),
         ),
@@ -124,6 +132,15 @@ MEMORY_TABLES: tuple[Table, ...] = (
             "source",
         ),
         having("predicted_of_parameters_bytes", "closed_form_of_parameters_bytes"),
+        first=(
+            "in all",
+            "measured",
+            "parameters",
+            "gradients",
+            "optimizer state",
+            "activations",
+        ),
+        is_default=True,
     ),
     Table(
         "saved-tensors",
@@ -156,5 +173,6 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " predicted reserved memory, and whether it would fit.",
         Matrix(memory_need),
         of_task("train_step"),
+        is_default=True,
     ),
 )

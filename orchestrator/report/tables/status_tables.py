@@ -38,4 +38,6 @@ FAILURES = Table(
         )
     ),
     lambda cells: cells[cells["status"] != "ok"],
+    first=("status", "where", "why"),
+    is_default=True,
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import CellFilter
-from orchestrator.report.tables.layouts import PHASE, Header, Layout, Rows
+from orchestrator.report.tables.layouts import Grid, Layout, Rows
 
 NOTES = "note"  # title of a column of sentences, one a line, that become numbered notes
 
@@ -17,6 +16,9 @@ class Table:
     """A table of the report. It is left out if no cell passes its filter.
 
     read: how to read the table, for its caption.
+    first: titles of the measures that are shown where there is no room for all, the most important
+        first; empty: in the order of the layout.
+    is_default: shown by `sweep report` and on the page without being asked for.
     """
 
     name: str
@@ -24,34 +26,55 @@ class Table:
     read: str
     layout: Layout
     cells: CellFilter = lambda cells: cells
+    first: tuple[str, ...] = ()
+    is_default: bool = False
 
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        """Return the header and rows, without those that have no value besides names of cells."""
+    def lay_out(self, results: Results) -> Grid:
+        """Return the grid without rows and columns in which no measure has a value."""
         chosen = self.cells(results.cells)
         if chosen.empty:
-            return [], []
-        header, rows = self.layout.lay_out(replace(results, cells=chosen))
-        keys = {*results.axes, PHASE}
-        values = [index for index, title in enumerate(header) if title not in keys]
+            return Grid([], [], [])
+        grid = self.layout.lay_out(replace(results, cells=chosen))
+        first = len(grid.keys)
         # Of 1,028 published rows of times, 425 were of cells whose memory alone was measured.
-        rows = [row for row in rows if any(row[index] != NOTHING for index in values)]
-        header, rows = _without_empty_columns(header, rows)
-        has_values = bool(set(header) - {*keys, NOTES})
-        return (header, rows) if has_values else ([], [])
+        filled = [row for row in grid.rows if not all(entry.is_missing for entry in row[first:])]
+        grid = _without_empty_columns(grid._replace(rows=filled))
+        has_values = any(heading.title != NOTES for heading in grid.measures)
+        return grid if has_values else Grid([], [], [])
 
 
-def _without_empty_columns(header: Header, rows: Rows) -> tuple[Header, Rows]:
+def _without_empty_columns(grid: Grid) -> Grid:
     """Drop the columns that are empty in every row, such as the allocator's peaks on a CPU."""
-    visible = [index for index in range(len(header)) if any(row[index] != NOTHING for row in rows)]
-    return [header[index] for index in visible], [[row[index] for index in visible] for row in rows]
+    count = len(grid.keys)
+    headings = [*grid.keys, *grid.measures]
+    shown = []
+    for index in range(len(headings)):
+        if any(not row[index].is_missing for row in grid.rows):
+            shown.append(index)
+    rows = [[row[index] for index in shown] for row in grid.rows]
+    keys = [grid.keys[index] for index in shown if index < count]
+    measures = [grid.measures[index - count] for index in shown if index >= count]
+    return Grid(keys, measures, rows, grid.compared)
 
 
 @dataclass(frozen=True)
 class RenderedTable:
-    """A table as texts. Rows refer to `notes` by number, starting at 1."""
+    """A table with all its rows. Rows refer to `notes` by number, starting at 1."""
 
     table: Table
-    header: list[str]
-    rows: list[list[str]]
+    grid: Grid
     provenance: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> list[str]:
+        return [*self.grid.keys, *map(str, self.grid.measures)]
+
+    @property
+    def rows(self) -> Rows:
+        return self.grid.rows
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The rows as texts with marks, as a reader sees them."""
+        return [list(map(str, row)) for row in self.grid.rows]

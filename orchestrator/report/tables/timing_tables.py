@@ -48,6 +48,15 @@ TIMINGS = Table(
         )
     ),
     of_task("train_step"),
+    first=(
+        "total",
+        "forward",
+        "backward",
+        "optimizer step",
+        "backward / forward",
+        "tokens/s",
+    ),
+    is_default=True,
 )
 
 PHASES = Table(
@@ -74,6 +83,11 @@ PHASES = Table(
         ),
     ),
     of_task("train_step", "matmul"),
+    first=(
+        "n",
+        "mean ± sd",
+        "median [95 % interval]",
+    ),
 )
 
 WARMUP = Table(
@@ -110,6 +124,13 @@ UTILISATION = Table(
         )
     ),
     both(of_task("train_step", "matmul"), having("achieved_tflops")),
+    first=(
+        "step ms",
+        "TFLOP/s",
+        "MFU",
+        "of ceiling",
+    ),
+    is_default=True,
 )
 
 CPU_BOUND = Table(
@@ -138,6 +159,13 @@ CPU_BOUND = Table(
     ),
     # Without pipelined steps it is unknown how far the CPU was ahead.
     having("step_pipelined_ms_median"),
+    first=(
+        "synced",
+        "pipelined",
+        "phases that wait",
+        "CPU-bound",
+        "CPU ahead, at most ms",
+    ),
 )
 
 SCALING = Table(
@@ -156,4 +184,11 @@ SCALING = Table(
         (("peak bytes / pair", peak_bytes_per_pair),),
     ),
     varying("context_length", "train_step", "attention"),
+    first=(
+        "step ms",
+        "exponent of step ms",
+        "peak GiB",
+        "exponent of peak GiB",
+    ),
+    is_default=True,
 )

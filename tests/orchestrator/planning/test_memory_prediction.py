@@ -249,12 +249,12 @@ def test_a_run_keeps_predictions_beside_measurements(
     assert set(training["predicted_verdict"]) == {"oom"}
     assert pd.isna(cells.loc["matmul", "predicted_peak_allocated_bytes"])
     pages = {page.table.name: page for page in lay_out(load_results(request.run))}
-    rows = pd.DataFrame(pages["memory-prediction"].rows, columns=pages["memory-prediction"].header)
+    rows = pd.DataFrame(pages["memory-prediction"].texts, columns=pages["memory-prediction"].header)
     assert list(rows.loc[rows["phase"] == "forward", "ratio"]) == ["0.8000"] * 3
     assert "predicted" in pages["memory"].header
-    parts = pd.DataFrame(pages["memory-parts"].rows, columns=pages["memory-parts"].header)
+    parts = pd.DataFrame(pages["memory-parts"].texts, columns=pages["memory-parts"].header)
     assert parts["parameters"].iloc[0] == "1.00"
-    assert any("; predicted 2.2 GiB, oom" in text for row in pages["oom-map"].rows for text in row)
+    assert any("; predicted 2.2 GiB, oom" in text for row in pages["oom-map"].texts for text in row)
 
 
 def test_cells_are_left_out_only_when_asked(

@@ -46,10 +46,10 @@ def report(*words: object) -> Result:
 def test_a_table_has_the_cells_of_both_runs(runs: list[Path]) -> None:
     both = sweep.load(*runs)
     table = both.table("timings").set_index(["context_length", "run"])
-    assert table.loc[(32, "old"), "forward"].startswith("10.0")
-    assert table.loc[(32, "new"), "forward"].startswith("8.0")
-    assert table.loc[(64, "old"), "total"] == "OOM"
-    assert table.loc[(64, "new"), "forward"].startswith("16.0")
+    assert table.loc[(32, "old"), "forward_ms"] == 10.0
+    assert table.loc[(32, "new"), "forward_ms"] == 8.0
+    assert table.loc[(64, "old"), "status"] == "oom"
+    assert table.loc[(64, "new"), "forward_ms"] == 16.0
     assert len(both.cells) == 4
     assert both.cells["cell"].is_unique
     for name, folder in zip(("old", "new"), runs, strict=True):

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.cli.main import main
 from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.formats.markdown import MAX_ROWS
+from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.views import MAX_ROWS
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-MORE = 3
+CELLS = 43  # more than fit a page
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def run(
     monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: Drawing())
     with open_for_writing(Run(tmp_path / "a run")) as writer:
         writer.write_manifest({"name": "many"})
-        for place in range(MAX_ROWS + MORE):
+        for place in range(CELLS):
             writer.append(make_outcome(context_length=16 + place), None)
     return Run(tmp_path / "a run")
 
@@ -39,27 +42,51 @@ def report(*words: object) -> Result:
 
 
 def rows(text: str) -> list[str]:
-    """Those of the table of timings, without its header."""
-    (_, table) = text.split("## Step time\n")
-    return [line for line in table.split("\n## ")[0].splitlines() if line.startswith("|")][2:]
+    """The rows of the table of timings, without its head."""
+    (_, table) = text.split("Step time\n")
+    lines = table.split("\n\n")[1].splitlines()
+    rule = next(index for index, line in enumerate(lines) if line.strip().startswith("─"))
+    return [line for line in lines[rule + 1 :] if re.match(r" *\d", line)]
 
 
-def test_the_terminal_has_the_first_rows_and_what_prints_the_others(run: Run) -> None:
+def test_the_overview_fits_a_terminal_and_names_the_tables(run: Run) -> None:
     done = report(run.folder)
     assert done.exit_code == 0
-    assert len(rows(done.stdout)) == MAX_ROWS
-    (command,) = re.findall(
-        rf"^… and {MORE} more rows: (sweep report .* --table timings)$", done.stdout, re.MULTILINE
-    )
-    whole = CliRunner().invoke(main, shlex.split(command)[1:])
-    assert len(rows(whole.stdout)) == MAX_ROWS + MORE
-    assert "more rows" not in whole.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in done.stdout
+    assert "--table timings" in done.stdout
+    assert len(rows(report(run.folder, "--table", "timings").stdout)) == CELLS
+
+
+def test_tables_are_listed_by_what_the_page_shows() -> None:
+    shown, on_demand = report("nowhere", "--table", "list").stdout.split("On demand:")
+    assert "  precision " in shown
+    assert "  kernel-diff " in on_demand
+    names = [line.split()[0] for line in f"{shown}{on_demand}".splitlines() if line[:2] == "  "]
+    assert sorted(names) == sorted(table.name for table in TABLES)
+    assert shown.count("\n  ") == 12
 
 
 def test_the_files_and_what_programs_read_are_whole(run: Run) -> None:
     assert report(run.folder).exit_code == 0
-    assert len(rows((run.folder / "report" / "timings.md").read_text())) == MAX_ROWS + MORE
-    assert "more: sweep report" not in report(run.folder, "--format", "csv").stdout
+    file = pd.read_csv(run.folder / "report" / "timings.csv")
+    assert len(file) == CELLS
+    printed = report(run.folder, "--table", "timings", "--format", "csv").stdout
+    assert len(pd.read_csv(io.StringIO(printed))) == CELLS
+    objects = json.loads(report(run.folder, "--table", "timings", "--format", "json").stdout)
+    assert [one["context_length"] for one in objects] == file["context_length"].tolist()
+    assert {type(one["forward_ms"]) for one in objects} <= {int, float}
+
+
+def test_latex_has_a_slice_unless_cells_are_selected(run: Run) -> None:
+    latex = report(run.folder, "--table", "timings", "--format", "tex").stdout
+    assert len(re.findall(r" \\\\$", latex, re.M)) == MAX_ROWS + 1  # and the head
+    selected = report(
+        run.folder, "--table", "timings", "--format", "tex", "--where", "size=tiny"
+    ).stdout
+    assert r"\begin{longtable}" in selected
 
 
 def test_the_answers_are_printed_and_written(
@@ -69,9 +96,11 @@ def test_the_answers_are_printed_and_written(
         for size in range(30):
             writer.append(make_outcome(Status.OOM, batch_size=100 + size, context_length=64), None)
     printed, written = report(run.folder).stdout, run.folder / "report" / "answers.md"
-    total = MAX_ROWS + MORE + 30
-    for text in (printed, written.read_text()):
-        assert f"- out of memory: **30/{total}** cells run out. 30 cells ran out of memory." in text
+    total = CELLS + 30
+    sentence = f"- out of memory: **30/{total}** cells run out. 30 cells ran out of memory."
+    assert sentence in written.read_text()
+    assert re.search(rf"^  out of memory +30/{total} +cells run out", printed, re.MULTILINE)
+    assert len(printed.splitlines()) <= 60
 
 
 def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
@@ -85,9 +114,7 @@ def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
     assert done.exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("asked", "missing"), [(None, 0), (10, 0), (MAX_ROWS + MORE, 0), (MAX_ROWS + MORE + 7, 7)]
-)
+@pytest.mark.parametrize(("asked", "missing"), [(None, 0), (10, 0), (CELLS, 0), (CELLS + 7, 7)])
 def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missing: int) -> None:
     """Runs of before that was kept do not tell; cells of another selection are more than were asked for."""
     with open_for_writing(run) as writer:
@@ -104,33 +131,20 @@ def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missi
     )
 
 
-def test_what_was_chosen_stands_in_the_command_for_the_others(run: Run) -> None:
+def test_selected_cells_are_in_the_command_for_the_others(run: Run) -> None:
     beginnings = ",".join(sorted({cell[0] for cell in run.read("attempts")["cell"]}))
     done = report(run.folder, "--cells", beginnings)
-    assert f"--cells {beginnings} --table timings\n" in done.stdout
+    assert f"--cells {beginnings} --table timings --format csv\n" in done.stdout
 
 
 def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
     done = report(run.folder, "--where", "context_length=16|18|1000", "--table", "timings")
-    assert [row.split("|")[2].strip() for row in rows(done.stdout)] == ["16", "18"]
+    assert [row.split()[0] for row in rows(done.stdout)] == ["16", "18"]
     assert not (run.folder / "report").exists()  # of all that was measured
-    assert (
-        len(
-            rows(
-                report(
-                    run.folder,
-                    "--where",
-                    "status=ok,task=train_step",
-                    "--where",
-                    "context_length=16",
-                ).stdout
-            )
-        )
-        == 1
-    )
-    assert (
-        "--where size=tiny --table timings\n" in report(run.folder, "--where", "size=tiny").stdout
-    )
+    two = ("--where", "status=ok,task=train_step", "--where", "context_length=16")
+    assert "tiny" in report(run.folder, *two, "--table", "timings").stdout
+    done = report(run.folder, "--where", "size=tiny")
+    assert "--where size=tiny --table timings --format csv\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -153,9 +167,8 @@ def test_where_there_is_no_such_cell(run: Run, where: str, said: str) -> None:
 
 def test_a_comma_too_many_chooses_no_other_cells(run: Run) -> None:
     one = run.read("attempts")["cell"][0]
-    assert (
-        report(run.folder, "--cells", f"{one},", "--table", "timings").stdout.count("\n| ") == 2
-    )  # the header and its row
+    printed = report(run.folder, "--cells", f"{one},", "--table", "timings", "--format", "csv")
+    assert printed.stdout.count("\n") == 3  # the header, its row, and the end of the table
     refused = report(run.folder, "--cells", " ,")
     assert (refused.exit_code, "names no cell" in refused.stderr) == (2, True)
 
@@ -165,6 +178,6 @@ def test_what_cannot_be_written_is_printed_and_told(run: Run, words: tuple[str, 
     (run.folder / "report").write_text("a file where the folder should be")
     done = report(run.folder, *words)
     assert done.exit_code == 2
-    assert len(rows(done.stdout)) >= MAX_ROWS
+    assert "timings" in done.stdout or len(rows(done.stdout)) == CELLS
     assert done.stderr.startswith(f"sweep: {run.folder}: cannot be written: ")
     assert len(done.stderr.splitlines()) == 1

@@ -1,16 +1,16 @@
-"""The same numbers in every format, whatever a model is called; LaTeX and Typst that compile, where the compilers are."""
+"""Tables as files: typed CSV, LaTeX and Typst that fit a page and compile, and names that are no markup."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import re
 import shutil
 import subprocess
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -19,17 +19,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.analysis.results import Results, load_results
-from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_latex, to_typst
-from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import (
-    MAX_ROWS,
-    RenderedTable,
-    lay_out,
-    table_for_programs,
-    to_markdown,
-)
-from orchestrator.report.tables.formatters import HOST_MARK
+from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_json
+from orchestrator.report.formats.fitting import TEXT_PT, estimated_pt, fitting_view
+from orchestrator.report.formats.latex import to_ascii_latex, to_latex
+from orchestrator.report.formats.markdown import lay_out, to_markdown
+from orchestrator.report.formats.records import records_of
+from orchestrator.report.formats.terminal import Screen, table_text
+from orchestrator.report.formats.typst import to_typst
+from orchestrator.report.tables.entries import HOST_MARK, Entry, milliseconds, quantity
+from orchestrator.report.tables.layouts import Grid, Heading
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.views import MAX_COLUMNS, MAX_ROWS, view_of
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
@@ -62,7 +63,14 @@ def every_page(results_of_every_kind: Results) -> list[RenderedTable]:
 
 @pytest.fixture
 def ugly() -> RenderedTable:
-    return RenderedTable(TABLES[0], ["axis", UGLY], [["1", UGLY], ["2", "–"]], UGLY)
+    return text_table(["axis", UGLY], [["1", UGLY], ["2", "–"]])
+
+
+def text_table(header: list[str], rows: list[list[str]]) -> RenderedTable:
+    """A table of texts. The first column is a key."""
+    key, *titles = header
+    entries = [list(map(Entry, row)) for row in rows]
+    return RenderedTable(TABLES[0], Grid([key], list(map(Heading, titles)), entries), UGLY)
 
 
 def test_every_page_is_there_in_every_format(pages: list[RenderedTable]) -> None:
@@ -72,85 +80,91 @@ def test_every_page_is_there_in_every_format(pages: list[RenderedTable]) -> None
     }
 
 
-def test_markdown_in_a_file_is_what_is_printed_but_for_the_blanks_that_align_it_and_what_would_be_tags(
-    pages: list[RenderedTable], ugly: RenderedTable
-) -> None:
-    for page in (*pages, ugly):
-        printed, written = (
-            to_markdown(page).replace("<", r"\<").splitlines(),
-            FORMATS["md"](page).splitlines(),
-        )
-        for aligned, compact in zip(printed, written, strict=True):
-            rule = re.fullmatch(r"[|:-]+", compact)
-            assert rule or re.sub(" +", " ", aligned) == re.sub(" +", " ", compact)
-    assert len(FORMATS["md"](ugly)) < len(to_markdown(ugly))
+def test_markdown_in_a_file_is_not_aligned(ugly: RenderedTable) -> None:
+    printed = to_markdown(view_of(ugly)).replace("<", r"\<").splitlines()
+    written = FORMATS["md"](ugly).splitlines()
+    for aligned, compact in zip(printed, written, strict=True):
+        rule = re.fullmatch(r"[|:-]+", compact)
+        assert rule or re.sub(" +", " ", aligned) == re.sub(" +", " ", compact)
+    assert len(FORMATS["md"](ugly)) < len(to_markdown(view_of(ugly)))
 
 
-def rejoined(printed: list[str], read: dict[str, str]) -> Iterator[str]:
-    """A row of CSV as it was printed: each mean beside its deviation, and with its mark. Empties what was read."""
-    within_noise = read.pop("within noise (~)", "").split("; ")
-    for title in printed:
-        text = read.pop(title.replace(" ± sd", ""))
-        deviation = read.pop(title.replace("mean ± ", "") if "±" in title else f"{title} sd", "")
-        text += "~" * (title in within_noise)
-        yield f"{text} ± {deviation}" if deviation and text[0].isdigit() else text
-
-
-def test_a_mean_and_its_deviation_are_numbers(results: Results) -> None:
-    """Each in its own column, also where a title has both; Markdown keeps them together."""
+def test_csv_has_numbers_intervals_and_statuses_in_their_own_columns(results: Results) -> None:
     timings, phases = lay_out(results, ["timings", "phases"])
-    header, row, *_ = csv.reader(io.StringIO(to_csv(timings), newline=""))
-    read = dict(zip(header, row, strict=True))
-    assert f"{read['total']} ± {read['total sd']}" in to_markdown(timings)
-    assert header[header.index("forward") + 1] == "forward sd"
-    assert float(read["total sd"]) > 0
-    assert "mean ± sd" in phases.header
-    assert {"mean", "sd"} < set(to_csv(phases).splitlines()[0].split(","))
-    failed = next(
-        row for row in csv.reader(io.StringIO(to_csv(timings), newline="")) if "OOM" in row
+    read = pd.read_csv(io.StringIO(to_csv(timings)))
+    assert read["total_ms"].dtype.kind == read["total_sd_ms"].dtype.kind == "f"
+    assert read.loc[read["status"] == "oom", "total_ms"].isna().all()
+    assert set(read["status"]) == {"ok", "oom"}
+    assert {"mean_ms", "mean_sd_ms", "median_ms", "n"} < set(
+        pd.read_csv(io.StringIO(to_csv(phases)))
     )
-    assert failed[header.index("total") :][:2] == ["OOM", "–"]
-    marked = replace(
-        timings, rows=[[text + "†" * ("±" in text) for text in row] for row in timings.rows]
-    )
-    titles, rows = table_for_programs(marked)
-    assert titles[-1] == "CPU-bound (†)"
-    assert rows[0][:-1] == row
-    assert rows[0][-1] == "forward; backward; optimizer step; total"
 
 
-def test_csv_reads_back_to_the_letter(pages: list[RenderedTable], ugly: RenderedTable) -> None:
-    """But for the commas between thousands, and for no others, and for standard deviations, which have columns of their own."""
-    grouped = 0
-    for page in (*pages, replace(ugly, rows=[*ugly.rows, ["1,2", "12,34 ± 1,000"]])):
-        header, *rows = csv.reader(io.StringIO(to_csv(page), newline=""))
-        found = [dict(zip(header, row, strict=True)) for row in rows]
-        as_printed = [list(rejoined(page.header, row)) for row in found]
-        assert not any(found)  # no other column is there
-        for read, printed in zip(chain(*as_printed), chain(*page.rows), strict=True):
-            is_grouped = re.fullmatch(r"\d+,\d{3}", printed) is not None
-            assert read == (printed.replace(",", "") if is_grouped else printed)
-            grouped += is_grouped
-    assert grouped > 0
+def test_every_measure_of_every_table_is_numeric_in_csv(every_page: list[RenderedTable]) -> None:
+    for page in every_page:
+        frame = pd.read_csv(io.StringIO(to_csv(page)))
+        assert frame.columns.is_unique
+        assert list(frame) == records_of(page).names
+        assert len(frame) == len(page.rows)
+        view = view_of(page, max_rows=None, max_columns=None)
+        numeric = sum(frame[name].dtype.kind in "ifb" for name in frame)
+        assert numeric >= sum(measure.kind != "text" for measure in view.measures), page.table.name
+        assert [dict(zip(frame, row, strict=False)) for row in json.loads(to_json(page))]
+
+
+def test_csv_numbers_are_those_that_a_reader_sees(every_page: list[RenderedTable]) -> None:
+    """To the last printed digit, in the unit of the column."""
+    compared = 0
+    for page in every_page:
+        for row in page.rows:
+            for entry in row[len(page.grid.keys) :]:
+                printed = re.fullmatch(r"[≥≈ ]*(-?\+?[\d,]+(\.\d+)?)(%?)×?", entry.text)
+                if entry.number is None or printed is None or isinstance(entry.number, bool):
+                    continue
+                text = printed[1].replace(",", "")
+                scaled = entry.number * (100 if printed[3] else 1)
+                digits = len(text.partition(".")[2])
+                assert math.isclose(float(text), scaled, abs_tol=0.500001 * 10**-digits), page.table
+                compared += 1
+    assert compared > 500
 
 
 @given(st.lists(st.text() | st.from_regex(r"[=+\-@\t\r'][^,]*"), min_size=1, max_size=5))
 @example(["=cmd|' /C calc'!A0", "+1+1", "@SUM(1)", "-2+3", "\t=1+1", "\r=1+1", "'=1", "a\rb"])
 def test_no_text_of_a_csv_file_is_a_formula(texts: list[str]) -> None:
     """Removing one apostrophe restores the text."""
-    plain = [re.sub("[†~±,]", "", text) for text in texts]  # marks have their own columns
-    page = RenderedTable(TABLES[0], list(map(str, range(len(plain)))), [plain], "")
+    plain = [text for text in texts if text != "–"]
+    page = text_table(["key", *map(str, range(len(plain)))], [["k", *plain]])
     _, row = csv.reader(io.StringIO(to_csv(page), newline=""))
-    for written, text in zip(row, plain, strict=True):
-        is_number = re.fullmatch(r"[+-]?(\d+(\.\d+)?([eE][+-]?\d+)?%?|inf)", text)
-        assert is_number or written[:1] not in {"=", "+", "-", "@", "\t", "\r"}
+    for written, text in zip(row[1:-1], plain, strict=True):
+        assert written[:1] not in {"=", "+", "-", "@", "\t", "\r"}
         assert written.removeprefix("'") == text
 
 
-@pytest.mark.parametrize("number", ["-2.5", "+0.12", "-1e-05", "+3.20%", "-inf", "12"])
-def test_numbers_of_a_csv_file_have_no_apostrophe(number: str) -> None:
-    page = RenderedTable(TABLES[0], ["more ms"], [[number]], "")
-    assert to_csv(page) == f"more ms\n{number}\n"
+@given(
+    st.lists(
+        st.sampled_from([0.0, -1.5, math.nan, math.inf, -math.inf, 1e308, 1e-308]),
+        min_size=3,
+        max_size=3,
+    )
+)
+def test_no_number_keeps_a_table_from_being_written(values: list[float]) -> None:
+    entries = [
+        quantity(values[0], ",.2f", "GiB"),
+        milliseconds(values[1]),
+        quantity(values[2], ".1%"),
+    ]
+    headings = [Heading("peak"), Heading("ms"), Heading("share")]
+    page = RenderedTable(TABLES[0], Grid(["size"], headings, [[Entry("small"), *entries]]), "")
+    for form in (*FORMATS.values(), to_json, lambda one: table_text(one, Screen(60), None, "")):
+        assert "small" in form(page)
+    assert all(len(entry.text) < 25 for entry in entries)
+    assert json.loads(to_json(page))[0]["size"] == "small"
+
+
+def test_negative_numbers_of_a_csv_file_have_no_apostrophe() -> None:
+    grid = Grid(["name"], [Heading("more ms")], [[Entry("a"), quantity(-2.5, "+.3f", "ms")]])
+    assert to_csv(RenderedTable(TABLES[0], grid, "")) == "name,more_ms,status\na,-2.5,ok\n"
 
 
 @pytest.mark.render
@@ -183,7 +197,7 @@ def test_what_is_printed_is_what_the_frame_has(
         place = next(place for place, name in enumerate(page.header) if name.startswith(title))
         printed = [
             found[0]
-            for row in page.rows
+            for row in page.texts
             if (found := re.match(r"-?[\d.]+", row[place].replace(",", "")))
         ]
         values = [float(value) * scale for value in results_of_every_kind.cells[column].dropna()]
@@ -193,28 +207,24 @@ def test_what_is_printed_is_what_the_frame_has(
             assert any(f"{value:.{digits}f}" == text for value in values), (table, text)
 
 
-def test_every_format_of_every_table_has_the_same_numbers(every_page: list[RenderedTable]) -> None:
-    """Read back out of what was written: as many numbers, and each to the same digit."""
+def test_every_view_has_few_columns_and_rows(every_page: list[RenderedTable]) -> None:
     for page in every_page:
-        numbers = [
-            number
-            for row in table_for_programs(page)[1]
-            for text in row
-            for number in re.findall(r"\d+\.\d+", text)
-        ]
-        assert [number for row in list(csv.reader(io.StringIO(to_csv(page), newline="")))[1:] for text in row
-                for number in re.findall(r"\d+\.\d+", text)] == numbers  # fmt: skip
-        for form in (to_markdown, to_latex, to_typst):
-            found = Counter(re.findall(r"\d+\.\d+", form(page)))
-            assert (
-                not Counter(
-                    number
-                    for row in page.rows
-                    for text in row
-                    for number in re.findall(r"\d+\.\d+", text)
-                )
-                - found
-            )
+        view = view_of(page)
+        assert len(view.header) <= MAX_COLUMNS
+        assert len(view.rows) <= MAX_ROWS
+        assert view.measures
+        for row in view.rows:
+            assert len(row) == len(view.header)
+
+
+def test_every_table_fits_a_page_and_a_terminal(every_page: list[RenderedTable]) -> None:
+    for page in every_page:
+        assert estimated_pt(fitting_view(page, MAX_ROWS)) <= TEXT_PT, page.table.name
+        for width in (60, 100):
+            text = table_text(page, Screen(width), None, "sweep report RUN")
+            assert max(map(len, text.splitlines())) <= width, page.table.name
+        assert "resizebox" not in to_latex(page)
+        assert "scalebox" not in to_latex(page)
 
 
 def test_nothing_of_a_name_is_markup(ugly: RenderedTable) -> None:
@@ -223,7 +233,7 @@ def test_nothing_of_a_name_is_markup(ugly: RenderedTable) -> None:
         in to_latex(ugly)
     )
     assert r"<script>alert(\"1\")</script>" in to_typst(ugly)  # inside a string
-    assert "\\|" in to_markdown(ugly)
+    assert "\\|" in to_markdown(view_of(ugly))
     assert r"\<script>" in FORMATS["md"](ugly)
     assert not re.search(r"(?<!\\)<", FORMATS["md"](ugly))
     assert "\x1b" not in to_typst(ugly)
@@ -270,19 +280,17 @@ def test_every_table_in_latex_is_ascii_and_says_what_it_needs(
     for page in (*every_page, ugly, long(ugly)):
         text = to_latex(page)
         assert text.isascii()
-        needs = (
-            "booktabs,graphicx,longtable" if r"\begin{longtable}" in text else "booktabs,graphicx"
-        )
+        needs = "booktabs,longtable" if r"\begin{longtable}" in text else "booktabs"
         assert text.startswith(rf"% needs \usepackage{{{needs}}}" + "\n")
 
 
 def test_what_fills_more_than_a_page_of_latex_goes_on_over_the_next(ugly: RenderedTable) -> None:
-    assert r"\begin{tabular}" in to_latex(replace(ugly, rows=ugly.rows[:1] * MAX_ROWS))
-    assert r"\begin{longtable}" in to_latex(replace(ugly, rows=ugly.rows[:1] * (MAX_ROWS + 1)))
+    assert r"\begin{tabular}" in to_latex(ugly)
+    assert r"\begin{longtable}" in to_latex(long(ugly))
 
 
 def long(page: RenderedTable) -> RenderedTable:
-    return replace(page, rows=page.rows * MAX_ROWS)
+    return replace(page, grid=page.grid._replace(rows=page.rows * 41))
 
 
 def test_latex_compiles_and_fits(
@@ -292,12 +300,10 @@ def test_latex_compiles_and_fits(
     compiler = shutil.which("pdflatex")
     if compiler is None:
         pytest.skip("needs pdflatex")
-    strange = replace(ugly, rows=[["[1]", "*"], ["*", "≈ 中 ½ ä ḥ ÿ ™"], ["[", "]"]])
-    wide = replace(
-        ugly, header=[f"column {place}" for place in range(24)], rows=[["12.34 ± 0.56"] * 24]
-    )
+    strange = text_table(["a", "b"], [["[1]", "*"], ["*", "≈ 中 ½ ä ḥ ÿ ™"], ["[", "]"]])
+    wide = text_table([f"column {place}" for place in range(24)], [["12.34 ± 0.56"] * 24])
     shown = (*every_page, ugly, strange, wide, long(strange), long(wide))
-    begin = "\\documentclass{article}\\usepackage{booktabs,graphicx,longtable}\\begin{document}\n"
+    begin = "\\documentclass{article}\\usepackage{booktabs,longtable}\\begin{document}\n"
     text = "\\clearpage\n".join(map(to_latex, shown))
     (tmp_path / "all.tex").write_text(begin + text + "\\end{document}\n")
     for _ in range(2):  # how wide the columns of a longtable are, the second time knows

@@ -340,7 +340,7 @@ def test_every_published_table_has_a_row_in_reference(
     """A row has a ratio unless its shape is not stated, their cell ran out of memory, or they printed zero."""
     source = f"{key[0]}: {TITLES[key]}"
     starts = (f"{source} (", f"{source}: ")
-    rows = [dict(zip(page.header, row, strict=True)) for row in page.rows]
+    rows = [dict(zip(page.header, row, strict=True)) for row in page.texts]
     rows = [row for row in rows if row["source"].startswith(starts)]
     assert rows
     for row in rows:

@@ -64,7 +64,7 @@ def results_of(tmp_path: Path, make_outcome: MakeOutcome) -> Callable[..., Resul
 
 def table(results: Results, name: str) -> list[dict[str, str]]:
     pages = lay_out(results, [name])
-    return [dict(zip(page.header, row, strict=True)) for page in pages for row in page.rows]
+    return [dict(zip(page.header, row, strict=True)) for page in pages for row in page.texts]
 
 
 def test_the_composition_adds_up(

@@ -44,7 +44,7 @@ def results_of(tmp_path: Path) -> Callable[..., Results]:
 
 def table(results: Results, name: str) -> pd.DataFrame:
     (page,) = lay_out(results, [name])
-    return pd.DataFrame(page.rows, columns=page.header)
+    return pd.DataFrame(page.texts, columns=page.header)
 
 
 def saved(instrument: str, *operations: tuple[str, float]) -> list[Sample]:

@@ -33,7 +33,7 @@ def test_the_total_of_a_cell_without_warm_up_is_that_of_its_first_steps(
         for warmup_steps in (0, 1):
             writer.append(timed(warmup_steps), None)
     (page,) = lay_out(load_results(Run(tmp_path / "run")), ["timings"])
-    totals = {row[page.header.index("total")] for row in page.rows}
+    totals = {row[page.header.index("total")] for row in page.texts}
     assert totals == {"44.00 ± 48.66", "10.00 ± 0.000"}
 
 
@@ -46,5 +46,5 @@ def test_the_standard_deviation_of_one_sample_is_unknown(
     results = load_results(Run(tmp_path / "run"))
     assert "step_ms_sd" not in results.cells or results.cells["step_ms_sd"].isna().all()
     timings, phases = lay_out(results, ["timings", "phases"])
-    assert timings.rows[0][timings.header.index("total")] == "10.00 ± –"
+    assert timings.texts[0][timings.header.index("total")] == "10.00 ± –"
     assert "std/mean" not in phases.header  # no row has one

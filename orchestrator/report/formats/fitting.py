@@ -1,0 +1,71 @@
+"""Views of tables that are no wider than the text of a page, by an estimate of their letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from orchestrator.report.tables.entries import shorten
+from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
+
+# Of LaTeX's article class, the narrowest text that papers have in common.
+TEXT_PT = 345
+_LETTER_PT = 5.25  # of a digit in \small with a margin; most letters are narrower
+BETWEEN_COLUMNS_PT = 8
+_LONGEST_TEXTS = (42, 20, 10)  # letters of an entry, such as the name of a kernel
+
+
+def printable(text: str) -> str:
+    """Replace control characters, such as the colours of a message, which no compiler accepts."""
+    if text.isprintable():
+        return text
+    return "".join([letter if letter.isprintable() else " " for letter in text])
+
+
+def narrowed(
+    page: RenderedTable, max_rows: int | None, fits: Callable[[TableView], bool]
+) -> TableView:
+    """Return the view with the most columns that fits, with its long texts shortened."""
+    for longest in _LONGEST_TEXTS:
+        for columns in range(MAX_COLUMNS, 0, -1):
+            view = _shortened(view_of(page, max_rows, columns), longest)
+            if fits(view):
+                return view
+    return view
+
+
+def _shortened(view: TableView, longest: int) -> TableView:
+    rows = []
+    for row in view.rows:
+        rows.append([entry._replace(text=shorten(entry.text, longest)) for entry in row])
+    return replace(view, rows=rows)
+
+
+def fitting_view(page: RenderedTable, max_rows: int | None) -> TableView:
+    """Return the view with the most columns that are no wider than TEXT_PT together."""
+    return narrowed(page, max_rows, lambda view: estimated_pt(view) <= TEXT_PT)
+
+
+def estimated_pt(view: TableView) -> float:
+    """Return the width of a table whose heads break between words."""
+    letters = 0
+    for head, *texts in zip(heads(view), *view.rows, strict=True):
+        longest_text = max((len(str(text)) for text in texts), default=0)
+        letters += max(longest_text, *map(len, head))
+    return letters * _LETTER_PT + len(view.header) * BETWEEN_COLUMNS_PT
+
+
+def heads(view: TableView) -> list[list[str]]:
+    """Return the lines of the head of each column: its words, joined while they stay short."""
+    return [_lines(title) for title in view.header]
+
+
+def _lines(title: str) -> list[str]:
+    lines: list[str] = []
+    for word in title.split(" "):
+        if lines and len(lines[-1]) + len(word) < 10:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines

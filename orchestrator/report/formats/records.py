@@ -1,0 +1,96 @@
+"""Tables for programs: numbers in numeric columns, and own columns for intervals and statuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.report.formats.markdown import notes_of
+from orchestrator.report.tables.entries import Entry
+from orchestrator.report.tables.table import NOTES, RenderedTable
+from orchestrator.report.tables.views import Kind, Measure, view_of
+
+Scalar = str | float | None
+_ENDS = ("low", "high", "deviation")
+_SUFFIXES = {"low": "low", "high": "high", "deviation": "sd"}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Column names and rows of numbers, bools and texts; None is nothing or a failed cell."""
+
+    names: list[str]
+    rows: list[list[Scalar]]
+
+
+def records_of(page: RenderedTable) -> Records:
+    """Return a table with all its rows and columns.
+
+    The name of a column has its unit. `status` and `cpu_bound` are columns, one for each compared
+    value, so that every other column holds values of one type.
+    """
+    view = view_of(page, max_rows=None, max_columns=None)
+    columns: dict[str, list[Scalar]] = {}
+    entries = list(zip(*view.rows, strict=True)) or [()] * len(view.header)
+    for name, values in zip(view.keys, entries, strict=False):
+        columns[_unused(_snake(name), columns)] = _values(values)
+    of_measures = list(zip(view.measures, entries[len(view.keys) :], strict=True))
+    for measure, values in of_measures:
+        if measure.name == NOTES:
+            texts = map(str, values)
+            values = tuple(Entry(" ".join(notes_of(page.notes, text))) for text in texts)
+        for name, column in _measure_columns(measure, values):
+            columns[_unused(name, columns)] = column
+    for group in dict.fromkeys(measure.group for measure in view.measures):
+        own = [values for measure, values in of_measures if measure.group == group]
+        for name, column in _state_columns(list(zip(*own, strict=True))):
+            full_name = _snake(f"{group} {name}")
+            if full_name not in columns:  # the table has a measure that says it
+                columns[full_name] = column
+    return Records(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
+
+
+def _measure_columns(
+    measure: Measure, entries: Sequence[Entry]
+) -> Iterator[tuple[str, list[Scalar]]]:
+    name = re.sub(r" ± sd$| \[.*\]$", "", f"{measure.group} {measure.name}".strip())
+    unit = "" if measure.unit.lower() in name.lower().split() else measure.unit
+    yield _snake(f"{name} {unit}"), _values(entries, measure.kind)
+    for end in _ENDS:
+        values = [getattr(entry, end) for entry in entries]
+        if any(value is not None for value in values):
+            yield _snake(f"{name} {_SUFFIXES[end]} {unit}"), values
+
+
+def _state_columns(rows: Sequence[Sequence[Entry]]) -> Iterator[tuple[str, list[Scalar]]]:
+    """Yield the status of each row, and whether its times are CPU-bound if they can be."""
+    statuses: list[Scalar] = []
+    bound: list[Scalar] = []
+    for row in rows:
+        status = next((entry.status for entry in row if entry.status), "")
+        is_empty = all(entry.is_missing for entry in row)
+        statuses.append(status or (None if is_empty else "ok"))
+        flags = [entry.is_cpu_bound for entry in row if entry.is_cpu_bound is not None]
+        bound.append(any(flags) if flags else None)
+    yield "status", statuses
+    if any(flag is not None for flag in bound):
+        yield "cpu_bound", bound
+
+
+def _values(entries: Sequence[Entry], kind: Kind | None = None) -> list[Scalar]:
+    numbers = [entry.number for entry in entries]
+    is_numeric = any(number is not None for number in numbers)
+    if is_numeric and kind is not Kind.TEXT:
+        return list(numbers)
+    return [None if entry.is_missing or entry.status else str(entry) for entry in entries]
+
+
+def _snake(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", text.lower().replace("µ", "u")).strip("_")
+
+
+def _unused(name: str, taken: dict[str, list[Scalar]]) -> str:
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,175 @@
+"""Reports for a terminal: the overview of a run, and single tables, as wide as the terminal.
+
+What is piped into a file is the same without colours, so that a log or a diff is stable.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import rich.box
+from rich.console import Console, JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from orchestrator.analysis.axes import NOTHING
+from orchestrator.analysis.results import Results
+from orchestrator.report.formats.fitting import heads, narrowed
+from orchestrator.report.formats.matrices import Matrix, matrices
+from orchestrator.report.tables.entries import HOST_MARK, Entry
+from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.views import Kind, TableView, view_of
+from orchestrator.report.text.answers import Answer
+from orchestrator.report.text.provenance import provenance
+
+MAX_WIDTH = 100
+_MARK = "*"  # after the times of CPU-bound steps; in files it would be markup
+_MAX_ANSWERS = 7
+_MAX_FAILURES = 8
+_GAP = 2  # blanks between two columns
+_FAILURES = "failures"
+# A rule below the head, and no margins.
+_HEAD_RULE = rich.box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The terminal or file that a report is printed on: width, colours and letters."""
+
+    width: int = MAX_WIDTH
+    has_color: bool = False
+    encoding: str = "utf-8"
+
+    @classmethod
+    def of_stdout(cls) -> Screen:
+        """Return the terminal of this process, or the fixed screen of a file."""
+        is_terminal = sys.stdout.isatty()
+        console = Console()
+        width = min(console.width, MAX_WIDTH) if is_terminal else MAX_WIDTH
+        has_color = is_terminal and not console.no_color
+        return cls(width, has_color, getattr(sys.stdout, "encoding", None) or "ascii")
+
+    def text(self, *parts: RenderableType) -> str:
+        """Return the parts as text, without blanks at the ends of lines."""
+        file = io.StringIO()
+        console = Console(
+            file=file,
+            width=self.width,
+            force_terminal=self.has_color,
+            no_color=not self.has_color,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+        )
+        for part in parts:
+            console.print(part)
+        lines = [line.rstrip() for line in file.getvalue().splitlines()]
+        text = "\n".join(lines).replace(HOST_MARK, _MARK)
+        return text.encode(self.encoding, "replace").decode(self.encoding)
+
+
+def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, command: str) -> str:
+    """Return a table with as many columns as the screen has room for.
+
+    command: prints the rest, for the line below a table that is not complete.
+    """
+    view = narrowed(page, max_rows, lambda one: _width(one) <= screen.width)
+    title = Text(view.title, style="bold")
+    parts: list[RenderableType] = [title, view.caption, "", _rich_table(view), ""]
+    parts += [f"{number}. {note}" for number, note in enumerate(view.notes, 1)]
+    if view.hidden_rows or view.hidden_columns:
+        parts.append(f"{_hidden(view)}: {command}")
+    return screen.text(*parts, Text(view.provenance, style="dim"))
+
+
+def _hidden(view: TableView) -> str:
+    counts = []
+    for count, noun in ((view.hidden_rows, "row"), (view.hidden_columns, "column")):
+        if count:
+            counts.append(f"{count:,} more {noun}{'' if count == 1 else 's'}")
+    return " and ".join(counts)
+
+
+def _width(view: TableView) -> int:
+    total = 0
+    for lines, *entries in zip(heads(view), *view.rows, strict=True):
+        longest = max((len(str(entry)) for entry in entries), default=0)
+        total += max(longest, *map(len, lines)) + _GAP
+    return total
+
+
+def _rich_table(view: TableView) -> RichTable:
+    table = RichTable(box=_HEAD_RULE, padding=(0, _GAP, 0, 0), pad_edge=False)
+    kinds = [*[Kind.TEXT] * len(view.keys), *(measure.kind for measure in view.measures)]
+    for lines, kind in zip(heads(view), kinds, strict=True):
+        side: JustifyMethod = "left" if kind is Kind.TEXT else "right"
+        table.add_column(Text("\n".join(lines)), justify=side, overflow="ellipsis", no_wrap=True)
+    for row in view.rows:
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def _cell(entry: Entry) -> Text:
+    return Text(str(entry), style="red" if entry.status else "")
+
+
+def overview(
+    results: Results,
+    answers: Sequence[Answer],
+    pages: Sequence[RenderedTable],
+    command: str,
+    screen: Screen,
+) -> str:
+    """Return what is most important about a run. command: prints the report again."""
+    parts = [*_head(results), *_answers(answers)]
+    for matrix in matrices(results, screen.width):
+        parts += ["", Text(matrix.title, style="bold"), _matrix_table(matrix)]
+    for page in pages:
+        if page.table.name == _FAILURES:
+            view = view_of(page, _MAX_FAILURES)
+            parts += ["", Text(view.title, style="bold"), _rich_table(view)]
+            if view.hidden_rows:
+                parts.append(f"{_hidden(view)}: {command} --table {_FAILURES}")
+    return screen.text(*parts, "", *_more(pages))
+
+
+def _head(results: Results) -> Iterator[RenderableType]:
+    yield Text(provenance(results), style="dim")
+    statuses = results.cells["status"].value_counts()
+    counts = [f"{count:,} {status}" for status, count in statuses.items()]
+    yield f"{len(results.cells):,} cells: {', '.join(counts)}"
+
+
+def _answers(answers: Sequence[Answer]) -> Iterator[RenderableType]:
+    if not answers:
+        return
+    yield from ("", Text("Answers", style="bold"))
+    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=False)
+    for answer in answers[:_MAX_ANSWERS]:
+        number = answer.number + (HOST_MARK if answer.has_mark else "")
+        texts = (f"  {answer.label}", number, answer.interval, answer.scope)
+        table.add_row(*map(Text, texts))
+    yield table
+
+
+def _matrix_table(matrix: Matrix) -> RichTable:
+    table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(matrix.row_axis, no_wrap=True)
+    for group, title in matrix.columns:
+        table.add_column(Text(f"{group}\n{title}"), justify="right", no_wrap=True)
+    for name, entries in matrix.rows:
+        table.add_row(Text(f"  {name}"), *map(_cell, entries))
+    return table
+
+
+def _more(pages: Sequence[RenderedTable]) -> Iterator[RenderableType]:
+    yield Text("More, with the same command", style="bold")
+    names = [page.table.name for page in pages if page.table.is_default] or [NOTHING]
+    yield Padding(Text(f"--table {' | '.join(names)}   (--table list: all)"), (0, 0, 0, 2))
+    others = "--where size=xl,pass=forward   other cells     --format tex | typ | csv | json | md"
+    yield Padding(Text(others), (0, 0, 0, 2))

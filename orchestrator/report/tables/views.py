@@ -1,0 +1,193 @@
+"""Views of tables: what a reader sees first, with typed entries for each format to write.
+
+A view has at most MAX_KEYS keys, MAX_COLUMNS columns and MAX_ROWS rows. Axes with one value among
+its rows are lifted into the caption. Of a longer table it shows one slice, and says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.analysis.axes import ALWAYS_SHOWN, NOTHING
+from orchestrator.report.tables.entries import Entry
+from orchestrator.report.tables.layouts import Grid, Heading, Rows
+from orchestrator.report.tables.table import RenderedTable, Table
+
+MAX_KEYS = 3
+MAX_COLUMNS = 8
+MAX_ROWS = 20
+# The slices that a reader expects, in the order in which they are chosen.
+DEFAULTS: Mapping[str, str] = {
+    "pass": "train_step",
+    "compile": "eager",
+    "memory_limit_gib": NOTHING,
+    "attention": "naive",
+}
+
+
+class Kind(StrEnum):
+    """The kind of the entries of a measure."""
+
+    NUMBER = "number"
+    INTERVAL = "interval"  # numbers with a 95 % interval
+    FLAG = "flag"
+    TEXT = "text"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of a view.
+
+    group: the compared value, such as `bf16`. digits: after the decimal point, at most.
+    priority: 0 is the most important; a narrow screen shows only the first ones.
+    """
+
+    name: str
+    unit: str
+    kind: Kind
+    priority: int
+    digits: int
+    group: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading: group, name and unit, which is left out if the name has it."""
+        words = f"{self.group} {self.name}".strip()
+        is_named = not self.unit or self.unit in words.split()
+        return words if is_named else f"{words} ({self.unit})"
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table as it is shown.
+
+    rows: an entry for each key, then one for each measure. hidden_rows, hidden_columns: how many
+    the table has besides.
+    """
+
+    name: str
+    title: str
+    caption: str
+    keys: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    rows: Rows
+    provenance: str
+    notes: tuple[str, ...] = ()
+    hidden_rows: int = 0
+    hidden_columns: int = 0
+
+    @property
+    def header(self) -> list[str]:
+        return [
+            *(key.replace("_", " ") for key in self.keys),
+            *(measure.title for measure in self.measures),
+        ]
+
+
+def view_of(
+    page: RenderedTable, max_rows: int | None = MAX_ROWS, max_columns: int | None = MAX_COLUMNS
+) -> TableView:
+    """Return the view of a table. None as a limit: all of its rows, or all of its columns."""
+    keys, rows = page.grid.keys, page.rows
+    sliced: dict[str, str] = {}
+    if max_rows is not None and max_columns is not None:
+        rows, sliced = _slice(page.grid, max_rows)
+    lifted = {} if max_columns is None else _constants(keys, rows)
+    shown = [index for index, key in enumerate(keys) if key not in lifted]
+    measures = _measures(page, rows)
+    room = len(measures) if max_columns is None else max(max_columns - len(shown), 1)
+    chosen = sorted(_chosen(measures, room))
+    indices = [*shown, *(len(keys) + index for index in chosen)]
+    return TableView(
+        page.table.name,
+        page.table.title,
+        _caption(page.table, lifted, sliced),
+        tuple(keys[index] for index in shown),
+        tuple(measures[index] for index in chosen),
+        [[row[index] for index in indices] for row in rows[:max_rows]],
+        page.provenance,
+        page.notes,
+        hidden_rows=len(page.rows) - len(rows[:max_rows]),
+        hidden_columns=len(measures) - len(chosen),
+    )
+
+
+def _slice(grid: Grid, max_rows: int) -> tuple[Rows, dict[str, str]]:
+    """Return the rows of one slice, and the values that choose it."""
+    keys, rows = grid.keys, grid.rows
+    sliced: dict[str, str] = {}
+    # Without a default, an axis that every reader looks for is not sliced.
+    fixed = {*DEFAULTS, *ALWAYS_SHOWN}
+    others = [key for key in reversed(keys) if key not in fixed]
+    for key in [key for key in (*DEFAULTS, *others) if key in keys and key != grid.compared]:
+        varying = [one for one in keys if one not in _constants(keys, rows)]
+        if key not in varying or (len(rows) <= max_rows and len(varying) <= MAX_KEYS):
+            continue
+        index = keys.index(key)
+        values = list(dict.fromkeys(row[index].text for row in rows))
+        sliced[key] = DEFAULTS[key] if DEFAULTS.get(key) in values else values[0]
+        rows = [row for row in rows if row[index].text == sliced[key]]
+    return rows, sliced
+
+
+def _constants(keys: Sequence[str], rows: Rows) -> dict[str, str]:
+    """Return the keys that have the same value in all rows. The first key of one row stays."""
+    constants = {}
+    for index, key in enumerate(keys):
+        values = {row[index].text for row in rows}
+        if len(values) == 1:
+            constants[key] = values.pop()
+    if len(constants) == len(keys):
+        constants.pop(next(iter(keys), ""), None)
+    return constants
+
+
+def _measures(page: RenderedTable, rows: Rows) -> list[Measure]:
+    order = list(page.table.first)
+    order += [heading.title for heading in page.grid.measures if heading.title not in order]
+    measures = []
+    for index, heading in enumerate(page.grid.measures, len(page.grid.keys)):
+        entries = [row[index] for row in rows]
+        measures.append(_measure(heading, entries, order.index(heading.title)))
+    return measures
+
+
+def _measure(heading: Heading, entries: Sequence[Entry], priority: int) -> Measure:
+    numbers = [entry for entry in entries if entry.number is not None]
+    unit = next((entry.unit for entry in numbers if entry.unit), "")
+    digits = max((len(entry.text.partition(".")[2]) for entry in numbers), default=0)
+    kind = Kind.NUMBER if numbers else Kind.TEXT
+    if any(isinstance(entry.number, bool) for entry in numbers):
+        kind = Kind.FLAG
+    elif any(entry.low is not None for entry in numbers):
+        kind = Kind.INTERVAL
+    return Measure(heading.title, unit, kind, priority, digits, heading.group)
+
+
+def _chosen(measures: Sequence[Measure], room: int) -> Iterator[int]:
+    """Yield the indices of the measures that fit, by priority.
+
+    A measure that is compared is shown for all values, or else for the last one that has it.
+    """
+    for priority in sorted({measure.priority for measure in measures}):
+        indices = [index for index, one in enumerate(measures) if one.priority == priority]
+        shown = indices if len(indices) <= room else indices[-1:]
+        if len(shown) <= room:
+            yield from shown
+            room -= len(shown)
+
+
+def _caption(table: Table, lifted: Mapping[str, str], sliced: Mapping[str, str]) -> str:
+    """Return how to read the table, with the settings that all rows have."""
+    parts = [table.read]
+    for title, values in (("All rows", _without(lifted, sliced)), ("Shown", sliced)):
+        settings = [f"{key}={text}" for key, text in values.items() if text != NOTHING]
+        if settings:
+            parts.append(f"{title}: {', '.join(settings)}.")
+    return " ".join(parts)
+
+
+def _without(settings: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in settings.items() if key not in others}
