@@ -22,7 +22,7 @@ from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.formats.matrices import Matrix, matrices
 from orchestrator.report.tables.entries import HOST_MARK, Entry
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.tables.views import Kind, TableView, view_of
+from orchestrator.report.tables.views import Kind, TableView
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.provenance import provenance
 
@@ -131,7 +131,7 @@ def overview(
         parts += ["", Text(matrix.title, style="bold"), _matrix_table(matrix)]
     for page in pages:
         if page.table.name == _FAILURES:
-            view = view_of(page, _MAX_FAILURES)
+            view = narrowed(page, _MAX_FAILURES, lambda one: _width(one) <= screen.width)
             parts += ["", Text(view.title, style="bold"), _rich_table(view)]
             if view.hidden_rows:
                 parts.append(f"{_hidden(view)}: {command} --table {_FAILURES}")
