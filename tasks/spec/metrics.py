@@ -389,7 +389,13 @@ _ERROR = "largest error over the root mean square"
 _FINDINGS = (
     _finding("sum", "1", "accumulation: the sum"),
     _finding("error", "1", "accumulation: the sum less the exact result"),
-    _finding("loss", "nat", "autocast_dtypes: loss of the small model"),
+    # `loss` is a parameter of train_step: a column of this name would be both.
+    _finding(
+        "loss",
+        "nat",
+        "autocast_dtypes: loss of the small model",
+        (CellColumn("autocast_loss"),),
+    ),
     *(_finding(f"{way}_error", "1", f"{doc}: {_ERROR}") for way, doc in _WAYS.items()),
     *(
         _finding(f"{way}_nonfinite", "1", f"{doc}: share of elements that are not finite")
