@@ -67,8 +67,8 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     )
 
 
-def work(params: TrainStepParams) -> float:
-    """Return the work of a step for an estimate of its duration: FLOPs, or tokens if unknown."""
+def work(params: TrainStepParams) -> float | None:
+    """Return the FLOPs of a step, or None for a model without a formula."""
     flops = _flops(params)
     if flops:
         return float(sum(flops.values()))
@@ -76,7 +76,7 @@ def work(params: TrainStepParams) -> float:
         # Two per parameter and token in the forward pass, and twice that in the backward pass.
         passes = 3 if "backward" in params.phases else 1
         return 2.0 * passes * PRESETS[params.hub_name].parameters * params.tokens
-    return float(params.tokens)
+    return None
 
 
 def _random_tokens(params: TrainStepParams, device: Device) -> tuple[Tensor, Tensor]:

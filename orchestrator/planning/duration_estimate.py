@@ -125,11 +125,23 @@ class DurationEstimator:
             self._cached_graphs.add(graph)
 
     def can_estimate(self, cells: Iterable[Cell]) -> bool:
-        """True if a cell was measured, or if all cells run on a GPU whose peak is known."""
+        """True if a cell was measured, or if all cells run on a GPU whose peak is known.
+
+        False if neither the FLOPs of a cell are known nor the duration of another of its kind.
+        """
+        cells = list(cells)
+        if any(map(self.lacks_formula, cells)):
+            return False
         if self._walls_s:
             return True
         has_peak = peak_tflops(self._conditions.gpu, "bf16") is not None
         return has_peak and all(cell.params.device == "cuda" for cell in cells)
+
+    def lacks_formula(self, cell: Cell) -> bool:
+        """True if nothing says how long a cell takes: no formula, and no measured cell like it."""
+        if all_tasks()[cell.task].work(cell.params) is not None:
+            return False
+        return _speed_values(cell) not in {values for values, _ in self._measured}
 
     def is_cached(self, graph: str | None) -> bool:
         """True if a cell that compiles this graph has finished, so that others find it cached."""
@@ -303,7 +315,9 @@ def _step_s(cell: Cell, gpu: str | None) -> float:
     )
     if cell.params.device == "cpu":
         peak = _CPU_TFLOPS
-    work = float(all_tasks()[cell.task].work(cell.params))
+    work = all_tasks()[cell.task].work(cell.params)
+    if work is None:  # then cells are only compared with others of the same model
+        work = float(getattr(cell.params, "tokens", 1))
     return max(launch_s, work / (peak * 1e12 * _peak_share(cell, precision)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ class CellHistory:
     replaced: successes that a later measurement replaces.
     flags: quality flags of the valid success.
     incomplete: the number of attempts with missing rows; the other fields leave them out.
+    obsolete: the number of attempts at another source of the model; they are left out, too.
     """
 
     statuses: tuple[Status, ...] = ()
@@ -34,6 +35,7 @@ class CellHistory:
     replaced: int = 0
     flags: frozenset[str] = frozenset()
     incomplete: int = 0
+    obsolete: int = 0
 
     @property
     def status(self) -> str:
@@ -61,21 +63,29 @@ class CellHistory:
         return self.failures + self.statuses.count(Status.OOM)
 
 
-def read_histories(run: Run) -> dict[str, CellHistory]:
-    """Return the history of every cell in a results folder, by cell id."""
-    return histories_of(run.rows("attempts", HISTORY_COLUMNS), run)
+def read_histories(run: Run, obsolete: Collection[tuple[str, int]] = ()) -> dict[str, CellHistory]:
+    """Return the history of every cell in a results folder, by cell id.
+
+    obsolete: attempts to leave out, by cell and number.
+    """
+    return histories_of(run.rows("attempts", HISTORY_COLUMNS), run, obsolete)
 
 
-def histories_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, CellHistory]:
+def histories_of(
+    rows: Iterable[tuple[Any, ...]], run: Run, obsolete: Collection[tuple[str, int]] = ()
+) -> dict[str, CellHistory]:
     """Return the histories in these rows of attempts, which have HISTORY_COLUMNS."""
     incomplete = run.incomplete_attempts()
     histories = {}
     for cell, attempts in groupby(sorted(rows, key=lambda row: row[:2]), key=lambda row: row[0]):
         own = list(attempts)
-        complete = [row for row in own if row[:2] not in incomplete]
-        history = _history(complete, run)
+        current = [row for row in own if row[:2] not in obsolete]
+        complete = [row for row in current if row[:2] not in incomplete]
         histories[cell] = replace(
-            history, last_number=own[-1][1], incomplete=len(own) - len(complete)
+            _history(complete, run),
+            last_number=own[-1][1],
+            incomplete=len(current) - len(complete),
+            obsolete=len(own) - len(current),
         )
     return histories
 

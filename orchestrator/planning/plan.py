@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from orchestrator.planning.changed_models import obsolete_attempts
 from orchestrator.planning.history import CellHistory, read_histories, with_quality_flags
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.options import PENDING, QUALITY_FLAGS, UNMEASURED, RunOptions
@@ -96,7 +97,7 @@ class Plan:
 
 def plan_request(request: SweepRequest) -> Plan:
     """Plan a request by the attempts in its results folder."""
-    histories = read_histories(request.run)
+    histories = read_histories(request.run, obsolete_attempts(request))
     if request.options.retry & set(QUALITY_FLAGS):
         histories = with_quality_flags(histories, request.run)
     max_attempts = request.config.limits.attempts
@@ -143,6 +144,8 @@ def _decide_by_options(cell: Cell, history: CellHistory, options: RunOptions) ->
         return Decision(cell, 0, f"not selected: {status}", excluded=True)
     if status in UNMEASURED:
         reason = "new" if status == PENDING else "incomplete: some of its rows are missing"
+        if history.obsolete:
+            reason = "failed with another source of its model"
         return Decision(cell, missing, reason)
     if options.fresh:
         return _measure_again(cell, history, options, f"fresh: was {status}")

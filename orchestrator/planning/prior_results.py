@@ -59,6 +59,9 @@ def describe_prior_results(
         if row.status == Status.OK and row.cell in models:
             for text in _differences(row, models[row.cell], request.config, invocation):
                 cells.setdefault(text, set()).add(row.cell)
+    changed = [one for one in plan.decisions if one.repetitions and plan.history(one.cell).obsolete]
+    if changed:
+        yield f"{cell_count(len(changed))} failed with another source of the model; measured again"
     for text in sorted(cells):
         count = cell_count(len(cells[text]))
         yield f"{count} measured earlier {text}: `--retry ok` measures them again"

@@ -80,8 +80,6 @@ class SweepRequest:
 
     def new_invocation(self) -> Invocation:
         """Return the entry of run.json for this command, which starts now."""
-        models = {getattr(cell.params, "model", None) for cell in self.expansion.cells}
-        search_path = [*sys.path, *self.import_paths]
         return Invocation(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             command=current_command(),
@@ -89,11 +87,15 @@ class SweepRequest:
             commit=git_commit(),
             program_source=program_source(),
             asked=measurement_settings(self.config.model_dump(mode="json")),
-            sources={
-                model: source_digest(model, search_path) for model in sorted(filter(None, models))
-            },
+            sources=self.model_sources(),
             finished=False,
         )
+
+    def model_sources(self) -> dict[str, str | None]:
+        """Return the digest of the source of each of the user's models."""
+        models = {getattr(cell.params, "model", None) for cell in self.expansion.cells}
+        search_path = [*sys.path, *self.import_paths]
+        return {model: source_digest(model, search_path) for model in sorted(filter(None, models))}
 
     def _identity(self) -> dict[str, Any]:
         """Return the identity of the command, independent of the order of words."""

@@ -42,14 +42,14 @@ class Task:
     version: raise it when an unchanged cell would be measured differently. The version is part of a
         cell's id, so that older results then belong to other cells.
     build: imports torch and prepares the cell. Raises `Skip` if the device cannot measure it.
-    work: the amount of computation in a cell, in any unit that is proportional to its duration.
+    work: the FLOPs of one step of a cell, or None if no formula is known.
     """
 
     name: str
     version: int
     params: type[Params]
     build: Callable[[Any], Built]
-    work: Callable[[Any], float]
+    work: Callable[[Any], float | None]
 
 
 @cache

@@ -88,6 +88,13 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     if expected:
         where = _where(cells, card, gpus, widest)
         return f"expected: {format_seconds(expected.wall_s)} on {where} {expected}"
+    unknown = next(filter(estimator.lacks_formula, cells), None)
+    if unknown is not None:
+        model = unknown.params.values().get("model") or unknown.task
+        return (
+            f"expected time: unknown, no formula is known for {model}; an estimate is available when"
+            " the first of these cells has ended"
+        )
     if not on_gpu:
         return ""
     if name is None:

@@ -31,7 +31,9 @@ def cell(task: str = "train_step", **params: Any) -> Cell:
 
 
 def work(one: Cell) -> float:
-    return all_tasks()[one.task].work(one.params)
+    flops = all_tasks()[one.task].work(one.params)
+    assert flops is not None
+    return flops
 
 
 def guess(one: Cell, conditions: DurationConditions = H200) -> float:
@@ -82,6 +84,20 @@ def test_a_slower_gpu_takes_longer_and_an_unknown_one_is_no_ground_to_go_by() ->
         [large]
     )
     assert not DurationEstimator([], {}, H200).can_estimate([cell(device="cpu")])
+
+
+def test_the_time_of_a_model_without_a_formula_is_unknown_until_one_cell_has_ended() -> None:
+    few, many = (
+        cell(size=None, model="my:GPT", device="cuda", measured_steps=steps, warmup_steps=0)
+        for steps in (10, 100_000)
+    )
+    estimator = DurationEstimator([], {}, H200)
+    assert not estimator.can_estimate([few])
+    estimator.learn(cell(device="cuda"), S.OK, 3.0)
+    assert not estimator.can_estimate([few, cell(device="cuda")])
+    estimator.learn(few, S.OK, 3.0)
+    assert estimator.can_estimate([many])
+    assert estimator.seconds(many) > 5_000 * estimator.seconds(few)
 
 
 def test_only_the_first_of_those_that_share_a_graph_compiles() -> None:
