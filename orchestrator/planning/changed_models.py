@@ -1,4 +1,4 @@
-"""Earlier attempts that do not count any more, because the user has changed the model since."""
+"""Find earlier attempts that no longer count, because the model has changed since."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from orchestrator.planning.invocation import (
     last_sweep,
     measurement_settings,
 )
+from orchestrator.planning.named_modules import require_modules
 from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.store.manifest import build_manifest, require_sweep
 from orchestrator.store.mirror import open_run
@@ -144,7 +145,9 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     require_matches(config, source)
     require_effect(expansion)
     run = open_run(out or config.results or Path("results") / config.name)
-    return SweepRequest(config, selection, expansion, run, path)
+    request = SweepRequest(config, selection, expansion, run, path)
+    require_modules(expansion, [*sys.path, *request.import_paths], source)
+    return request
 
 
 def resolve_again(run: Run) -> SweepRequest:

@@ -210,7 +210,7 @@ def test_another_source_of_a_users_model_is_reported(
 ) -> None:
     text = CONFIG.replace("size: tiny", 'model: "own_gpt:GPT"')
     source = tmp_path / "own_gpt.py"
-    source.write_text("a = 1")
+    source.write_text("class GPT: a = 1")
 
     def of_this_source(
         attempt: Attempt, plain: Callable[[Attempt], Outcome] = outcome_of
@@ -222,7 +222,7 @@ def test_another_source_of_a_users_model_is_reported(
     monkeypatch.setattr(sys.modules[__name__], "outcome_of", of_this_source)
     measured(text)
     assert measured(text) == ([], [])
-    source.write_text("a = 2")
+    source.write_text("class GPT: a = 2")
     assert measured(text)[0] == [
         "4 cells measured earlier with another source of own_gpt:GPT:"
         " `--retry ok` measures them again"

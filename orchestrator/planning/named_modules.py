@@ -1,0 +1,105 @@
+"""Find the modules of models, optimizers and losses that a config names, without importing them.
+
+A name that is wrong is wrong in every cell: it is reported before the first one, and before a
+results folder is created. What only an import shows, such as wrong arguments, fails in the cells.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common.errors import ConfigError
+from orchestrator.common.suggestions import suggestion
+from orchestrator.config.grid import Expansion
+from orchestrator.config.yaml_source import KeyPath, Source
+from tasks.spec.source_digest import shadowed_spec
+
+_NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_REMEDY = "Install its package, or put its file next to the config or into the current folder"
+
+
+def require_modules(expansion: Expansion, paths: Sequence[str], source: Source) -> None:
+    """Raise ConfigError for a value `package.module:Name` of a cell that cannot be imported.
+
+    paths: the folders to import from, like sys.path.
+    """
+    named = {
+        (axis, value): None
+        for cell in expansion.cells
+        for axis, value in cell.params.values().items()
+        if isinstance(value, str) and ":" in value and _NAMED.fullmatch(value)
+    }
+    for axis, value in named:
+        if problem := _problem(value, paths):
+            where = source.where(_place(source.document, axis, value))
+            raise ConfigError(f"{where}: {axis} {value!r}: {problem[0]}", problem[1])
+
+
+def _problem(value: str, paths: Sequence[str]) -> tuple[str, str] | None:
+    """Return what is wrong with a name and the remedy, or None."""
+    module, _, name = value.partition(":")
+    top, *rest = module.split(".")
+    found = shadowed_spec(top, paths) or PathFinder.find_spec(top, list(paths))
+    found = found or importlib.util.find_spec(top)  # packages that are installed in place
+    path = top
+    for part in rest:
+        if found is None:
+            break
+        # The folders of a namespace package are known only after it was imported.
+        if found.origin is None:
+            return None
+        path = f"{path}.{part}"
+        found = PathFinder.find_spec(path, found.submodule_search_locations or [])
+    if found is None:
+        return f"there is no module {path!r}", _REMEDY
+    names = _names_in(found)
+    if names is None or name in names:
+        return None
+    near = suggestion(name, sorted(names))
+    remedy = near if near.endswith("?") else "Name a class or a function of it"
+    return f"{found.origin} has no {name}", remedy
+
+
+def _names_in(module: ModuleSpec) -> set[str] | None:
+    """Return the names that a Python file binds, or None if its text does not tell them all."""
+    if not module.origin or not module.origin.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(module.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.alias():
+                names.add((node.asname or node.name).partition(".")[0])
+            case _:
+                pass
+    return None if {"*", "__getattr__"} & names else names
+
+
+def _place(document: Any, axis: str, value: str) -> KeyPath:
+    """Return the place in a config that gives an axis this value, or () if an option does."""
+    for place, found in _leaves(document):
+        if found == value and axis in place:
+            return place
+    return ()
+
+
+def _leaves(node: Any, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    items: Any = node.items() if isinstance(node, Mapping) else enumerate(node)
+    for key, child in items:
+        if isinstance(child, Mapping | list):
+            yield from _leaves(child, (*place, key))
+        else:
+            yield (*place, key), child

@@ -1,0 +1,79 @@
+"""Names of models that cannot be imported are refused before a cell runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.common.errors import ConfigError
+from orchestrator.planning.request import SweepRequest
+from tests.support.fake_sweep import request_for
+
+CONFIG = """\
+name: own
+grids:
+  - task: train_step
+    fixed: {{device: cpu, context_length: 16}}
+    axes:
+      model: ["{}"]
+"""
+
+
+@pytest.fixture
+def request_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path]
+) -> Callable[[str], SweepRequest]:
+    """Return a function that requests a cell of a model, from a folder with own.py and pkg/."""
+    (tmp_path / "own.py").write_text(
+        "from torch.nn import Module as Base\nclass Transformer(Base): ...\n"
+    )
+    (tmp_path / "lazy.py").write_text("def __getattr__(name): return print\n")
+    (tmp_path / "broken.py").write_text("class (\n")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("from .gpt import *\n")
+    (tmp_path / "pkg" / "gpt.py").write_text("def make(width=8): ...\n")
+    (tmp_path / "space").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return lambda model: request_for(write_config(CONFIG.format(model)), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "own:Transformer",
+        "own:Base",
+        "lazy:Anything",
+        "broken:GPT",
+        "pkg:make",
+        "pkg.gpt:make",
+        "space.x:Y",
+    ],
+)
+def test_a_model_that_may_exist_is_accepted(
+    model: str, request_of: Callable[[str], SweepRequest]
+) -> None:
+    assert request_of(model).expansion.cells
+    assert not {"own", "lazy", "broken", "pkg", "space"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("nowhere.gpt:GPT", "there is no module 'nowhere'. Install its package, or put its file"),
+        ("pkg.missing:make", "there is no module 'pkg.missing'. Install"),
+        ("own.deeper:GPT", "there is no module 'own.deeper'. Install"),
+        ("own:Transfomer", "own.py has no Transfomer. Did you mean 'Transformer'?"),
+        ("pkg.gpt:zzz", "gpt.py has no zzz. Name a class or a function of it"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_refused(
+    model: str, message: str, request_of: Callable[[str], SweepRequest], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        request_of(model)
+    assert message in str(refused.value)
+    assert ":6: grids[0].axes.model[0]: model" in str(refused.value)
+    assert not (tmp_path / "run").exists()
