@@ -36,13 +36,10 @@ def predicted_columns(predictions: pd.DataFrame | None) -> pd.DataFrame:
     samples = latest[has_value].assign(instrument="prediction")
     sizes = latest[latest["metric"].str.startswith(("peak", "held"))]
     is_predicted = sizes["value"].notna()
-    columns: list[pd.DataFrame | pd.Series] = [
-        metric_columns(samples, PREDICTED_METRICS),
-        _closed_form(samples),
-        _first_note(sizes[is_predicted], "predicted_how"),
-        _first_note(sizes[~is_predicted], "predicted_reason"),
-    ]
-    return join_columns(columns)
+    how = _first_note(sizes[is_predicted], "predicted_how")
+    why_not = _first_note(sizes[~is_predicted], "predicted_reason")
+    metrics = metric_columns(samples, PREDICTED_METRICS)
+    return join_columns([metrics, _closed_form(samples), how, why_not])
 
 
 def _first_note(rows: pd.DataFrame, name: str) -> pd.Series[str]:

@@ -164,13 +164,14 @@ def _cores_near(gpu: str, uuids: GpuUuids) -> Cores | None:
 
 def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
     """Execute an attempt. If it ends badly, check its GPUs, and the host if it never began."""
-    names: list[str] = []
+    uuids: dict[str, str] = {}
     if attempt.cell.params.device == "cuda":
-        names = [name for name in split_gpu_names(slot.gpu) if name in slot.uuids]
-    watches = {name: GpuHealthWatch(slot.uuids[name]) for name in names}
+        names = split_gpu_names(slot.gpu)
+        uuids = {name: slot.uuids[name] for name in names if name in slot.uuids}
+    watches = {name: GpuHealthWatch(uuid) for name, uuid in uuids.items()}
     outcome = execute_or_lose(attempt, slot)
-    if len(names) > 1:
-        facts = {**outcome.facts, "gpu_uuids": [slot.uuids[name] for name in names]}
+    if len(uuids) > 1:
+        facts = {**outcome.facts, "gpu_uuids": list(uuids.values())}
         outcome = replace(outcome, facts=facts)
     if not outcome.status.is_retried:
         return outcome
@@ -181,7 +182,7 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
             # NVML may report nothing about a GPU on which no process computes any longer.
             fault = gpu_failure(name)
         if fault is not None:
-            uuid = slot.uuids[name]
+            uuid = uuids[name]
             description = f"GPU {name} ({uuid}) of {socket.gethostname()}: {fault}"
             evidence = {"nvml": fault, "gpu_uuid": uuid}
             return _device_lost(outcome, description, "its GPU went away", evidence, name)

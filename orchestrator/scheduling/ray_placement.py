@@ -105,11 +105,8 @@ class RayPlacement:
 
     def _held(self, host: str | None = None) -> int:
         """Return how many GPUs, on one host or on all, belong to attempts that lost a GPU."""
-        attempts = []
-        for started, _ in self.holding.values():
-            if host in (None, started.host):
-                attempts.append(started.attempt)
-        return gpu_count(attempts)
+        holders = (started for started, _ in self.holding.values())
+        return gpu_count(one.attempt for one in holders if host in (None, one.host))
 
 
 def _gpus_of(nodes: Iterable[Node]) -> int:

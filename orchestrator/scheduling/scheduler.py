@@ -49,39 +49,3 @@ class Scheduler(Protocol):
     def close(self) -> None:
         """End the processes of this scheduler."""
         ...
-
-
-class ReusableScheduler(Scheduler):
-    """A scheduler that several runs use one after the other, so that Ray starts only once.
-
-    A run leaves it open; the owner closes it after the last run.
-    """
-
-    def __init__(self, open_scheduler: Callable[[Attempt], Scheduler]) -> None:
-        self._open = open_scheduler
-        self._scheduler: Scheduler | None = None
-
-    def opened(self, example: Attempt) -> ReusableScheduler:
-        """Return this scheduler, which opens the real one for the first run."""
-        self._scheduler = self._scheduler or self._open(example)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stay open for the next run."""
-
-    def hosts(self) -> Sequence[HostInfo]:
-        return self._scheduler.hosts() if self._scheduler else ()
-
-    def slots(self, device: str, gpu_kind: str | None = None) -> int:
-        return self._scheduler.slots(device, gpu_kind) if self._scheduler else 1
-
-    def prepare(self, attempt: Attempt) -> None:
-        if self._scheduler is not None:
-            self._scheduler.prepare(attempt)
-
-    def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
-        return self._scheduler.run(queue, on_start) if self._scheduler else iter(())
-
-    def close(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.close()

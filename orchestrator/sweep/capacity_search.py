@@ -19,11 +19,10 @@ from orchestrator.planning.memory_prediction import cap_bytes, predicting
 from orchestrator.planning.options import ExecutionOptions
 from orchestrator.planning.preflight import smallest_gpu
 from orchestrator.planning.request import SweepRequest
-from orchestrator.scheduling.scheduler import ReusableScheduler
 from orchestrator.sweep.capacity_limits import DECIDED, Bounds, Found, Limit, Search
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
-from orchestrator.sweep.runtime import Runtime
+from orchestrator.sweep.runtime import Runtime, SharedScheduler
 from tasks.prediction.records import unsupported_reason
 from tasks.spec.cell import Cell
 
@@ -120,11 +119,10 @@ def _measure_limits(
     started_s, result = time.monotonic(), None
     for group in groups:
         group.begin_measuring()
-    # Starting Ray takes seconds, so that all rounds share one scheduler.
-    reusable = ReusableScheduler(lambda example: runtime.open_scheduler(request.execution, example))
-    shared = replace(runtime, open_scheduler=lambda _, example: reusable.opened(example))
     tried: set[str] = set()
-    try:
+    # Starting Ray takes seconds, so that all rounds share one scheduler.
+    with SharedScheduler(runtime.open_scheduler) as scheduler:
+        shared = replace(runtime, open_scheduler=scheduler.opened)
         while cells := _next_cells(request, groups, tried):
             if result is not None and result.is_cut_short:
                 break
@@ -135,8 +133,6 @@ def _measure_limits(
             tried.update(cells)
             if result.is_cut_short:  # cells that did not start are left to another command
                 tried.intersection_update(read_histories(request.run))
-    finally:
-        reusable.close()
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
 from orchestrator.planning.options import ExecutionOptions
@@ -12,7 +13,7 @@ from tasks.spec.attempt import Attempt
 
 # Opens a scheduler that runs attempts like this example, for which this machine prepares while Ray
 # starts.
-OpenScheduler = Callable[[ExecutionOptions, Attempt], Scheduler]
+OpenScheduler = Callable[[ExecutionOptions, Attempt], AbstractContextManager[Scheduler]]
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,20 @@ class Runtime:
 
     open_scheduler: OpenScheduler
     console: Console
+
+
+class SharedScheduler(ExitStack):
+    """A scheduler that several runs use one after the other, so that Ray starts only once."""
+
+    def __init__(self, open_scheduler: OpenScheduler) -> None:
+        super().__init__()
+        self._open_scheduler = open_scheduler
+        self._scheduler: Scheduler | None = None
+
+    def opened(
+        self, execution: ExecutionOptions, example: Attempt
+    ) -> AbstractContextManager[Scheduler]:
+        """Return the scheduler, which is opened for the first run and stays open after each."""
+        if self._scheduler is None:
+            self._scheduler = self.enter_context(self._open_scheduler(execution, example))
+        return nullcontext(self._scheduler)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from orchestrator.common.errors import ConfigError, RunError
@@ -104,9 +105,9 @@ def _reader(file: Path) -> tuple[str, _Reader]:
     with file.open("rb") as opened:
         head = opened.read(256)
     if head.startswith(_SQLITE) or file.suffix == ".nsys-rep":
-        return "nsys", _read_nsys
+        return "nsys", partial(_read_traces, read_report)
     if head.startswith(_GZIP) or head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
-        return "kineto", _read_kineto
+        return "kineto", partial(_read_traces, read_chrome_devices)
     if head.startswith(_PICKLE):
         return "snapshot", _read_snapshot
     raise RunError(
@@ -116,17 +117,12 @@ def _reader(file: Path) -> tuple[str, _Reader]:
     )
 
 
-def _read_nsys(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
-    return _of_traces(read_report(file, options.phases), options)
-
-
-def _read_kineto(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
-    return _of_traces(read_chrome_devices(file, options.phases), options)
-
-
-def _of_traces(
-    traces: Mapping[str, DeviceTrace], options: ImportOptions
+def _read_traces(
+    read: Callable[[Path, Mapping[str, str]], Mapping[str, DeviceTrace]],
+    file: Path,
+    options: ImportOptions,
 ) -> Mapping[str, _Measured]:
+    traces = read(file, options.phases)
     return {rank: _of_trace(trace, options) for rank, trace in traces.items()}
 
 

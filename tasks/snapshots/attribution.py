@@ -96,10 +96,7 @@ def attribute(record: Record, book: Book, autocast: bool = False) -> list[Labell
 
 
 def _forward_phase(record: Record) -> ReplayPhase | None:
-    for phase in record.step:
-        if phase.name == _FORWARD:
-            return phase
-    return None
+    return next((phase for phase in record.step if phase.name == _FORWARD), None)
 
 
 def _owner(name: str) -> str:
