@@ -21,8 +21,13 @@ import pandas as pd
 from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
 from orchestrator.analysis.concurrency import concurrent_attempts
 from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields
-from orchestrator.analysis.memory_columns import predicted_columns
-from orchestrator.analysis.pivot import ATTEMPT_KEY, join_columns, metric_columns
+from orchestrator.analysis.memory_columns import (
+    latest_predictions,
+    undeclared_columns,
+    with_value,
+)
+from orchestrator.analysis.metric_columns import metric_columns
+from orchestrator.analysis.pivot import ATTEMPT_KEY, join_columns
 from orchestrator.analysis.profile_columns import with_profiled_kernel_time
 from orchestrator.analysis.sound_cells import apply_to_sound_cells
 from orchestrator.analysis.timing_columns import host_lead
@@ -30,7 +35,7 @@ from orchestrator.common.files import trim_memory
 from orchestrator.store.layout import RUN_SEPARATOR
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, Fact, Format
-from tasks.spec.metrics import METRICS, Metric, metric_named
+from tasks.spec.metrics import METRICS, PREDICTED_METRICS, Metric, metric_named
 
 # The group of TIME_SPENT that the time of a stage counts for. Other stages belong to instruments.
 _STAGE_GROUPS = {
@@ -104,7 +109,7 @@ def derive_cells(
     metrics = (*METRICS, *_findings_of_other_tasks(measured))
     parts = [metric_columns(measured, metrics), apply_to_sound_cells(host_lead, measured)]
     if predictions is not None:
-        parts.append(apply_to_sound_cells(predicted_columns, predictions))
+        parts.append(apply_to_sound_cells(_predicted_columns, predictions))
     columns = join_columns(parts)
     trim_memory()  # the copies of the samples are free now, and the join below is large
     cells = cells.merge(columns, left_on="cell", right_index=True, how="left").copy()
@@ -139,6 +144,15 @@ def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
         except KeyError:
             metrics.append(Metric("finding", str(name), "", ""))
     return metrics
+
+
+def _predicted_columns(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of the latest prediction of each cell."""
+    if predictions.empty:
+        return pd.DataFrame()
+    latest = latest_predictions(predictions)
+    declared = metric_columns(with_value(latest), PREDICTED_METRICS)
+    return join_columns([declared, undeclared_columns(latest)])
 
 
 def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:

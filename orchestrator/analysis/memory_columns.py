@@ -12,9 +12,9 @@ from orchestrator.analysis.derived_fields import (
     derived,
     derived_ratio,
 )
-from orchestrator.analysis.pivot import join_columns, metric_columns
+from orchestrator.analysis.pivot import join_columns
 from tasks.spec.fields import Format
-from tasks.spec.metrics import CLOSED_FORM_BYTES, PREDICTED_METRICS, VERDICT
+from tasks.spec.metrics import CLOSED_FORM_BYTES, VERDICT
 
 DERIVED_FIELDS += [
     DerivedField(
@@ -26,20 +26,25 @@ DERIVED_FIELDS += [
 ]
 
 
-def predicted_columns(predictions: pd.DataFrame | None) -> pd.DataFrame:
-    """Return the columns of the latest prediction of each cell."""
-    if predictions is None or predictions.empty:
-        return pd.DataFrame()
+def latest_predictions(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the latest prediction of each cell, as samples."""
     latest_time = predictions.groupby("cell")["predicted_at"].transform("max")
     latest = predictions[predictions["predicted_at"] == latest_time]
-    has_value = latest["value"].notna() | (latest["metric"] == VERDICT.name)
-    samples = latest[has_value].assign(instrument="prediction")
+    return latest.assign(instrument="prediction")
+
+
+def with_value(latest: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of predictions that succeeded. A verdict has no value, but a note."""
+    return latest[latest["value"].notna() | (latest["metric"] == VERDICT.name)]
+
+
+def undeclared_columns(latest: pd.DataFrame) -> pd.DataFrame:
+    """Return the closed form, how memory was predicted, and why it was not."""
     sizes = latest[latest["metric"].str.startswith(("peak", "held"))]
     is_predicted = sizes["value"].notna()
     how = _first_note(sizes[is_predicted], "predicted_how")
     why_not = _first_note(sizes[~is_predicted], "predicted_reason")
-    metrics = metric_columns(samples, PREDICTED_METRICS)
-    return join_columns([metrics, _closed_form(samples), how, why_not])
+    return join_columns([_closed_form(with_value(latest)), how, why_not])
 
 
 def _first_note(rows: pd.DataFrame, name: str) -> pd.Series[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from orchestrator.analysis.pivot import metric_columns, role_name
+from orchestrator.analysis.metric_columns import metric_columns, role_name
 from tasks.spec.fields import Aggregate
 from tasks.spec.metrics import CellColumn, Metric
 
