@@ -20,7 +20,8 @@ from orchestrator.config.grid import Expansion
 from orchestrator.config.yaml_source import KeyPath, Source
 from tasks.spec.source_digest import shadowed_spec
 
-_NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# Not hf:NAME, which names a model of transformers.
+_NAMED = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _REMEDY = "Install its package, or put its file next to the config or into the current folder"
 
 
