@@ -50,6 +50,7 @@ def request_of(
         "pkg:make",
         "pkg.gpt:make",
         "space.x:Y",
+        "hf:gpt2",
     ],
 )
 def test_a_model_that_may_exist_is_accepted(
