@@ -47,6 +47,13 @@ _TRACED_MICRO_BATCHES = 2
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
 
+def _is_modelled(params: Predictable) -> bool:
+    """Return True if the cell runs kernels whose inner memory is not followed."""
+    optimizer = params.optimizer if isinstance(params, TrainStepParams) else ""
+    has_other_optimizer = ":" in optimizer and not optimizer.startswith("torch.optim:")
+    return has_other_optimizer or params.attention in _FUSED
+
+
 class NoData(CpuDevice):
     """The device of tensors without data. Its memory is neither watched nor limited."""
 
@@ -77,7 +84,7 @@ class Predictor:
             if isinstance(params, AttentionParams) or backend_refused(error):
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
-        how = "modelled" if params.attention in _FUSED else "tracked"
+        how = "modelled" if _is_modelled(params) else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
         by_role = _composition(trace, peaks)
         counted = [sample for sample in trace.flops if ("steady", sample.phase) in peaks]
@@ -127,7 +134,9 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     Raise what the workload raises.
     """
     tracker = StorageTracker(workspace_bytes)
-    with gpu_emulated(tracker.labelling) as emulation, tracker:
+    # An optimizer may compile its step: traced, it runs eager and takes no less memory.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, gpu_emulated(tracker.labelling) as emulation, tracker:
         with emulation:
             workload = _build(params)
             untraced = _untraced_tokens(params)

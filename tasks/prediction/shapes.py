@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
 _Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
@@ -71,13 +72,15 @@ def tensors_of(result: Any) -> Sequence[Tensor]:
 
 def _signature(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.is_meta, value.dtype, value.shape, value.stride()
+        return type(value), value.is_meta, value.dtype, value.shape, value.stride()
     if isinstance(value, list | tuple):
         return tuple(map(_signature, value))
     return type(value), value
 
 
 def _summary(func: Any, args: tuple[Any, ...], result: Any) -> _NewTensors | str:
+    if any(map(is_traceable_wrapper_subclass, tensors_of((args, result)))):
+        return _CALL_TORCH  # what it holds is made by its class
     if args and result is args[0]:
         # A tensor with data, such as an optimizer's count of steps, must change in each call.
         is_meta = all(tensor.is_meta for tensor in tensors_of(args))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch._dynamo  # imported here: an import within an operation would keep its tensors alive
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from tasks.harness.workload import Workload
 from tasks.prediction.flops import FlopCount
@@ -125,7 +125,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensors: Iterable[Tensor], role: str) -> None:
         """Set the role of storages that were recorded before."""
-        for tensor in tensors:
+        for tensor in _plain_tensors(tensors):
             reference = self._known.get(tensor.untyped_storage()._cdata)
             if reference is not None:
                 label = self.trace.labels[reference.index]
@@ -172,6 +172,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._square_label = Label(self._phase, "attention squares", self._role)
 
     def _see(self, tensor: Tensor) -> None:
+        if is_traceable_wrapper_subclass(tensor):
+            return  # its own storage is nominal, and the tensors in it are seen
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address not in self._known:
@@ -247,6 +249,16 @@ def _part_of(module: nn.Module) -> str:
             return part
     is_map = isinstance(module, nn.Linear) or name == "Linear"  # torch's, or the course's
     return "" if is_map or list(module.children()) else name
+
+
+def _plain_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors, and those within wrappers such as quantised optimizer states."""
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            yield from _plain_tensors(getattr(tensor, name) for name in names)
+        else:
+            yield tensor
 
 
 def _in_backward() -> bool:

@@ -163,3 +163,53 @@ def test_frozen_weights_need_no_product_for_their_gradient() -> None:
     """Adapters of rank 2 cost next to nothing, and the backward pass about as much as the forward one."""
     adapted = flops_of(lora=2)
     assert 0.85 < adapted["backward"] / adapted["forward"] < 1.2
+
+
+class Quantised(torch.Tensor):
+    """A float tensor that is stored in one byte per element."""
+
+    codes: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor) -> Quantised:
+        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, codes.shape, device=codes.device, dtype=torch.float32
+        )
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, codes: torch.Tensor) -> None:
+        self.codes = codes
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Quantised:
+        return Quantised(inner["codes"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            return args[0]
+        wide = [one.codes.float() if isinstance(one, Quantised) else one for one in args]
+        return func(*wide, **(kwargs or {}))
+
+
+class QuantisedMomentum(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            codes = torch.zeros_like(parameter, dtype=torch.uint8)
+            state = self.state[parameter]
+            state.setdefault("momentum", Quantised(codes))
+            state["momentum"].copy_(state["momentum"] + parameter.grad)
+
+
+def test_the_state_of_quantised_optimizers_counts_as_it_is_stored() -> None:
+    prediction = prediction_of(size="mini", optimizer=f"{__name__}:QuantisedMomentum")
+    assert prediction.how == "modelled", prediction.reason
+    roles = prediction.role_bytes()
+    assert roles["optimizer state"] == pytest.approx(roles["parameters"] / 4)
