@@ -82,7 +82,7 @@ def report(**chosen: Any) -> None:
 
     The files are Markdown, CSV, LaTeX and Typst. LaTeX and Typst have at most 20 rows and the
     columns that fit the page: --where selects other rows. With --format and without --table, all
-    tables are printed.
+    tables are printed; as JSON, one object for each cell.
 
     Without --table, --cells and --where, it also writes one page with charts,
     RUN/report/index.html, and the charts as SVG and PNG.
@@ -120,6 +120,8 @@ def report(**chosen: Any) -> None:
     if whole and options.form == "text" and pages:
         screen = Screen.of_stdout()
         click.echo(overview(results, whole.answers, pages, options.command, screen))
+    elif options.form == "json" and not options.tables:
+        click.echo(selected.cells.to_json(orient="records", date_format="iso", indent=1))
     else:
         for text in _printed(pages, options):
             click.echo(text)

@@ -47,12 +47,22 @@ def run(config: Path, **chosen: Any) -> None:
 
 def end_with(result: SweepResult) -> NoReturn:
     """Print the end of a sweep and exit. Raise the error that stopped it."""
-    from orchestrator.cli.text.sweep_result import conclude
+    from orchestrator.cli.text.sweep_result import OUT_OF_MEMORY, conclude
 
     lines, exit_code = conclude(result, shlex.join(["sweep", *sys.argv[1:]]))
     for line in lines:
         # Not click.echo: a sweep ends well even if nobody reads its output.
         say(line)
+    if set(OUT_OF_MEMORY) & set(result.counts) and Path(result.folder).is_dir():
+        say(f"\n{_memory_failures(Path(result.folder))}")
     if result.error:
         raise result.error
     sys.exit(exit_code)
+
+
+def _memory_failures(folder: Path) -> str:
+    from orchestrator.analysis.results import load_results
+    from orchestrator.report.formats.terminal import Screen, memory_failures_text
+    from orchestrator.store.run import Run
+
+    return memory_failures_text(load_results(Run(folder)), Screen.of_stdout())

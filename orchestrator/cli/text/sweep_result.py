@@ -28,6 +28,7 @@ _CONCURRENT = (
     # --fresh: what is measured again replaces these times, and their cells no longer count here.
     " --scheduler serial --fresh measures one cell at a time (--where selects cells)"
 )
+OUT_OF_MEMORY = ("oom", "oom_inferred")
 _FAILURES = ("failed", "crashed", "timeout", "host_oom", "lost")
 
 

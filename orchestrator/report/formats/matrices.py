@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING
+from orchestrator.analysis.axes import NOTHING, RUN
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import MISSING, Entry, format_number
 from orchestrator.report.tables.formatters import Value, peak_gib, step_ms
 from orchestrator.report.tables.layouts import CellRows, Rows
 from orchestrator.report.tables.views import DEFAULTS
 
-_ROW_AXES = ("run", "size", "model", "d_head", "attention")
+_ROW_AXES = ("size", "model", "d_head", "attention")
 _COLUMN_AXES = ("precision", "context_length")
 _TASKS = ("train_step", "attention")
 _MAX_ROWS = 12
@@ -90,11 +91,15 @@ def _of_one_task(cells: pd.DataFrame) -> pd.DataFrame:
 def _slice(keys: Sequence[str], rows: Rows, shown: Sequence[str]) -> tuple[Rows, str]:
     """Return the rows that differ in the shown axes alone, and their other settings as text."""
     settings = []
-    for index, key in enumerate(keys):
-        values = list(dict.fromkeys(row[index].text for row in rows))
-        if key in shown or not values:
-            continue
-        value = DEFAULTS[key] if DEFAULTS.get(key) in values else values[0]
+    # The run first: others repeat some of its cells with other settings.
+    others = sorted((key for key in keys if key not in shown), key=lambda key: key != RUN)
+    for key in others:
+        index = keys.index(key)
+        counts = Counter(row[index].text for row in rows)
+        if not counts:
+            break
+        most_common = counts.most_common(1)[0][0]
+        value = DEFAULTS[key] if DEFAULTS.get(key) in counts else most_common
         rows = [row for row in rows if row[index].text == value]
         if value != NOTHING:
             settings.append(f"{key}={value}")

@@ -21,9 +21,11 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.formats.matrices import Matrix, matrices
 from orchestrator.report.tables.entries import HOST_MARK, Entry
+from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import Kind, TableView
-from orchestrator.report.text.answers import Answer
+from orchestrator.report.text.answers import OUT_OF_MEMORY, Answer
+from orchestrator.report.text.memory_failures import HEADER, memory_failures
 from orchestrator.report.text.provenance import provenance
 
 MAX_WIDTH = 100
@@ -129,13 +131,40 @@ def overview(
     parts = [*_head(results), *_answers(answers)]
     for matrix in matrices(results, screen.width):
         parts += ["", Text(matrix.title, style="bold"), _matrix_table(matrix)]
-    for page in pages:
-        if page.table.name == _FAILURES:
-            view = narrowed(page, _MAX_FAILURES, lambda one: _width(one) <= screen.width)
-            parts += ["", Text(view.title, style="bold"), _rich_table(view)]
-            if view.hidden_rows:
-                parts.append(f"{_hidden(view)}: {command} --table {_FAILURES}")
-    return screen.text(*parts, "", *_more(pages))
+    failures = [*_out_of_memory(results), *_other_failures(results, command)]
+    return screen.text(*parts, *failures, "", *_more(pages))
+
+
+def memory_failures_text(results: Results, screen: Screen) -> str:
+    """Return the table of the cells that ran out of memory; empty without such a cell."""
+    return screen.text(*_out_of_memory(results)).removeprefix("\n")
+
+
+def _out_of_memory(results: Results) -> Iterator[RenderableType]:
+    found = memory_failures(results)
+    if not found:
+        return
+    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    for title in HEADER:
+        table.add_column(Text(title, style="bold"))
+    for one in found[:_MAX_FAILURES]:
+        name, *others = one.texts
+        table.add_row(Text(f"  {name}"), *others)
+    yield from ("", table)
+
+
+def _other_failures(results: Results, command: str) -> Iterator[RenderableType]:
+    """Yield the first failures with another reason than memory, a line each."""
+    cells = results.cells
+    failed = cells[~cells["status"].isin(["ok", *OUT_OF_MEMORY])]
+    if failed.empty:
+        return
+    yield from ("", Text("Other cells without a result", style="bold"))
+    for row in failed.head(_MAX_FAILURES).to_dict("records"):
+        line = f"  {row['cell']}  {row['status']}  {failure_reason(row)}"
+        yield Text(line, no_wrap=True, overflow="ellipsis")
+    if len(failed) > _MAX_FAILURES:
+        yield Text(f"  and {len(failed) - _MAX_FAILURES:,} more: {command} --table {_FAILURES}")
 
 
 def _head(results: Results) -> Iterator[RenderableType]:

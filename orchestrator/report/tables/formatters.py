@@ -8,10 +8,12 @@ its status, so that a reader sees OOM and not an empty field. Columns are named 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
+from orchestrator.analysis.derived_fields import DERIVED_FIELDS
 from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
 from orchestrator.report.tables.entries import (
@@ -24,6 +26,8 @@ from orchestrator.report.tables.entries import (
     quotient,
     shorten,
 )
+from tasks.spec.fields import Format, name_pattern
+from tasks.spec.metrics import METRICS
 
 Value = Callable[[Row], Entry]
 
@@ -86,6 +90,22 @@ def yes_or_no(column: str) -> Value:
     return measured(column, lambda flag: Entry("yes" if flag else "no", bool(flag)))
 
 
+def col(column: str, title: str = "") -> tuple[str, Value]:
+    """Return title and formatter of a column, with the unit and the format of its declaration."""
+    name = title or column.replace("_", " ")
+    return name, measured(column, _SHOWN_AS[_declared_format(column)])
+
+
+@cache
+def _declared_format(column: str) -> Format:
+    """Return the declared format of a column of `cells`. Raise LookupError if there is none."""
+    of_metrics = [one for metric in METRICS for one in metric.columns]
+    for one in (*DERIVED_FIELDS, *of_metrics):
+        if one.format and name_pattern(one.name).fullmatch(column):
+            return one.format
+    raise LookupError(f"no column {column!r} is declared")
+
+
 def number(column: str, form: str = ".1f", scale: float = 1.0, unit: str = "") -> Value:
     """Return a formatter of a number, multiplied by `scale` and written with the format `form`."""
     return measured(column, lambda found: quantity(found * scale, form, unit))
@@ -107,6 +127,18 @@ def to_gib(nbytes: float, form: str = ".2f") -> Entry:
 def to_mib(nbytes: float, form: str = ",.2f") -> Entry:
     """Return an entry in MiB."""
     return quantity(nbytes / MIB, form, "MiB")
+
+
+_SHOWN_AS: Mapping[Format, Callable[[Any], Entry]] = {
+    Format.TEXT: _as_text,
+    Format.NUMBER: lambda value: quantity(value, ".2f"),
+    Format.COUNT: lambda value: quantity(value, ",.0f"),
+    Format.PERCENT: lambda value: quantity(value, ".1%"),
+    Format.MS: milliseconds,
+    Format.SECONDS: lambda value: quantity(value, ".1f", "s"),
+    Format.GIB: to_gib,
+    Format.MIB: to_mib,
+}
 
 
 def mib_measured(column: str) -> Value:

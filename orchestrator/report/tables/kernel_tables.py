@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.report.tables.cell_filters import both, differing, having
 from orchestrator.report.tables.formatters import (
+    col,
     gib,
     median_interval,
     ms,
@@ -42,7 +43,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
                 ("of forward", ms("forward_kernel_time_ms_median")),
                 ("of backward", ms("backward_kernel_time_ms_median")),
                 ("of optimizer", ms("optimizer_kernel_time_ms_median")),
-                ("busy", number("busy_timed", ".1%")),
+                col("busy_timed", "busy"),
             )
         ),
         having("step_kernel_time_ms_median"),

@@ -11,6 +11,7 @@ from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.formatters import (
     SAVED_RANKS,
     Value,
+    col,
     gib,
     gib_predicted,
     memory_need,
@@ -69,7 +70,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
                 ("optimizer step", peak_gib("optimizer_")),
                 ("peak", peak_gib()),
                 ("predicted", gib_predicted("predicted_peak_allocated_bytes")),
-                ("peak reserved", gib("peak_reserved_bytes")),
+                col("peak_reserved_bytes", "peak reserved"),
             )
         ),
         _with_peaks,

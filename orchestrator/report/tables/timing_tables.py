@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.report.tables.cell_filters import both, having, of_task, varying
 from orchestrator.report.tables.formatters import (
+    col,
     gib,
     mean_sd,
     median_interval,
@@ -116,8 +117,8 @@ UTILISATION = Table(
             ("step ms", step_ms),
             ("TFLOP/s", number("achieved_tflops", ".1f")),
             ("peak TFLOP/s", number("peak_tflops", ".1f")),
-            ("MFU", number("mfu", ".1%")),
-            ("of ceiling", number("ceiling_share", ".1%")),
+            col("mfu", "MFU"),
+            col("ceiling_share", "of ceiling"),
             ("tf32 allowed", text("matmul_allow_tf32")),
             ("autocast dtype", text("autocast_dtype")),
             ("stored", text("parameter_dtype")),

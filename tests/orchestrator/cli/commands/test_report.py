@@ -6,16 +6,22 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
+from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
 from orchestrator.report.charts.registry import Drawing
+from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.formats.terminal import Screen, memory_failures_text, overview
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.views import MAX_ROWS
+from orchestrator.report.text.answers import answers
+from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
@@ -181,3 +187,46 @@ def test_what_cannot_be_written_is_printed_and_told(run: Run, words: tuple[str, 
     assert "timings" in done.stdout or len(rows(done.stdout)) == CELLS
     assert done.stderr.startswith(f"sweep: {run.folder}: cannot be written: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_cells_are_json_objects(run: Run) -> None:
+    cells = json.loads(report(run.folder, "--format", "json").stdout)
+    assert len(cells) == CELLS
+    assert {"cell", "status", "step_ms_median"} <= set(cells[0])
+
+
+def test_an_overview_fits_a_narrow_terminal_without_letters_beyond_ascii(run: Run) -> None:
+    results = load_results(run)
+    screen = Screen(60, encoding="ascii")
+    text = overview(results, answers(results), lay_out(results), "sweep report RUN", screen)
+    assert max(map(len, text.splitlines())) <= 60
+    assert text.isascii()
+    assert "Step time, ms" in text
+
+
+def test_only_a_terminal_has_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Screen.of_stdout().has_color
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Screen.of_stdout().has_color
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not Screen.of_stdout().has_color
+
+
+def test_what_ran_out_of_memory_is_counted_by_model(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
+        writer.append(make_outcome(context_length=16), None)
+        for context, precision in ((32, "fp32"), (64, "fp32"), (64, "bf16")):
+            writer.append(
+                make_outcome(Status.OOM, context_length=context, precision=precision), None
+            )
+    results = load_results(Run(tmp_path / "run"))
+    (found,) = memory_failures(results)
+    assert (found.name, found.failed, found.total) == ("tiny", 3, 4)
+    assert found.first_context == "32 in fp32, 64 in bf16"
+    assert re.search(r"^  tiny +3 of 4 ", memory_failures_text(results, Screen()), re.MULTILINE)
+    fine = replace(results, cells=results.cells[results.cells["status"] == "ok"])
+    assert memory_failures_text(fine, Screen()) == ""

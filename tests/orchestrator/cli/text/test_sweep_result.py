@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.cli.commands.run import end_with
 from orchestrator.cli.text.sweep_result import conclude
 from orchestrator.common.errors import NoGpuLeft
 from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.preflight import Exclusion
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
 from orchestrator.sweep.interruption import StopReason
 from orchestrator.sweep.result import SweepResult
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 
@@ -151,3 +158,14 @@ def test_doubtful_cells_are_counted_with_a_remedy() -> None:
 def test_a_folder_with_a_blank_can_be_copied_into_a_shell() -> None:
     lines, _ = conclude(SweepResult(folder="a b"), "sweep run c.yaml")
     assert lines[-1] == "tables: sweep report 'a b'"
+
+
+def test_a_sweep_ends_with_the_models_that_ran_out_of_memory(
+    tmp_path: Path, make_outcome: Callable[..., Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_for_writing(Run(tmp_path)) as writer:
+        writer.append(make_outcome(Status.OOM, context_length=64), None)
+    counts: dict[Status, int] = {Status.OOM: 1}
+    with pytest.raises(SystemExit):
+        end_with(SweepResult(folder=str(tmp_path), before={}, counts=counts, measured_cells=1))
+    assert re.search(r"^  tiny +1 of 1 +1 backward +64$", capsys.readouterr().out, re.MULTILINE)

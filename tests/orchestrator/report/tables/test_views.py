@@ -1,0 +1,82 @@
+"""Views of tables: which rows and columns a reader sees first, and what the caption says."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from orchestrator.report.tables.entries import MISSING, Entry, milliseconds
+from orchestrator.report.tables.formatters import col
+from orchestrator.report.tables.layouts import CellRows, Grid, Heading
+from orchestrator.report.tables.table import RenderedTable, Table
+from orchestrator.report.tables.views import Kind, view_of
+
+SIZES, LENGTHS, PASSES = ("small", "xl"), ("128", "256", "512"), ("forward", "train_step")
+
+
+def table_of(grid: Grid, first: tuple[str, ...] = ()) -> RenderedTable:
+    return RenderedTable(Table("t", "Title", "How to read.", CellRows(()), first=first), grid, "")
+
+
+def grid_of(*compiles: str, measures: int = 1) -> Grid:
+    rows = []
+    for keys in product(SIZES, LENGTHS, compiles, PASSES):
+        rows.append([*map(Entry, keys), *[milliseconds(1.0)] * measures])
+    headings = [Heading(f"m{number}") for number in range(measures)]
+    return Grid(["size", "context_length", "compile", "pass"], headings, rows)
+
+
+def test_a_setting_of_all_rows_is_in_the_caption() -> None:
+    view = view_of(table_of(grid_of("blocks")))
+    assert view.keys == ("size", "context_length", "pass")
+    assert len(view.rows) == 12
+    assert view.caption == "How to read. All rows: compile=blocks."
+
+
+def test_a_long_table_shows_the_default_slice_and_says_so() -> None:
+    view = view_of(table_of(grid_of("eager", "blocks")))
+    assert view.keys == ("size", "context_length", "compile")
+    assert (len(view.rows), view.hidden_rows) == (12, 12)
+    assert view.caption.endswith("Shown: pass=train_step.")
+    whole = view_of(table_of(grid_of("eager", "blocks")), max_rows=None)
+    assert (len(whole.rows), whole.hidden_rows) == (24, 0)
+
+
+def test_compared_values_are_not_sliced() -> None:
+    grid = grid_of("eager", "blocks")._replace(compared="pass")
+    view = view_of(table_of(grid))
+    assert "pass" in view.keys
+    assert view.caption.endswith("Shown: compile=eager.")
+
+
+def test_measures_are_chosen_by_priority_and_shown_in_their_order() -> None:
+    grid = grid_of("blocks", measures=9)
+    view = view_of(table_of(grid, first=("m8", "m2")))
+    assert [measure.name for measure in view.measures] == ["m0", "m1", "m2", "m3", "m8"]
+    assert view.hidden_columns == 4
+
+
+def test_measures_are_typed() -> None:
+    flag, interval = Entry("yes", True), Entry("2.0", 2.0, low=1.5, high=2.5)
+    rows = [
+        [Entry("a"), milliseconds(12.5), flag, interval, Entry("why")],
+        [Entry("b"), *[MISSING] * 4],
+    ]
+    titles = ("step", "bound", "gain", "reason")
+    view = view_of(table_of(Grid(["size"], list(map(Heading, titles)), rows)))
+    kinds = [measure.kind for measure in view.measures]
+    assert kinds == [Kind.NUMBER, Kind.FLAG, Kind.INTERVAL, Kind.TEXT]
+    assert (view.measures[0].unit, view.measures[0].digits) == ("ms", 2)
+    assert view.measures[0].title == "step (ms)"
+
+
+def test_a_column_is_shown_as_it_is_declared() -> None:
+    title, show = col("mfu")
+    assert (title, str(show({"status": "ok", "mfu": 0.5}))) == ("mfu", "50.0%")
+    assert str(show({"status": "oom", "mfu": None})) == "OOM"
+    _, show = col("peak_reserved_bytes")
+    entry = show({"status": "ok", "peak_reserved_bytes": 2.0**31})
+    assert (str(entry), entry.number, entry.unit) == ("2.00", 2.0, "GiB")
+    with pytest.raises(LookupError, match="no column 'mfuu' is declared"):
+        col("mfuu")
