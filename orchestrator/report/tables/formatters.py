@@ -99,10 +99,12 @@ def col(column: str, title: str = "") -> tuple[str, Value]:
 @cache
 def _declared_format(column: str) -> Format:
     """Return the declared format of a column of `cells`. Raise LookupError if there is none."""
-    of_metrics = [one for metric in METRICS for one in metric.columns]
-    for one in (*DERIVED_FIELDS, *of_metrics):
-        if one.format and name_pattern(one.name).fullmatch(column):
-            return one.format
+    formats: list[tuple[str, Format | None]] = [(one.name, one.format) for one in DERIVED_FIELDS]
+    for metric in METRICS:
+        formats += [(one.name, one.format) for one in metric.columns]
+    for name, declared in formats:
+        if declared and name_pattern(name).fullmatch(column):
+            return declared
     raise LookupError(f"no column {column!r} is declared")
 
 
