@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 SIGNIFICANCE = 0.01  # share of equal cells that may be called faster or slower
-# A cell that was measured once is judged by the noise of the others if it is known this well.
-# Processes that do the same differ by 0.1 % on one machine and by 100 % on another, so no number
-# can be assumed: 5 % gave 34 % false alarms on two busy cores.
-MIN_DEGREES = 10
+# Other cells say something about the noise of a cell if both sides have this many attempts, and if
+# there are this many cells. Where the noise of cells differs by a factor of three, two attempts gave
+# 2.8 % false alarms instead of 1 %, and three attempts of 2 cells 2.1 %, but of 8 cells 1.1 %.
+_MIN_ATTEMPTS = 3
+_MIN_CELLS = 8
 # Two runs of the same cells a few minutes apart may differ by this much, however small their noise.
 RESOLUTION = 0.005
 # Two repetitions that happen to be equal to the last digit do not prove that there is no noise.
@@ -56,6 +57,9 @@ class Noise:
         return max(RESOLUTION, math.expm1(quantile * error))
 
 
+_UNKNOWN = Noise(0.0, 0)
+
+
 def pooled_noise(repetitions: Iterable[Sequence[float]]) -> Noise:
     """Return the common noise of all cells. `repetitions`: the medians of each cell's attempts."""
     squares, degrees = 0.0, 0
@@ -68,7 +72,7 @@ def pooled_noise(repetitions: Iterable[Sequence[float]]) -> Noise:
 
 def _noise(squares: float, degrees: float) -> Noise:
     if not degrees:
-        return Noise(0.0, 0)
+        return _UNKNOWN
     return Noise(math.sqrt(squares / degrees), degrees)
 
 
@@ -79,21 +83,22 @@ def noise_per_cell(
 
     A few repetitions estimate it badly, so each estimate is moved towards the noise of all cells,
     the further the more alike the cells are. It has at most the degrees of freedom of all cells
-    together. A cell without repetitions has the pooled noise. `repetitions`: the medians of all
-    cells of both runs.
+    together. Few attempts, or few cells, have their own noise alone. `repetitions`: the medians of
+    all cells of both runs.
     """
     pooled = pooled_noise(repetitions)
-    prior = _prior([pooled_noise([medians]) for medians in repetitions], pooled)
+    repeated = [pooled_noise([medians]) for medians in repetitions if len(medians) > 1]
+    prior = _prior(repeated, pooled) if len(repeated) >= 2 * _MIN_CELLS else _UNKNOWN
     noises = []
     for medians_of_runs in cells:
         own = pooled_noise(medians_of_runs)
-        if own.degrees_of_freedom:
-            degrees = own.degrees_of_freedom + prior.degrees_of_freedom
-            mixed = _noise(own.squares + prior.squares, degrees)
-            # Two cells that are alike by chance would otherwise count as infinitely many.
-            noises.append(Noise(mixed.deviation, min(degrees, pooled.degrees_of_freedom)))
-        else:
-            noises.append(pooled)
+        if min(map(len, medians_of_runs)) < _MIN_ATTEMPTS:
+            noises.append(own)
+            continue
+        degrees = own.degrees_of_freedom + prior.degrees_of_freedom
+        mixed = _noise(own.squares + prior.squares, degrees)
+        # Cells that are alike by chance would otherwise count as infinitely many.
+        noises.append(Noise(mixed.deviation, min(degrees, pooled.degrees_of_freedom)))
     return noises
 
 
@@ -107,9 +112,7 @@ def _prior(noises: Iterable[Noise], pooled: Noise) -> Noise:
     from scipy.optimize import brentq
     from scipy.special import digamma, polygamma
 
-    known = [(one.deviation, one.degrees_of_freedom) for one in noises if one.degrees_of_freedom]
-    if len(known) < 2:
-        return Noise(0.0, 0)
+    known = [(one.deviation, one.degrees_of_freedom) for one in noises]
     deviations, degrees = np.array(known).T
     half = degrees / 2
     logs = 2 * np.log(np.maximum(deviations, _MIN_DEVIATION)) - digamma(half) + np.log(half)

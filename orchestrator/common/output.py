@@ -12,11 +12,13 @@ from typing import TextIO
 
 import click
 
+from tasks.spec.messages import escape_unprintable
+
 
 def say(line: str) -> None:
     """Print a line, unless the reader of the output has ended."""
     try:
-        click.echo(line)
+        click.echo(escape_unprintable(line))
     except BrokenPipeError:
         continue_unread()
 

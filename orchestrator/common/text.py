@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 
 from orchestrator.common.units import GIB, MIB
 from tasks.spec.messages import escape_unprintable, shorten
 
 _LONGEST_REASON = 160  # characters
+
+
+def shell_command(words: Iterable[str]) -> str:
+    """Return a command to type, on one line whatever the names in it contain."""
+    return " ".join(map(shell_word, words))
+
+
+def shell_word(word: str) -> str:
+    """Return a word of a command: quoted if necessary, and as `$'…'` if it is unprintable."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = word.replace("\\", r"\\").replace("'", r"\'")
+    return f"$'{escape_unprintable(escaped)}'"
 
 
 def cell_count(count: int) -> str:

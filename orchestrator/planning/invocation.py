@@ -7,13 +7,13 @@ left to do for it.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.text import shell_command
 from orchestrator.planning.options import RunOptions
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import Run
@@ -109,7 +109,7 @@ def last_command(run: Run) -> str:
 
     Options that measure cells again, such as --retry, are left out if the command is finished.
     """
-    return shlex.join(["sweep", *_last_arguments(run), *_out_option(run)])
+    return shell_command(["sweep", *_last_arguments(run), *_out_option(run)])
 
 
 def command_in_copy(run: Run, copy: Path) -> str:
@@ -119,7 +119,7 @@ def command_in_copy(run: Run, copy: Path) -> str:
     # The path of the config may be hidden in a publication, which has a copy of the config.
     if REDACTED in config and config in arguments:
         arguments[arguments.index(config)] = str(copy / CONFIG_FILE)
-    return shlex.join(["sweep", *arguments, "--out", str(copy)])
+    return shell_command(["sweep", *arguments, "--out", str(copy)])
 
 
 def _last_arguments(run: Run) -> list[str]:

@@ -49,6 +49,9 @@ def describe_prior_results(
     request: SweepRequest, plan: Plan, invocation: Invocation
 ) -> Iterator[str]:
     """Yield a line for each way in which results that stay differ from those of this run."""
+    name = request.run.read_manifest().get("name", request.config.name)
+    if name != request.config.name:
+        yield f"{request.run}: has results of another config, {name}, and they stay in its tables"
     models: dict[str, str | None] = {}
     replaced = _replaced_cells(plan)
     for decision in plan.decisions:

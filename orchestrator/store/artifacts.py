@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.common.text import shell_command
+from orchestrator.store.layout import ARTIFACTS
 from orchestrator.store.plain_files import is_plain
 from orchestrator.store.run import Run
-from tasks.spec.attempt import LOG_FILE, RERUN_FILE
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE
 
 _LINES = 20
 _TAIL_BYTES = 16_384  # a log may be larger than memory
@@ -27,7 +30,23 @@ def read_artifacts(run: Run, cell: str, number: int) -> Artifacts:
     """Return what people read of an attempt. Attempts before rerun.sh existed have no command."""
     folder = run.attempt_folder(cell, number)
     log = _tail(folder / LOG_FILE, run)
-    return Artifacts(tuple(log.splitlines()[-_LINES:]), _tail(folder / RERUN_FILE, run).strip())
+    command = _tail(folder / RERUN_FILE, run).strip()
+    return Artifacts(tuple(log.splitlines()[-_LINES:]), _of_present_folder(command, folder))
+
+
+def _of_present_folder(command: str, folder: Path) -> str:
+    """Return the command that measures an attempt by hand, also if its run was moved since.
+
+    folder: the present folder of the attempt.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # of somebody else
+        words = []
+    if not words or Path(words[-1]).parts[-4:] != (ARTIFACTS, *folder.parts[-2:], ATTEMPT_FILE):
+        return command
+    earlier, present = Path(words[-1]).parents[3], folder.parents[2]
+    return shell_command(word.replace(str(earlier), str(present)) for word in words)
 
 
 def _tail(path: Path, run: Run) -> str:

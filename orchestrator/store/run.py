@@ -6,7 +6,6 @@ writes single parts.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.common.suggestions import suggestion
-from orchestrator.common.text import cell_count
+from orchestrator.common.text import cell_count, shell_word
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, PUBLICATION_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
 from orchestrator.store.parquet_parts import (
@@ -89,7 +88,7 @@ class Run:
             return self
         if (self.folder / PUBLICATION_FILE).exists():
             runs = sorted(self.folder.glob(f"*/{MANIFEST_FILE}"))
-            names = ", ".join(shlex.quote(str(path.parent)) for path in runs)
+            names = ", ".join(shell_word(str(path.parent)) for path in runs)
             raise RunError(
                 f"{self.folder}: holds runs that were published", f"Name one of them: {names}"
             )

@@ -17,6 +17,7 @@ from orchestrator.cli.commands.options import (
 )
 from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
+from orchestrator.common.output import say
 from orchestrator.common.units import GIB
 
 
@@ -113,6 +114,6 @@ def print_limits(axis: str, chosen: dict[str, Any]) -> None:
     if found.result is not None and found.result.is_cut_short:
         end_with(found.result)
     if measures:
-        click.echo(f"results in {request.run}")
+        say(f"results in {request.run}")
     if any(group.failure for group in found.groups):
         sys.exit(EXIT_FAILURES)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from orchestrator.common.output import say
+from orchestrator.common.text import shell_command
 from orchestrator.store.remote_address import RunLocation, RunLocationType
 
 
@@ -57,12 +59,12 @@ def import_(
         notes += imported.notes
     screen = Screen.of_stdout()
     for page in lay_out(choose_cells(load_results(run), cells)):
-        command = f"sweep report {run} --table {page.table.name}"
-        click.echo(table_text(page, screen, MAX_ROWS, command))
+        words = ["sweep", "report", str(run), "--table", page.table.name]
+        click.echo(table_text(page, screen, MAX_ROWS, shell_command(words)))
     for note in notes:
         click.echo(note, err=True)
     noun = "cell" if len(cells) == 1 else "cells"
-    click.echo(f"stored in {run} as {noun} {', '.join(cells)}")
+    say(f"stored in {run} as {noun} {', '.join(cells)}")
 
 
 # The name of earlier versions.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestrator.cli.commands.options import cell_options, config_options, flag, parse_request
 from orchestrator.cli.text import warn_of_incomplete
+
+if TYPE_CHECKING:
+    from orchestrator.hardware.gpu_catalog import GpuModel
 
 
 @click.command()
@@ -54,5 +57,15 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: Any) -> None:
     for line in describe_prior_results(request, planned, invocation):
         click.echo(line)
     if memory:
-        for line in describe_memory(request, model):
+        for line in describe_memory(request, model or _gpu_here()):
             click.echo(line)
+
+
+def _gpu_here() -> GpuModel | None:
+    """Return the smallest GPU of this machine, or None without one."""
+    from orchestrator.execution.host_probe import probe_here
+    from orchestrator.hardware.nvml import gpu_names
+    from orchestrator.planning.preflight import smallest_gpu
+
+    # The probe imports torch, which takes seconds.
+    return smallest_gpu([probe_here()]) if gpu_names() else None

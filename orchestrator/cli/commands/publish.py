@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
 
 from orchestrator.cli.commands.option_types import Megabytes, ReferenceDevice, RenamedOption
+from orchestrator.common.output import say
+from orchestrator.common.text import shell_word
 from orchestrator.store.remote_address import FolderType, RunLocation, RunLocationType
 
 
@@ -50,5 +51,5 @@ def publish(
     for sentence in published.left_out:
         click.echo(f"left out: {sentence}")
     size = f"{published.size / MB:.1f} MB"
-    command = f"sweep report {shlex.quote(str(out))}"
-    click.echo(f"published {published.cells} cells, {size}, in {out}: {command}")
+    command = f"sweep report {shell_word(str(out))}"
+    say(f"published {published.cells} cells, {size}, in {out}: {command}")

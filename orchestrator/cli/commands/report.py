@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,9 @@ from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOptio
 from orchestrator.cli.commands.options import repeatable
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.text import shell_command
 from orchestrator.store.remote_address import RunLocation, RunLocationType
+from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results
@@ -46,7 +47,7 @@ class ReportOptions:
             words += ["--where", where]
         if self.reference:
             words += ["--reference", self.reference]
-        return shlex.join(words)
+        return shell_command(words)
 
 
 @click.command()
@@ -129,7 +130,8 @@ def report(**chosen: Any) -> None:
     _warn_of_missing_results(run, results, options)
     if whole:
         run.write_report(whole.files())
-        click.echo(f"as one page: {run.folder / 'report' / PAGE}", err=True)
+        page = escape_unprintable(str(run.folder / "report" / PAGE))
+        click.echo(f"as one page: {page}", err=True)
     elif not options.selects_cells:
         run.write_report(files_of(pages))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,6 +16,7 @@ from orchestrator.cli.commands.options import (
     parse_request,
 )
 from orchestrator.common.output import say
+from orchestrator.common.text import shell_command
 
 if TYPE_CHECKING:
     from orchestrator.sweep.result import SweepResult
@@ -49,7 +49,7 @@ def end_with(result: SweepResult) -> NoReturn:
     """Print the end of a sweep and exit. Raise the error that stopped it."""
     from orchestrator.cli.text.sweep_result import OUT_OF_MEMORY, conclude
 
-    lines, exit_code = conclude(result, shlex.join(["sweep", *sys.argv[1:]]))
+    lines, exit_code = conclude(result, shell_command(["sweep", *sys.argv[1:]]))
     for line in lines:
         # Not click.echo: a sweep ends well even if nobody reads its output.
         say(line)

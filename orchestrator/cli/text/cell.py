@@ -39,7 +39,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     run.fetch_artifacts(cell)
     artifacts = read_artifacts(run, cell, number)
     if artifacts.log:
-        yield f"log: {run.attempt_folder(cell, number) / LOG_FILE}"
+        yield escape_unprintable(f"log: {run.attempt_folder(cell, number) / LOG_FILE}")
         yield from (f"  {_printable(line)}" for line in artifacts.log)
     if artifacts.rerun_command:
         yield f"by hand: {artifacts.rerun_command}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from orchestrator.cli.text import format_gib, format_table
 from orchestrator.common.text import cell_count
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.memory_prediction import predict_memory, verdict_of
+from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.request import SweepRequest
 from tasks.prediction.closed_form import ClosedForm, closed_form
 from tasks.prediction.records import (
@@ -37,6 +36,7 @@ _COUNTED = {
     "perhaps": 2 * ("perhaps (compiled: predicted as eager, an upper bound)",),
     "unlikely": 2 * (f"unlikely (compiled: predicted more than {MOST_OVERGUESS} times the limit)",),
     "oom": ("does not fit", "do not fit"),
+    "bounded": 2 * ("with only a lower bound, which fits; whether activations fit is not known",),
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
     "unknown": 2 * ("not predicted",),
 }
@@ -45,7 +45,7 @@ _COUNTED = {
 def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[str]:
     """Return a table of predicted memory with verdicts, its explanation, and how many cells fit.
 
-    card: the GPU whose memory is the limit; None: this machine's, or the limit of the cell.
+    card: the GPU whose memory is the limit; None: only the limit of the cell.
     """
     cells = [cell for cell in request.expansion.cells if not unsupported_reason(cell)]
     predictions = predict_memory(cells, card, request.import_paths)
@@ -73,8 +73,7 @@ def _not_predicted(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str
     reasons = Counter((cell.params.device, unsupported_reason(cell)) for cell in cells)
     for (device, reason), count in reasons.items():
         if f"on {device} " in reason:  # on a GPU, the same cell would be predicted
-            gpu = shlex.quote(card.name if card else "H200")
-            remedy = f"add --set device=cuda --gpu {gpu}"
+            remedy = "add --set device=cuda" + ("" if card else " --gpu H200")
             yield f"{cell_count(count)} on {device}, and memory is predicted for GPUs only: {remedy}"
         elif reason:
             yield f"{cell_count(count)} not predicted: {reason}"
@@ -87,6 +86,8 @@ def _count_verdicts(
     for cell in cells:
         prediction = predictions[cell.id]
         without_verdict = "unlimited" if prediction.how else "unknown"
+        if prediction.least_bytes() is not None and cap_bytes(cell, card) is not None:
+            without_verdict = "bounded"
         counts[verdict_of(cell, prediction, card) or without_verdict] += 1
     texts = []
     for name, (one, several) in _COUNTED.items():

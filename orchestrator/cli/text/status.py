@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.cli.text import format_counts
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
-from orchestrator.common.text import cell_count, end_location, failure_reason
+from orchestrator.common.text import cell_count, end_location, failure_reason, shell_word
 from orchestrator.planning.invocation import command_in_copy, last_command
 from orchestrator.planning.options import PENDING
 from orchestrator.planning.plan import Plan, plan_request
@@ -58,7 +57,7 @@ def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
         # `cp -r` into an existing folder would create a folder inside it.
         if copy.exists():
             copy = copy.with_name(f"{copy.name}-copy")
-        yield f"to continue, copy it: cp -r {shlex.quote(str(run))} {shlex.quote(str(copy))}"
+        yield f"to continue, copy it: cp -r {shell_word(str(run))} {shell_word(str(copy))}"
         yield f"then: {command_in_copy(run, copy)}"
         yield f"which would run {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
 

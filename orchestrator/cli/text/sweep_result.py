@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.text import format_counts
 from orchestrator.common.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
-from orchestrator.common.text import cell_count, format_seconds
+from orchestrator.common.text import cell_count, format_seconds, shell_word
 
 if TYPE_CHECKING:
     from orchestrator.sweep.result import SweepResult
@@ -46,10 +45,14 @@ def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
     if result.stop_reason:
         stopped = f"stopped by {result.stop_reason} with {remaining} left. To continue: {command}"
         return [*lines, stopped], EXIT_INTERRUPTED
-    folder = shlex.quote(result.folder)
+    folder = shell_word(result.folder)
     lines += [*_quality(result), f"tables: sweep report {folder}"]
     if result.exhausted:
-        lines += [f"skipped {cell_count(result.exhausted)}, which failed too often before"]
+        retry = " ".join(f"--retry {name}" for name in _FAILURES if name in result.before)
+        lines += [
+            f"skipped {cell_count(result.exhausted)}, which failed too often before;"
+            f" {retry} tries again"
+        ]
     if result.exhausted or set(_FAILURES) & set(result.counts):
         return [*lines, f"what failed: sweep status {folder}"], EXIT_FAILURES
     return lines, 0
@@ -57,7 +60,7 @@ def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
 
 def _counts(result: SweepResult) -> list[str]:
     lines = []
-    folder = shlex.quote(result.folder)
+    folder = shell_word(result.folder)
     if result.recovered:
         recovered = cell_count(result.recovered)
         lines += [f"recovered {recovered}, measured by an earlier run that was killed"]

@@ -30,6 +30,7 @@ def provenance(results: Results) -> str:
         _flagged(cells, "cpu_contended", "while other processes used their cores"),
         _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),
         _flagged(cells, "interval_wide", "with an interval wider than 5 %"),
+        _unrequested(results),
         _labelled("commit", _value(cells, "commit")),
         _dates(cells),
     ]
@@ -76,6 +77,14 @@ def _flagged(cells: pd.DataFrame, column: str, text: str) -> str:
 
 def _counted(found: pd.Series[bool], text: str) -> str:
     return f"{found.sum()} of {len(found)} cells {text}" if found.any() else ""
+
+
+def _unrequested(results: Results) -> str:
+    """Return how many cells the last command of the folder did not ask for (a lower bound)."""
+    asked, count = int(results.manifest.get("asked", 0)), len(results.cells)
+    if not 0 < asked < count:
+        return ""
+    return f"{count - asked} of {count} cells are from an earlier config or selection"
 
 
 def _dates(cells: pd.DataFrame) -> str:

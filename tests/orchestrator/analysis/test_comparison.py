@@ -133,6 +133,28 @@ def test_a_real_difference_is_found_with_its_sign() -> None:
     assert Verdict.FASTER not in slower
 
 
+@pytest.mark.fuzz
+@pytest.mark.parametrize(("attempts", "cells"), [(2, 2), (2, 8), (3, 2), (3, 8)])
+def test_cells_with_very_different_noise_are_seldom_called_faster_or_slower(
+    attempts: int, cells: int
+) -> None:
+    rng = np.random.default_rng(0)
+    found: list[Verdict] = []
+    for _ in range(2000 // cells):
+        deviations = 0.02 * np.exp(rng.normal(size=cells))
+        found += verdicts_of(
+            [tuple(simulated(rng, 10, attempts, one) for _ in "ab") for one in deviations]
+        )
+    assert differing(found) <= _at_most(len(found))
+
+
+def test_other_cells_say_nothing_about_one_with_two_attempts() -> None:
+    calm, own = ((10.0, 10.0), (10.0, 10.0)), ((10.0, 11.0), (12.0, 13.0))
+    pairs = [calm] * 20 + [own]
+    noises = noise_per_cell(pairs, list(itertools.chain(*pairs)))
+    assert noises[-1] == pooled_noise(own)
+
+
 def test_the_noise_is_that_between_attempts_of_one_cell() -> None:
     noise = pooled_noise([(10.0, 10.0 * np.exp(0.02)), (500.0, 500.0 * np.exp(-0.02)), (3.0,)])
     assert noise.degrees_of_freedom == 2
@@ -144,12 +166,12 @@ def test_the_noise_is_that_between_attempts_of_one_cell() -> None:
 CALM = Noise(0.001, 20)
 SLOWED = "CPU speed: {} → {} operations per ms"
 OTHERS = "other processes used the cores {} of the time"
-AT_10_MS = CellTiming((10.0,), 9.9, 10.1)
-AT_11_MS = CellTiming((11.0,), 10.9, 11.1)
+AT_10_MS = CellTiming((10.0, 10.0), 9.9, 10.1)
+AT_11_MS = CellTiming((11.0, 11.0), 10.9, 11.1)
 
 
 def paced_timing(ms: float, slowest: float, fastest: float, depends: bool = True) -> CellTiming:
-    timing = CellTiming((ms,), ms - 0.1, ms + 0.1, depends_on_cpu=depends)
+    timing = CellTiming((ms, ms), ms - 0.1, ms + 0.1, depends_on_cpu=depends)
     return replace(timing, dispatch_rates=(slowest, fastest))
 
 
@@ -158,7 +180,7 @@ def paced_timing(ms: float, slowest: float, fastest: float, depends: bool = True
     [
         (AT_10_MS, AT_10_MS),
         # A gap between the intervals, but within the noise.
-        (CellTiming((10.0,), 9.99, 10.01), CellTiming((10.03,), 10.02, 10.04)),
+        (CellTiming((10.0, 10.0), 9.99, 10.01), CellTiming((10.03, 10.03), 10.02, 10.04)),
     ],
 )
 def test_a_difference_within_the_noise_is_none(before: CellTiming, after: CellTiming) -> None:
@@ -173,14 +195,14 @@ def test_a_difference_within_the_noise_is_none(before: CellTiming, after: CellTi
         # One disturbed attempt changes nothing.
         (AT_10_MS, CellTiming((11.0, 11.2, 900.0), 10.9, 11.3)),
         # The clock differs, but the difference exceeds it.
-        (CellTiming((10.0,), 9.9, 10.1, 1980), CellTiming((12.0,), 11.9, 12.1, 1800)),
+        (CellTiming((10.0, 10.0), 9.9, 10.1, 1980), CellTiming((12.0, 12.0), 11.9, 12.1, 1800)),
         (AT_10_MS, replace(AT_11_MS, bound_by=BoundBy.CPU)),
         # The CPU was slower, but the difference exceeds that.
         (paced_timing(10.0, 490, 500), paced_timing(15.0, 390, 400)),
         (paced_timing(10.0, 500, 500, depends=False), paced_timing(15.0, 333, 334, depends=False)),
         # The slower cell had the CPU that was never as slow.
         (paced_timing(10.0, 250, 500), paced_timing(15.0, 300, 500)),
-        (paced_timing(10.0, 490, 500), CellTiming((15.0,), 14.9, 15.1)),
+        (paced_timing(10.0, 490, 500), CellTiming((15.0, 15.0), 14.9, 15.1)),
     ],
 )
 def test_a_difference_that_nothing_explains_is_slower(
@@ -193,7 +215,7 @@ def test_a_difference_that_nothing_explains_is_slower(
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (AT_10_MS, CellTiming((9.0,), 8.9, 9.1)),
+        (AT_10_MS, CellTiming((9.0, 9.0), 8.9, 9.1)),
         # Faster although other processes used its cores.
         (AT_11_MS, replace(AT_10_MS, waited_for_core=0.12)),
     ],
@@ -206,7 +228,7 @@ def test_a_shorter_time_is_faster(before: CellTiming, after: CellTiming) -> None
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (CellTiming((10.0,), 9.0, 11.0), CellTiming((10.5,), 9.5, 11.5), "the intervals overlap"),
+        (CellTiming((10.0, 10.0), 9.0, 11.0), CellTiming((10.5, 10.5), 9.5, 11.5), "the intervals overlap"),
         (
             replace(AT_10_MS, clock_mhz=1980),
             replace(AT_11_MS, clock_mhz=1800),
@@ -606,8 +628,8 @@ def test_times_agree_within_their_intervals_or_two_percent(
     ms: float, half_width: float, agrees: bool
 ) -> None:
     before, after = (
-        CellTiming((10.0,), 9.9, 10.1, bound_by=BoundBy.GPU),
-        CellTiming((ms,), ms - half_width, ms + half_width),
+        CellTiming((10.0, 10.0), 9.9, 10.1, bound_by=BoundBy.GPU),
+        CellTiming((ms, ms), ms - half_width, ms + half_width),
     )
     assert compare_cell("", before, after, CALM).ratio.agrees is agrees
     assert compare_cell("", before, after, CALM).bound_by is None

@@ -336,7 +336,7 @@ def test_why_no_memory_is_predicted_is_said_once(
     assert list(describe_memory(on_cpu, None)) == [
         "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
     ]  # fmt: skip
-    assert list(describe_memory(on_cpu, find_gpu("RTX 5090")))[-1].endswith("--gpu 'RTX 5090'")
+    assert list(describe_memory(on_cpu, find_gpu("RTX 5090")))[-1].endswith("add --set device=cuda")
     said = list(describe_memory(request_for(write_config(CONFIG), [], [], tmp_path / "run"), None))
     assert said[-2] == "1 cell not predicted: the memory of matmul is not predicted"
     assert not asked or all(request.cell.params.device == "cuda" for request in asked)
@@ -381,4 +381,6 @@ def test_what_is_known_by_formula_alone_is_labelled_so(
     )
     assert "≥ 3.00" in text
     assert "closed form, activations unknown: it looks at its data" in text
+    assert "1 with only a lower bound, which fits" in text
+    assert "add --gpu" not in text
     assert "3.000" in text
