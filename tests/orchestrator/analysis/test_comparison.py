@@ -228,7 +228,11 @@ def test_a_shorter_time_is_faster(before: CellTiming, after: CellTiming) -> None
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (CellTiming((10.0, 10.0), 9.0, 11.0), CellTiming((10.5, 10.5), 9.5, 11.5), "the intervals overlap"),
+        (
+            CellTiming((10.0, 10.0), 9.0, 11.0),
+            CellTiming((10.5, 10.5), 9.5, 11.5),
+            "the intervals overlap",
+        ),
         (
             replace(AT_10_MS, clock_mhz=1980),
             replace(AT_11_MS, clock_mhz=1800),

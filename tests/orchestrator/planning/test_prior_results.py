@@ -110,6 +110,14 @@ def test_old_results_without_a_source_are_compared_by_commit(
     assert is_by_other_program(None, stored, invocation) is is_other
 
 
+def test_another_name_in_the_same_folder_is_reported(
+    measured: Callable[..., tuple[Messages, list[int]]],
+) -> None:
+    assert measured(NARROW)[0] == []
+    (message,) = measured(NARROW.replace("name: test", "name: other"))[0]
+    assert message.endswith(": has results of another config, test, and they stay in its tables")
+
+
 def test_repetitions_by_another_program_are_reported(
     measured: Callable[..., tuple[Messages, list[int]]],
 ) -> None:

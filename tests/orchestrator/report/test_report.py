@@ -814,6 +814,16 @@ def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(
     )
 
 
+@pytest.mark.parametrize(("asked", "line"), [(1, "1 of 2 cells are from an earlier"), (2, "")])
+def test_provenance_counts_the_cells_of_an_earlier_config(
+    asked: int, line: str, results_of: Callable[..., Results]
+) -> None:
+    results = results_of(outcome(), outcome(context_length=16))
+    text = provenance(replace(results, manifest={"name": "x", "asked": asked}))
+    assert ("from an earlier config or selection" in text) == bool(line)
+    assert line in text
+
+
 def test_caption_says_which_columns_use_medians(results_of: Callable[..., Results]) -> None:
     """A thousand tokens: the mean of 21.5 ms has a slow step in it, the median of 10 has not."""
     (page,) = lay_out(results_of(outcome(step_ms=(10.0, 10.0, 10.0, 56.0))), ["timings"])

@@ -78,6 +78,18 @@ def test_a_log_that_is_a_link_or_a_pipe_is_not_read(
     )
 
 
+def test_the_command_by_hand_follows_a_run_that_was_moved(run: Path, tmp_path: Path) -> None:
+    attempt = run / "artifacts" / "abc" / "1"
+    cache = f"TORCHINDUCTOR_CACHE_DIR={run}/cache"
+    command = f"env {cache} python -m tasks {attempt}/attempt.json"
+    (attempt / "rerun.sh").write_text(f"{command}\n")
+    assert read_artifacts(Run(run), "abc", 1).rerun_command == command
+    moved = tmp_path / "elsewhere"
+    shutil.move(run, moved)
+    found = read_artifacts(Run(moved), "abc", 1).rerun_command
+    assert found == command.replace(str(run), str(moved))
+
+
 def test_a_file_below_a_link_is_not_plain(run: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (run / "artifacts" / "abc" / "2").symlink_to(tmp_path)
