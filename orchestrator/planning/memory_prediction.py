@@ -160,7 +160,11 @@ def _key(cell: Cell, gpu: GpuModel | None) -> str:
 
 def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
     with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged
-        found = Prediction.from_json((cache_folder("predictions") / f"{key}.json").read_text())
+        text = (cache_folder("predictions") / f"{key}.json").read_text()
+        digest, _, content = text.partition("\n")
+        if digest != text_digest(content):
+            return None
+        found = Prediction.from_json(content)
         # For a limit that was not asked for before, the peaks are often enough.
         verdicts = {cap: found.plain_verdict(cap) for cap in request.caps_bytes}
         known = {cap: verdict for cap, verdict in verdicts.items() if verdict}
@@ -177,7 +181,8 @@ def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) 
         folder = cache_folder("predictions")
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{key}.{os.getpid()}"
-        partial.write_text(prediction.to_json())
+        content = prediction.to_json()
+        partial.write_text(f"{text_digest(content)}\n{content}")
         partial.rename(folder / f"{key}.json")
 
 

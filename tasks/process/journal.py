@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,8 @@ from typing import Any, TextIO
 from tasks.process import clock
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
+
+_CHECKSUM = b', "checksum": '  # CRC32 of everything before it, the last key of the last line
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Journal:
         self._stream = stream
         self._began = clock.monotonic()
         self._writer = os.getpid()
+        self._checksum = 0  # of the lines so far
 
     def stage(self, name: str) -> None:
         self._write({"stage": name})
@@ -63,7 +67,13 @@ class Journal:
         times = {"time": time.time(), "after_s": clock.monotonic() - self._began}
         line = json.dumps({**times, **entry}, default=str, ensure_ascii=False)
         # Parquet stores UTF-8, which cannot hold a lone surrogate.
-        self._stream.write(line.encode(errors="replace").decode() + "\n")
+        content = line.encode(errors="replace")
+        if "status" in entry:
+            self._checksum = zlib.crc32(content[:-1], self._checksum)
+            content = content[:-1] + _CHECKSUM + b"%d}" % self._checksum
+        content += b"\n"
+        self._checksum = zlib.crc32(content, self._checksum)
+        self._stream.write(content.decode())
         self._stream.flush()
 
 
@@ -88,8 +98,14 @@ class JournalContents:
 
 
 def read_journal(path: Path) -> JournalContents:
-    """Read the complete lines of a journal. Without a file, return empty contents."""
-    entries = list(_complete_lines(path)) if path.exists() else []
+    """Read the complete lines of a journal. Without a file, return empty contents.
+
+    A journal that was damaged after its end was written counts as empty: its attempt is lost.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    if _is_damaged(content):
+        return JournalContents()
+    entries = list(_complete_lines(content))
     if not entries:
         return JournalContents()
     stage, before_s, final = "", 0.0, None
@@ -121,8 +137,15 @@ def read_journal(path: Path) -> JournalContents:
     )
 
 
-def _complete_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_bytes().split(b"\n"):
+def _is_damaged(content: bytes) -> bool:
+    """True if the bytes before the checksum of a journal are not those that were written."""
+    before, mark, checksum = content.rpartition(_CHECKSUM)
+    # Journals of older versions have none.
+    return bool(mark) and checksum.rstrip(b"\n") != b"%d}" % zlib.crc32(before)
+
+
+def _complete_lines(content: bytes) -> Iterator[dict[str, Any]]:
+    for line in content.split(b"\n"):
         try:
             entry = json.loads(line)
         except ValueError:  # a process that was killed while it wrote leaves half a line at the end

@@ -104,6 +104,20 @@ def test_each_need_is_asked_for_once(asked: list[PredictionRequest]) -> None:
     assert len(asked) == 2
 
 
+def test_a_damaged_prediction_in_the_cache_is_predicted_again(
+    asked: list[PredictionRequest], tmp_path: Path
+) -> None:
+    predict_memory([cell_of()], TINY_GPU, ())
+    (cached,) = (tmp_path / "cache").rglob("*.json")
+    intact = cached.read_text()
+    assert intact.count("2147483648") > 0
+    cached.write_text(intact.replace("2147483648", "2147483640"))
+    predict_memory([cell_of()], TINY_GPU, ())
+    assert (len(asked), cached.read_text()) == (2, intact)
+    predict_memory([cell_of()], TINY_GPU, ())
+    assert len(asked) == 2
+
+
 def test_a_model_of_ones_own_is_not_remembered(asked: list[PredictionRequest]) -> None:
     own = make_cell("train_step", {"model": "torch.nn:Embedding"})
     for _ in range(2):

@@ -172,7 +172,12 @@ def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
         FinalStatus(Status.OOM, {"asked_bytes": 3}),
     )
     assert [sample.value for sample in account.samples] == [1.5, None]
-    path.write_bytes(path.read_bytes()[:-5] + b"\nnot json\n[1]\n")
+    whole = path.read_bytes()
+    for place in range(len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert read_journal(path).final in (None, account.final)
+        assert read_journal(path).final is None or read_journal(path).samples == account.samples
+    path.write_bytes(whole[:-5] + b"\nnot json\n[1]\n")
     assert read_journal(path).final is None
     assert len(read_journal(path).samples) == 2
     assert read_journal(tmp_path / "nowhere").samples == ()
