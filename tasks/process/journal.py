@@ -140,8 +140,9 @@ def read_journal(path: Path) -> JournalContents:
 def _is_damaged(content: bytes) -> bool:
     """True if the bytes before the checksum of a journal are not those that were written."""
     before, mark, checksum = content.rpartition(_CHECKSUM)
-    # Journals of older versions have none.
-    return bool(mark) and checksum.rstrip(b"\n") != b"%d}" % zlib.crc32(before)
+    # Journals of older versions have none, and a process may be killed while it writes one.
+    is_whole = bool(mark) and checksum.rstrip(b"}\n").isdigit() and b"}" in checksum
+    return is_whole and int(checksum.rstrip(b"}\n")) != zlib.crc32(before)
 
 
 def _complete_lines(content: bytes) -> Iterator[dict[str, Any]]:
