@@ -29,6 +29,7 @@ _aten = torch.ops.aten
 # Overloads, because a policy is called with these: packets such as `aten.mm` never match
 # (pytorch issue 176065).
 _LINEAR = frozenset({_aten.mm.default, _aten.addmm.default})
+# Written-out attention multiplies in batches.
 _ATTENTION = frozenset(
     {
         _aten.bmm.default,

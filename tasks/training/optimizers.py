@@ -18,6 +18,8 @@ from tasks.training.parameters import TrainStepParams
 def make_optimizers(params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
     """Return the optimizers of all trained parameters. Raise ImportError for an unknown class."""
     trained = [one for one in model.parameters() if one.requires_grad]
+    if not trained and "backward" not in params.phases:
+        return ()  # inference with a frozen model
     if params.optimizer == "muon":
         return _with_muon(params, model, trained)
     make = partial(_factory(params.optimizer), **params.optimizer_args)

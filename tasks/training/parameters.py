@@ -20,7 +20,7 @@ from tasks.training.presets import PRESETS
 _NO_GRAPH = Affects.ALL & ~Affects.GRAPH
 _HUB = "hf:"
 # A module and a name in it.
-IMPORT_PATH = r"^[^:\s]+:[^:\s]+$"
+_IMPORT_PATH = r"^[^:\s]+:[^:\s]+$"
 Compile = Literal["eager", "blocks", "model"]
 Pass = Literal["forward", "forward_grad", "forward_backward", "train_step"]
 Size = Literal[
@@ -33,9 +33,9 @@ Checkpointing = (
 )
 OptimizerName = (
     Literal["course", "foreach", "fused", "loop", "sgd", "adafactor", "muon"]
-    | Annotated[str, Field(pattern=IMPORT_PATH)]
+    | Annotated[str, Field(pattern=_IMPORT_PATH)]
 )
-Loss = Literal["cross_entropy", "chunked", "model"] | Annotated[str, Field(pattern=IMPORT_PATH)]
+Loss = Literal["cross_entropy", "chunked", "model"] | Annotated[str, Field(pattern=_IMPORT_PATH)]
 
 PHASES: dict[Pass, tuple[str, ...]] = {
     "forward": ("forward",),
@@ -105,7 +105,6 @@ class TrainStepParams(AttentionAxisParams):
         None,
         "rank of low-rank adapters of all linear layers in the blocks, with alpha of twice the "
         "rank; all other weights are frozen; null: none",
-        affects=Affects.ALL,
     )
     optimizer_args: dict[str, Any] = axis(
         {}, "keyword arguments of the optimizer, such as momentum", affects=WORK & ~Affects.GRAPH
@@ -125,8 +124,8 @@ class TrainStepParams(AttentionAxisParams):
     checkpointing: Checkpointing = axis(
         "none",
         "activations that the backward pass computes again: none; blocks: all of each block; "
-        "groups:K, such as groups:2: all of K neighbouring blocks together; selective: all but matrix products and "
-        "attention; selective:2: also every second product with a weight",
+        "groups:K, such as groups:2: all of K neighbouring blocks together; selective: all but "
+        "matrix products and attention; selective:2: also every second product with a weight",
     )
     gradient_accumulation: PositiveInt = axis(
         1,

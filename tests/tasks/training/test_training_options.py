@@ -328,6 +328,18 @@ def test_muon_takes_the_matrices_of_the_blocks() -> None:
     assert workload.optimizers[0].param_groups[0]["momentum"] == 0.5
 
 
+class Frozen(Labelled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+def test_a_frozen_model_can_be_measured_in_inference() -> None:
+    workload = built(**own("Frozen", **{"pass": "forward"}))
+    workload.step(lambda name: nullcontext())
+    assert (workload.optimizers, workload.facts["parameters_trained"]) == ((), 0)
+
+
 def test_an_optimizer_that_is_not_installed_is_named() -> None:
     with pytest.raises(
         ModuleNotFoundError, match="optimizer: there is no module 'no_such_package'"
