@@ -37,6 +37,7 @@ def describe_comparison(report: ComparisonReport) -> Iterator[str]:
     yield f"\n{_table(report)}\n"
     yield _verdicts(report)
     yield from _chance(report)
+    yield from _distribution_free(report.comparisons)
     yield from _cpu_warning(report.comparisons)
     yield from _agreement(report.comparisons)
 
@@ -116,6 +117,13 @@ def _chance(report: ComparisonReport) -> Iterator[str]:
         differing = sum(one.differs for one in report.comparisons)
         cells = f"{differing} of {len(report.comparisons)} cells differ"
         yield f"{cells}. By chance, {report.differing_by_chance:.2g} would differ"
+
+
+def _distribution_free(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Yield how many differences need no assumption about the noise, if there are any."""
+    count = sum(one.is_distribution_free for one in comparisons)
+    if count:
+        yield f"{count} of them without an assumption about the noise: no attempts overlap"
 
 
 def _cpu_warning(comparisons: Sequence[Comparison]) -> Iterator[str]:

@@ -501,6 +501,26 @@ def test_a_check_fails_only_if_more_cells_differ_than_by_chance(
     assert done.exit_code == exit_code
 
 
+@pytest.mark.parametrize(
+    ("after_ms", "is_free"),
+    [
+        ((12.0, 12.1, 12.2, 12.3, 12.4), True),
+        ((12.0, 12.1, 12.2, 12.3), False),
+        ((10.1, 12.1, 12.2, 12.3, 12.4), False),
+    ],
+)
+def test_five_attempts_that_do_not_overlap_need_no_assumption(
+    after_ms: tuple[float, ...], is_free: bool
+) -> None:
+    before = CellTiming((10.0, 10.1, 10.2, 10.3, 10.4), 9.9, 10.5)
+    compared = compare_cell("", before, CellTiming(after_ms, 11.9, 12.5), CALM)
+    assert compared.differs
+    assert compared.is_distribution_free == is_free
+    report = ComparisonReport((compared,), CALM, {}, 0, of_kernels=False)
+    lines = "\n".join(describe_comparison(report))
+    assert ("1 of them without an assumption about the noise" in lines) == is_free
+
+
 def test_an_interval_of_fewer_than_six_steps_is_unknown(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
