@@ -26,6 +26,7 @@ from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import Kind, TableView
 from orchestrator.report.text.answers import OUT_OF_MEMORY, Answer
 from orchestrator.report.text.memory_failures import HEADER, memory_failures
+from orchestrator.report.text.numbers import counted
 from orchestrator.report.text.provenance import provenance
 
 MAX_WIDTH = 100
@@ -171,7 +172,7 @@ def _head(results: Results) -> Iterator[RenderableType]:
     yield Text(provenance(results), style="dim")
     statuses = results.cells["status"].value_counts()
     counts = [f"{count:,} {status}" for status, count in statuses.items()]
-    yield f"{len(results.cells):,} cells: {', '.join(counts)}"
+    yield f"{counted(len(results.cells), 'cell')}: {', '.join(counts)}"
 
 
 def _answers(answers: Sequence[Answer]) -> Iterator[RenderableType]:
@@ -200,5 +201,5 @@ def _more(pages: Sequence[RenderedTable]) -> Iterator[RenderableType]:
     yield Text("More, with the same command", style="bold")
     names = [page.table.name for page in pages if page.table.is_default] or [NOTHING]
     yield Padding(Text(f"--table {' | '.join(names)}   (--table list: all)"), (0, 0, 0, 2))
-    others = "--where size=xl,pass=forward   other cells     --format tex | typ | csv | json | md"
+    others = "--where AXIS=VALUE,…   other cells     --format tex | typ | csv | json | md"
     yield Padding(Text(others), (0, 0, 0, 2))
