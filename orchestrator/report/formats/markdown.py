@@ -37,11 +37,13 @@ def lay_out(
     for name in names or by_name:
         table = by_name[name]
         try:
-            grid = table.lay_out(results)
+            grid, settings = table.lay_out(results), table.settings(results)
         except Exception as error:  # one table that fails must not cost the report
+            settings = {}
             grid = Grid([], [Heading(_PROBLEM)], [[Entry(typed_error_text(error))]])
         if grid.rows:
-            rendered.append(_number_notes(RenderedTable(table, grid, measured_with)))
+            page = RenderedTable(table, grid, measured_with, settings=settings)
+            rendered.append(_number_notes(page))
     return rendered
 
 

@@ -83,7 +83,7 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     """
     view = narrowed(page, max_rows, lambda one: _width(one) <= screen.width)
     title = Text(view.title, style="bold")
-    parts: list[RenderableType] = [title, view.caption, "", _rich_table(view), ""]
+    parts: list[RenderableType] = [title, view.caption, _rich_table(view), ""]
     parts += [f"{number}. {note}" for number, note in enumerate(view.notes, 1)]
     if view.hidden_rows or view.hidden_columns:
         parts.append(f"{_hidden(view)}: {command}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from orchestrator.analysis.axes import axis_text, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import CellFilter
 from orchestrator.report.tables.layouts import Grid, Layout, Rows
 
+_SETTINGS = ("precision", "compile", "pass", "attention", "batch_size")
 NOTES = "note"  # title of a column of sentences, one a line, that become numbered notes
 
 
@@ -42,6 +45,16 @@ class Table:
         has_values = any(heading.title != NOTES for heading in grid.measures)
         return grid if has_values else Grid([], [], [])
 
+    def settings(self, results: Results) -> dict[str, str]:
+        """Return the axes that readers look for and that have one value in all cells."""
+        cells = self.cells(results.cells)
+        settings = {}
+        for axis in _SETTINGS:
+            values = list(cells[axis].unique()) if axis in cells else []
+            if len(values) == 1 and not is_null(values[0]):
+                settings[axis] = axis_text(values[0])
+        return settings
+
 
 def _without_empty_columns(grid: Grid) -> Grid:
     """Drop the columns that are empty in every row, such as the allocator's peaks on a CPU."""
@@ -59,12 +72,16 @@ def _without_empty_columns(grid: Grid) -> Grid:
 
 @dataclass(frozen=True)
 class RenderedTable:
-    """A table with all its rows. Rows refer to `notes` by number, starting at 1."""
+    """A table with all its rows. Rows refer to `notes` by number, starting at 1.
+
+    settings: values of axes that all of its cells share.
+    """
 
     table: Table
     grid: Grid
     provenance: str
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def header(self) -> list[str]:

@@ -103,7 +103,7 @@ def view_of(
     return TableView(
         page.table.name,
         page.table.title,
-        _caption(page.table, lifted, sliced),
+        _caption(page.table, {**page.settings, **lifted}, sliced),
         tuple(keys[index] for index in shown),
         tuple(measures[index] for index in chosen),
         [[row[index] for index in indices] for row in rows[:max_rows]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -32,6 +33,8 @@ def test_a_setting_of_all_rows_is_in_the_caption() -> None:
     assert view.keys == ("size", "context_length", "pass")
     assert len(view.rows) == 12
     assert view.caption == "How to read. All rows: compile=blocks."
+    page = replace(table_of(grid_of("blocks")), settings={"batch_size": "4"})
+    assert view_of(page).caption.endswith("All rows: batch_size=4, compile=blocks.")
 
 
 def test_a_long_table_shows_the_default_slice_and_says_so() -> None:
