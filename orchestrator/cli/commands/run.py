@@ -54,7 +54,8 @@ def end_with(result: SweepResult) -> NoReturn:
         # Not click.echo: a sweep ends well even if nobody reads its output.
         say(line)
     if set(OUT_OF_MEMORY) & set(result.counts) and Path(result.folder).is_dir():
-        say(f"\n{_memory_failures(Path(result.folder))}")
+        for line in ("", *_memory_failures(Path(result.folder)).splitlines()):
+            say(line)
     if result.error:
         raise result.error
     sys.exit(exit_code)
