@@ -9,15 +9,15 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
-from orchestrator.config.grid import Expansion
 from orchestrator.config.yaml_source import KeyPath, Source
+from tasks.spec.cell import Cell
 from tasks.spec.source_digest import shadowed_spec
 
 # Not hf:NAME, which names a model of transformers.
@@ -25,14 +25,14 @@ _NAMED = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _REMEDY = "Install its package, or put its file next to the config or into the current folder"
 
 
-def require_modules(expansion: Expansion, paths: Sequence[str], source: Source) -> None:
+def require_modules(cells: Iterable[Cell], paths: Sequence[str], source: Source) -> None:
     """Raise ConfigError for a value `package.module:Name` of a cell that cannot be imported.
 
     paths: the folders to import from, like sys.path.
     """
     named = {
         (axis, value): None
-        for cell in expansion.cells
+        for cell in cells
         for axis, value in cell.params.values().items()
         if isinstance(value, str) and ":" in value and _NAMED.fullmatch(value)
     }

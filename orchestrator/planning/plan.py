@@ -97,11 +97,13 @@ class Plan:
 
 def plan_request(request: SweepRequest) -> Plan:
     """Plan a request by the attempts in its results folder."""
-    histories = read_histories(request.run, obsolete_attempts(request))
+    cells, run = request.expansion.cells, request.run
+    obsolete = obsolete_attempts(run, cells, request.model_sources())
+    histories = read_histories(run, obsolete)
     if request.options.retry & set(QUALITY_FLAGS):
-        histories = with_quality_flags(histories, request.run)
+        histories = with_quality_flags(histories, run)
     max_attempts = request.config.limits.attempts
-    return make_plan(request.expansion.cells, histories, request.options, max_attempts)
+    return make_plan(cells, histories, request.options, max_attempts)
 
 
 def make_plan(

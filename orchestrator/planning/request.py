@@ -7,6 +7,7 @@ new one where it changes something.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -61,6 +62,12 @@ class SweepRequest:
         return tuple(dict.fromkeys(map(str, folders)))
 
     @property
+    def search_path(self) -> list[str]:
+        """All folders that measuring processes import from, like sys.path."""
+        variable = {**os.environ, **self.config.env}.get("PYTHONPATH", "")
+        return [*sys.path, *filter(None, variable.split(os.pathsep)), *self.import_paths]
+
+    @property
     def settings(self) -> Settings:
         """The settings of each attempt."""
         config = self.config
@@ -95,8 +102,9 @@ class SweepRequest:
     def model_sources(self) -> dict[str, str | None]:
         """Return the digest of the source of each of the user's models."""
         models = {getattr(cell.params, "model", None) for cell in self.expansion.cells}
-        search_path = [*sys.path, *self.import_paths]
-        return {model: source_digest(model, search_path) for model in sorted(filter(None, models))}
+        return {
+            model: source_digest(model, self.search_path) for model in sorted(filter(None, models))
+        }
 
     def _identity(self) -> dict[str, Any]:
         """Return the identity of the command, independent of the order of words."""
@@ -146,7 +154,7 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     require_effect(expansion)
     run = open_run(out or config.results or Path("results") / config.name)
     request = SweepRequest(config, selection, expansion, run, path)
-    require_modules(expansion, [*sys.path, *request.import_paths], source)
+    require_modules(expansion.cells, request.search_path, source)
     return request
 
 
