@@ -143,8 +143,9 @@ def journalled(attempt: Attempt) -> Outcome:
     attempt.path.mkdir(parents=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     with (attempt.path / JOURNAL_FILE).open("w") as stream:
-        Journal(stream).rows("samples", outcome.samples)
-        Journal(stream).end(FinalStatus(Status.OK))
+        journal = Journal(stream)
+        journal.rows("samples", outcome.samples)
+        journal.end(FinalStatus(Status.OK))
     return outcome
 
 
