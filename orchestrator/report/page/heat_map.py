@@ -91,6 +91,7 @@ class HeatMap:
     note: str
     data: dict[str, Any]
     has_failures: bool
+    is_bound_known: bool
 
 
 def heat_map(results: Results) -> HeatMap | None:
@@ -183,15 +184,16 @@ def _map(
     }
     texts = [[v if isinstance(v, str) else f"{v:,}" for v in own] for own in values]
     failed = cells["status"].isin(OUT_OF_MEMORY)
+    has_bound = "cpu_bound" in cells and bool(cells["cpu_bound"].notna().any())
     panels, rows, columns = texts
-    return HeatMap(panels, rows, columns, measures, switches, shown, note, data, bool(failed.any()))
+    return HeatMap(panels, rows, columns, measures, switches, shown, note, data, bool(failed.any()), has_bound)
 
 
 def _switch(axis: str, cells: pd.DataFrame) -> Switch:
     values = ordered(axis, cells)
     if cells[axis].isna().any():
         values = [None, *values]
-    first = MAIN.get(axis)
+    first = cells[axis].value_counts().index[0] if axis == NAME else MAIN.get(axis)
     if first in values:
         values = [first, *(value for value in values if value != first)]
     labels = {"compile": "Code", "pass": "Pass", "memory_limit_gib": "Memory limit"}

@@ -273,15 +273,15 @@ async function openCell() {
     if (dialog.open) dialog.close();
     return;
   }
-  const { run } = await readData();
-  find("#cell-content").replaceChildren(...describe(cell, run));
+  const { run, columns } = await readData();
+  find("#cell-content").replaceChildren(...describe(cell, run, columns.run.w.length > 1));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   const details = (await readDetails())[cell.row];
   if (location.hash === `#cell=${wanted}` || decodeURIComponent(location.hash) === `#cell=${wanted}`) find("#cell-content").append(...describeDetails(cell, details));
 }
 
-function describe(cell, run) {
+function describe(cell, run, isCollection) {
   const title = element("h2", cell.title);
   title.id = "cell-title";
   const line = element("p", "", "sub");
@@ -309,7 +309,7 @@ function describe(cell, run) {
     }),
     ...section("Set-up", { ...cell.axes, gpu: cell.gpu, torch: cell.torch, host: cell.host, commit: cell.commit, measured: cell.started }),
     element("h3", "More"),
-    preformatted(`sweep show ${run} ${cell.key.split(":").at(-1).slice(0, 6)}`),
+    preformatted(`sweep show ${run} ${isCollection ? `${cell.run}:` : ""}${cell.key.split(":").at(-1).slice(0, 6)}`),
   );
   return parts;
 }

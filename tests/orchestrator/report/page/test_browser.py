@@ -1,0 +1,294 @@
+"""The page of the published runs in a browser: size, first screen, filters, drawer, access, print."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.results import load_results
+from orchestrator.report.charts.registry import begin_drawing
+from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.page.cell_details import read_details
+from orchestrator.report.page.html import PageContent, to_html
+from orchestrator.report.text.answers import answers
+from orchestrator.store.artifacts import read_artifacts
+from orchestrator.store.open import open_runs
+from tests.conftest import ROOT
+
+AXE = ROOT / "tests" / "data" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]
+PHONE, TABLET, DESKTOP = (390, 844), (768, 1024), (1440, 900)
+MOST_BYTES, MOST_ELEMENTS, MOST_WITH_CELLS = 1_000_000, 15_000, 16_000
+MOST_SHEETS = 8
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of all published runs."""
+    run = open_runs([ROOT / "results" / "published" / "h200"])
+    results = load_results(run)
+    details = read_details(run, results, partial(read_artifacts, run))
+    content = PageContent(
+        results, answers(results), lay_out(results), begin_drawing(results), details, "results/h200"
+    )
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text("".join(to_html(content)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("needs Chromium and its driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--hide-scrollbars",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def browser(opened: Any, page: Path) -> Iterator[Any]:
+    """A browser with the page open on a desktop. Afterwards, it must have logged no error."""
+    resize(opened, DESKTOP)
+    opened.get("about:blank")
+    opened.get(page.as_uri())
+    yield opened
+    assert opened.get_log("browser") == []
+
+
+def resize(browser: Any, size: tuple[int, int]) -> None:
+    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def use_theme(browser: Any, theme: str) -> None:
+    feature = {"name": "prefers-color-scheme", "value": theme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def wait(browser: Any, script: str) -> Any:
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    return WebDriverWait(browser, 30).until(
+        lambda opened: opened.execute_script(f"return {script}")
+    )
+
+
+def show_all_cells(browser: Any) -> None:
+    browser.execute_script("document.getElementById('cells').scrollIntoView()")
+    wait(browser, "document.querySelectorAll('#all tbody tr').length === 25")
+
+
+def count_of_cells(browser: Any) -> str:
+    text: str = browser.execute_script("return document.querySelector('.dt-info').textContent")
+    return text
+
+
+def write_words(browser: Any, words: str) -> None:
+    browser.execute_script(
+        "const box = document.getElementById('words'); box.value = arguments[0];"
+        "box.dispatchEvent(new Event('input', {bubbles: true}))",
+        words,
+    )
+
+
+def elements(browser: Any) -> int:
+    count: int = browser.execute_script("return document.querySelectorAll('*').length")
+    return count
+
+
+def test_it_is_light_and_asks_for_nothing(browser: Any, page: Path) -> None:
+    assert page.stat().st_size <= MOST_BYTES
+    assert elements(browser) <= MOST_ELEMENTS
+    show_all_cells(browser)
+    assert elements(browser) <= MOST_WITH_CELLS
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = {
+        sent["params"]["request"]["url"].split("#")[0]
+        for sent in messages
+        if sent["method"] == "Network.requestWillBeSent"
+    }
+    assert {url for url in asked if not url.startswith(("blob:", "about:"))} == {page.as_uri()}
+    visible = re.sub(r"<script.*?</script>", "", page.read_text(), flags=re.DOTALL)
+    assert "http" not in visible
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+def test_the_first_screen_has_the_answers(browser: Any, page: Path, size: tuple[int, int]) -> None:
+    resize(browser, size)
+    browser.get("about:blank")
+    browser.get(page.as_uri())
+    paint = wait(browser, "performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    assert paint < 1000
+    top = "document.querySelector('h1').getBoundingClientRect().top"
+    assert browser.execute_script(f"return {top}") < 120
+    assert len(browser.find_elements("css selector", ".answers li")) == 5
+    for selector in (".answers", ".heat") if size == DESKTOP else ():
+        bottom = f"document.querySelector('{selector}').getBoundingClientRect().bottom"
+        assert browser.execute_script(f"return {bottom}") < size[1]
+
+
+@pytest.mark.parametrize("size", [PHONE, TABLET, DESKTOP])
+def test_nothing_is_wider_than_its_place(browser: Any, size: tuple[int, int]) -> None:
+    resize(browser, size)
+    browser.execute_script(
+        "document.querySelectorAll('details').forEach((one) => (one.open = true))"
+    )
+    show_all_cells(browser)
+    too_wide = browser.execute_script(
+        "return [...document.querySelectorAll('.table')]"
+        ".filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.id)"
+    )
+    assert too_wide == []
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+def test_everybody_can_use_it(browser: Any, theme: str, size: tuple[int, int]) -> None:
+    """axe-core finds no violation, with the drawer closed and open."""
+    resize(browser, size)
+    use_theme(browser, theme)
+    show_all_cells(browser)
+    browser.execute_script(AXE.read_text())
+    assert violations(browser) == []
+    browser.execute_script("location.hash = '#cell=full:04a353b0887c'")
+    wait(browser, "document.getElementById('cell').open")
+    assert violations(browser) == []
+
+
+def violations(browser: Any) -> list[Any]:
+    browser.set_script_timeout(120)
+    found: list[Any] = browser.execute_async_script(
+        "const done = arguments[1];"
+        "axe.run({runOnly: arguments[0]}).then(({violations}) => done(violations.map("
+        "(one) => [one.id, one.nodes.length, one.nodes.slice(0, 3).map((node) => node.html)])))",
+        RULES,
+    )
+    return found
+
+
+def test_every_word_must_match_and_the_address_holds_the_filter(browser: Any, page: Path) -> None:
+    show_all_cells(browser)
+    assert count_of_cells(browser) == "1–25 of 1,333 cells"
+    write_words(browser, "2.7B bf16 1024")
+    assert count_of_cells(browser).startswith("1–18 of 18 cells")
+    address = browser.current_url
+    browser.get("about:blank")
+    browser.get(address)
+    wait(browser, "document.querySelectorAll('#all tbody tr').length === 18")
+    write_words(browser, "nothing-like-this")
+    assert count_of_cells(browser).startswith("0 cells")
+
+
+def test_sizes_sort_from_small_to_large_and_missing_times_are_last(browser: Any) -> None:
+    show_all_cells(browser)
+    names = browser.execute_script(
+        "const data = DataTable.tables ? new DataTable('#all') : null;"
+        "return [...new Set(data.rows({order: 'applied'}).data().toArray().map((one) => one.axes.size))]"
+    )
+    sizes = [name for name in names if name]
+    assert sizes == ["small", "medium", "large", "xl", "2.7B", "10B"]
+    head = browser.find_element("css selector", "#all th:nth-child(7) [role=button]")
+    browser.execute_script("arguments[0].click()", head)
+    times = browser.execute_script(
+        "return new DataTable('#all').rows({order: 'applied'}).data().toArray().map((one) => one.step ?? null)"
+    )
+    known = [time for time in times if time is not None]
+    assert known == sorted(known)
+    assert times[: len(known)] == known
+
+
+def test_the_address_of_a_cell_opens_its_drawer(browser: Any, page: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get("about:blank")
+    browser.get(f"{page.as_uri()}#cell=full:04a353b0887c")
+    wait(browser, "document.getElementById('cell').open")
+    title = browser.find_element("id", "cell-title").text
+    assert title == "2.7B, context 1,024, bf16, eager, training step"
+    content = browser.find_element("id", "cell-content").text
+    assert "574.9 ms [" in content
+    assert "sweep show results/h200 full:04a353" in content
+    wait(browser, "document.querySelectorAll('.strip circle').length === 10")
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    wait(browser, "!document.getElementById('cell').open")
+    assert browser.current_url == page.as_uri()
+
+
+def test_the_limit_switch_shows_where_memory_ran_out(browser: Any) -> None:
+    """Where does xl at context 1,024 run out on a card of 40 GB?"""
+    browser.find_element("css selector", "[data-switch=memory_limit_gib] [value='40.0']").click()
+    script = (
+        "[...document.querySelectorAll('.heat a.bad')].map((one) => one.getAttribute('aria-label'))"
+    )
+    labels = wait(browser, f"({script}).length ? {script} : null")
+    assert "xl, context 1,024, fp32, eager, training step: out of memory in forward" in labels
+    assert "xl, context 1,024, bf16, eager, training step: out of memory in forward" in labels
+
+
+def test_the_switches_show_what_the_first_view_shows(browser: Any) -> None:
+    """The script and Python write the same numbers, shades and labels."""
+    look = (
+        "[...document.querySelectorAll('.heat a')].map((one) => [one.textContent, one.style.cssText,"
+        " [...one.classList].sort().join(' '), one.getAttribute('aria-label'),"
+        " one.getAttribute('href')])"
+    )
+    before = browser.execute_script(f"return {look}")
+    for measure in ("peak", "step"):
+        browser.find_element("css selector", f".choice [value={measure}]").click()
+        wait(browser, f"document.getElementById('heat-unit').textContent.includes('{measure}')")
+    assert browser.execute_script(f"return {look}") == before
+
+
+def test_red_is_for_cells_that_did_not_end_well(browser: Any) -> None:
+    counts = browser.execute_script(
+        "return [document.querySelectorAll('.bad').length,"
+        " [...document.querySelectorAll('.bad')].filter((one) =>"
+        " one.matches('.sub .bad, .heat a.bad, .fit td.bad')).length]"
+    )
+    assert counts[0] == counts[1] > 0
+
+
+def test_it_prints_on_few_sheets_in_light_colours(browser: Any) -> None:
+    use_theme(browser, "dark")
+    printed = browser.execute_cdp_cmd(
+        "Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": True}
+    )
+    pdf = base64.b64decode(printed["data"])
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) <= MOST_SHEETS
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    colours = browser.execute_script(
+        "const style = getComputedStyle(document.documentElement);"
+        "return [style.getPropertyValue('--ink'), style.getPropertyValue('--bg')]"
+    )
+    assert colours == ["#1c2024", "#fdfdfb"]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_theme_button_changes_the_colours(browser: Any) -> None:
+    use_theme(browser, "light")
+    look = "return getComputedStyle(document.body).backgroundColor"
+    before = browser.execute_script(look)
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script(look) != before
