@@ -158,7 +158,8 @@ def _predicted_columns(predictions: pd.DataFrame) -> pd.DataFrame:
 def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that belong to `attempts`, which has at most one attempt per cell."""
     # A merge would give the same rows, but copies both frames.
-    number = rows["cell"].map(attempts.set_index("cell")["attempt"])
+    # As floats, since an integer type would make the number of a cell without an attempt pd.NA.
+    number = rows["cell"].map(attempts.set_index("cell")["attempt"].astype("float64"))
     return rows[number.astype("float64") == rows["attempt"]]
 
 
