@@ -82,6 +82,7 @@ class HeatCell:
 class HeatMap:
     """The map. cells: by panel, row and column. data: what its script needs for the switches."""
 
+    row_title: str
     panels: Sequence[str]
     rows: Sequence[str]
     columns: Sequence[str]
@@ -116,7 +117,8 @@ def heat_map(results: Results) -> HeatMap | None:
     cells, note = choose_slice(_best_first(cells), axes, [*grid, *switched])
     order = (grid[2], grid[0], grid[1])
     most = (_MOST_PANELS, _MOST_ROWS, _MOST_COLUMNS)
-    values = [_fullest(axis, cells, count) for axis, count in zip(order, most, strict=True)]
+    first = _first_view(cells, switched)
+    values = [_fullest(axis, first, count) for axis, count in zip(order, most, strict=True)]
     is_shown = pd.Series(True, index=cells.index)
     for axis, own in zip(order, values, strict=True):
         is_shown &= cells[axis].isin(own)
@@ -161,9 +163,7 @@ def _map(
         place = [str(own.index(row[axis])) for axis, own in zip(axes, values, strict=True)]
         positions[",".join([*place, *(_text(row[axis]) for axis in switched)])] = row
     chosen = [switch.options[0][0] for switch in switches]
-    first = cells
-    for axis, value in zip(switched, chosen, strict=True):
-        first = first[first[axis].map(_text) == value]
+    first = _first_view(cells, switched)
     # The shades of all views have the range of the first one, so that they can be compared.
     ranges = {m.name: _range(first, m) for m in measures if m.column}
     shown = [
@@ -186,7 +186,15 @@ def _map(
     failed = cells["status"].isin(OUT_OF_MEMORY)
     has_bound = "cpu_bound" in cells and bool(cells["cpu_bound"].notna().any())
     panels, rows, columns = texts
-    return HeatMap(panels, rows, columns, measures, switches, shown, note, data, bool(failed.any()), has_bound)
+    row_title = "model" if axes[1] == NAME else axes[1]
+    return HeatMap(row_title, panels, rows, columns, measures, switches, shown, note, data, bool(failed.any()), has_bound)
+
+
+def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:
+    """Return the cells with the first option of each switch."""
+    for axis in switched:
+        cells = cells[cells[axis].map(_text) == _switch(axis, cells).options[0][0]]
+    return cells
 
 
 def _switch(axis: str, cells: pd.DataFrame) -> Switch:

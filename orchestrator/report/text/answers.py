@@ -267,8 +267,8 @@ def about_memory(results: Results) -> Iterator[Answer]:
         first = decided[is_out]
         yield Answer(
             "out of memory",
-            f"{is_out.sum()}/{len(decided)}",
-            "cells run out",
+            f"{is_out.sum():,}",
+            f"of {counted(len(decided), 'cell')}",
             f"{counted(int(is_out.sum()), 'cell')} ran out of memory.",
             _shortest(first) + _largest_peak(decided),
             _shortest(first).rstrip("."),
@@ -439,8 +439,8 @@ def about_failures(results: Results) -> Iterator[Answer]:
         listed = ", ".join(f"{count} {status}" for status, count in statuses.items())
         yield Answer(
             "failed",
-            f"{len(failed)}/{len(cells)}",
-            "cells failed",
+            f"{len(failed):,}",
+            f"of {counted(len(cells), 'cell')}",
             f"{counted(len(failed), 'cell')} failed.",
             f"By status: {listed}.",
             listed,
