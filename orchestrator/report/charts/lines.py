@@ -35,7 +35,7 @@ from orchestrator.report.charts.slices import (
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colour_names, light
 from orchestrator.report.text.cell_names import LENGTH, ordered_names
 
-_HEIGHT = 150
+_HEIGHT = 140
 _SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
 
 
@@ -274,5 +274,5 @@ class Dots:
         layers.append(
             marks.encode(x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N")
         )
-        height = 17 * data["row"].nunique()
+        height = 15 * data["row"].nunique()
         return alt.layer(*layers).properties(width=260, height=max(height, 60))

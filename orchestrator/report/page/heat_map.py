@@ -187,7 +187,19 @@ def _map(
     has_bound = "cpu_bound" in cells and bool(cells["cpu_bound"].notna().any())
     panels, rows, columns = texts
     row_title = "model" if axes[1] == NAME else axes[1]
-    return HeatMap(row_title, panels, rows, columns, measures, switches, shown, note, data, bool(failed.any()), has_bound)
+    return HeatMap(
+        row_title,
+        panels,
+        rows,
+        columns,
+        measures,
+        switches,
+        shown,
+        note,
+        data,
+        bool(failed.any()),
+        has_bound,
+    )
 
 
 def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:

@@ -25,12 +25,13 @@ from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.heat_map import heat_map
 from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.tables.views import view_of
+from orchestrator.report.tables.views import Kind, TableView, view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.leads import counts_by_status, headline
 
 _PROGRAM = "transformer-sweep"
 _MOST_ANSWERS = 5
+_PHONE_COLUMNS = 4
 # Axes that readers filter by, besides those that vary.
 _FILTERS = ("run", "name", "precision", "compile", "attention", "pass", "status")
 _LIBRARY = Path(__file__).parent / "vendor"
@@ -97,8 +98,25 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"with_code": _with_code, "as_markup": Markup, "view_of": view_of}
+    environment.filters |= {
+        "with_code": _with_code,
+        "as_markup": Markup,
+        "view_of": view_of,
+        "columns_of": _columns_of,
+    }
     return environment
+
+
+def _columns_of(view: TableView) -> list[dict[str, str]]:
+    """Return title and style of each column. A phone hides the wide ones."""
+    columns = [{"title": key.replace("_", " "), "style": "text"} for key in view.keys]
+    order = sorted(range(len(view.measures)), key=lambda index: view.measures[index].priority)
+    on_phones = order[: max(_PHONE_COLUMNS - len(columns), 1)]
+    for index, measure in enumerate(view.measures):
+        styles = ["text"] if measure.kind is Kind.TEXT else []
+        styles += [] if index in on_phones else ["wide"]
+        columns.append({"title": measure.title, "style": " ".join(styles)})
+    return columns
 
 
 @cache

@@ -50,6 +50,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question("trust", "Trust", "Can I trust these numbers?", ("machines", "warmup", "coverage")),
 )  # fmt: skip
 _LAST = QUESTIONS[-1]
+_WITH_TABLE = ("time", "attention")  # students hand in these tables
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,16 @@ class Section:
     figures: Sequence[Figure]
     fit: Sequence[FitPanel]
     tables: Sequence[RenderedTable]
+
+    @property
+    def open_tables(self) -> Sequence[RenderedTable]:
+        """The table that is shown: none if sentences, a map or a chart answer the question."""
+        is_answered = bool(self.figures or self.fit or self.lead)
+        return self.tables[: 0 if is_answered and self.question.name not in _WITH_TABLE else 1]
+
+    @property
+    def closed_tables(self) -> Sequence[RenderedTable]:
+        return self.tables[len(self.open_tables) :]
 
 
 def sections(

@@ -147,6 +147,10 @@ const FORMS = {
 function latexText(text) {
   return text.replace(/[%_&#$]/g, "\\$&").replaceAll("×", "$\\times$").replaceAll("–", "--");
 }
+addEventListener("click", (event) => {
+  const button = event.target.closest(".more");
+  if (button) button.closest(".tools").previousElementSibling.classList.toggle("whole");
+});
 addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
