@@ -103,9 +103,9 @@ def test_the_answers_are_printed_and_written(
             writer.append(make_outcome(Status.OOM, batch_size=100 + size, context_length=64), None)
     printed, written = report(run.folder).stdout, run.folder / "report" / "answers.md"
     total = CELLS + 30
-    sentence = f"- out of memory: **30/{total}** cells run out. 30 cells ran out of memory."
+    sentence = f"- out of memory: **30** of {total} cells. 30 cells ran out of memory."
     assert sentence in written.read_text()
-    assert re.search(rf"^  out of memory +30/{total} +cells run out", printed, re.MULTILINE)
+    assert re.search(rf"^  out of memory +30 +of {total} cells", printed, re.MULTILINE)
     assert len(printed.splitlines()) <= 60
 
 

@@ -187,8 +187,10 @@ def test_only_a_status_has_the_colour_of_failures(
     assert Outline(page_of(Run(tmp_path / "oom-map"))).bad == []
     with open_for_writing(Run(tmp_path / "oom-map")) as writer:
         writer.append(make_outcome(Status.OOM, context_length=64), None)
-    # The count in the heading, and the cell of the map.
-    assert Outline(page_of(Run(tmp_path / "oom-map"))).bad == ["bad", "bad"]
+    classes = Outline(page_of(Run(tmp_path / "oom-map"))).bad
+    # The count in the heading, the cell of the map, and statuses in tables.
+    assert classes.count("bad") == 2
+    assert set(classes) == {"bad", "status bad"}
 
 
 def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
