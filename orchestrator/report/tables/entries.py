@@ -44,7 +44,8 @@ class Entry(NamedTuple):
 
     @property
     def is_missing(self) -> bool:
-        return self.text == NOTHING
+        # Without a value, a prediction may follow it.
+        return self.text == NOTHING and not self.spread
 
 
 MISSING = Entry(NOTHING)
