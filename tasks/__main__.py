@@ -23,9 +23,9 @@ from tasks.process.cpu_affinity import pin_to_cores, prefer_for_oom_kill, reset_
 from tasks.process.journal import FinalStatus, Journal
 from tasks.process.lifeline import die_with_parent
 from tasks.process.phase_file import Progress
-from tasks.spec.attempt import PHASE_FILE, PREPARATION_S, Attempt, StartMethod
+from tasks.spec.attempt import PHASE_FILE, PREPARATION_S, Attempt, StartMethod, read_attempt
 from tasks.spec.messages import error_text, message_of
-from tasks.spec.registry import all_tasks, read_attempt
+from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 

@@ -26,6 +26,7 @@ from orchestrator.planning.duration_estimate import (
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.preflight import Preparation, Slots, first_gpu
+from orchestrator.planning.queue_state import QueueState
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -52,23 +53,6 @@ class RunningCell:
 
     cell: Cell
     started_s: float
-
-
-@dataclass(frozen=True)
-class QueueState:
-    """Cells and attempts that a queue has left.
-
-    remaining: cells that were not measured as often as planned. A cell that failed is not among
-    them, because it is not repeated.
-    skipped_for_time: attempts that would not have ended before the time limit.
-    shortest_skipped_s: expected duration of the shortest of these.
-    inferred: cells whose OOM was inferred in this run.
-    """
-
-    remaining: int = 0
-    skipped_for_time: int = 0
-    shortest_skipped_s: float | None = None
-    inferred: int = 0
 
 
 class AttemptFactory:

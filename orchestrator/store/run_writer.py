@@ -36,9 +36,8 @@ from orchestrator.store.parquet_parts import (
 from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMA_VERSION, SCHEMAS
-from tasks.spec.attempt import ATTEMPT_FILE, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
-from tasks.spec.registry import read_attempt
 from tasks.spec.tables import Sample
 
 if TYPE_CHECKING:

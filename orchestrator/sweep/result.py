@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.common.errors import SweepError
-from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.preflight import Exclusion
+from orchestrator.planning.queue_state import QueueState
 from orchestrator.sweep.interruption import StopReason
 from tasks.spec.status import Status
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.spec.cell import Cell
+from tasks.spec.registry import make_cell
 
 ATTEMPT_FILE = "attempt.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -78,3 +79,11 @@ class Attempt:
             "replaces": self.replaces,
         }
         return json.dumps(body, indent=1)
+
+
+def read_attempt(text: str) -> Attempt:
+    """Return the attempt that `Attempt.to_json` wrote. Raise what `make_cell` raises."""
+    body = json.loads(text)
+    cell = make_cell(body["task"], body["params"])
+    settings = Settings.from_json(body["settings"])
+    return Attempt(cell, body["number"], body["folder"], settings, body.get("replaces", 0))

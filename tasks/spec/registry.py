@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.axes import Axis, axes_of, words_of
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import ImportedParams, MultiGpuParams, Params
@@ -88,11 +86,3 @@ def make_cell(task_name: str, values: Mapping[str, Any]) -> Cell:
     """Return the cell with these parameters. Raises KeyError or pydantic.ValidationError."""
     task = all_tasks()[task_name]
     return Cell(task.name, task.version, task.params.model_validate(dict(values)))
-
-
-def read_attempt(text: str) -> Attempt:
-    """Return the attempt that `Attempt.to_json` wrote. Raise what `make_cell` raises."""
-    body = json.loads(text)
-    cell = make_cell(body["task"], body["params"])
-    settings = Settings.from_json(body["settings"])
-    return Attempt(cell, body["number"], body["folder"], settings, body.get("replaces", 0))

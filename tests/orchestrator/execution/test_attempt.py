@@ -32,7 +32,7 @@ MakeAttempt = Callable[..., Attempt]
 CGROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 EXECUTE = (
     "import sys; from pathlib import Path; from orchestrator.execution.attempt import execute;"
-    "from tasks.spec.registry import read_attempt; execute(read_attempt(Path(sys.argv[1]).read_text()))"
+    "from tasks.spec.attempt import read_attempt; execute(read_attempt(Path(sys.argv[1]).read_text()))"
 )
 
 
@@ -230,7 +230,7 @@ import json, sys
 from pathlib import Path
 (Path(sys.argv[1]) / "cgroup.procs").write_text("0")
 from orchestrator.execution.attempt import execute
-from tasks.spec.registry import read_attempt
+from tasks.spec.attempt import read_attempt
 ballast = bytearray(b"x") * 400_000_000
 for file in sys.argv[2:]:
     outcome = execute(read_attempt(Path(file).read_text()))

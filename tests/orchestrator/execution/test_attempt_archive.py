@@ -22,9 +22,8 @@ from orchestrator.execution.attempt_archive import (
 )
 from orchestrator.execution.events import AttemptStarted, Event
 from orchestrator.scheduling.ray_scheduler import _unpack_if_possible
-from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
-from tasks.spec.registry import read_attempt
 from tasks.spec.status import Status
 
 MakeAttempt = Callable[..., Attempt]

@@ -16,8 +16,7 @@ from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_cores
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.hardware.visible_gpus import visible_gpu_uuids
-from tasks.spec.attempt import Attempt
-from tasks.spec.registry import read_attempt
+from tasks.spec.attempt import Attempt, read_attempt
 
 
 def span(low: int, high: int) -> frozenset[int]:

@@ -18,10 +18,10 @@ from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import memory_prediction as prediction
-from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.history import read_histories
 from orchestrator.planning.invocation import last_command
 from orchestrator.planning.options import ExecutionOptions
+from orchestrator.planning.queue_state import QueueState
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep import capacity_search as limits

@@ -25,8 +25,8 @@ from tasks.harness.stage import Session, Stage
 from tasks.process.environment import fingerprint, probe
 from tasks.process.journal import FinalStatus, Journal, read_journal
 from tasks.process.phase_file import Progress, read_phase
-from tasks.spec.attempt import Attempt, Settings
-from tasks.spec.registry import all_tasks, make_cell, read_attempt
+from tasks.spec.attempt import Attempt, Settings, read_attempt
+from tasks.spec.registry import all_tasks, make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
