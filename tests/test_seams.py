@@ -5,10 +5,13 @@ The other tests of the default tier run in one process or with fakes.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 import signal
 import subprocess
+import zlib
 from pathlib import Path
 
 import pandas as pd
@@ -92,9 +95,15 @@ def test_a_third_run_has_nothing_to_do(serial_run: Path, folder: Path) -> None:
 
 
 def test_a_report_of_the_run_is_printed_and_written(serial_run: Path, folder: Path) -> None:
-    assert re.search(r"\| +tiny +\| +16 +\|", run_sweep(folder, "report", "serial"))
+    printed = run_sweep(folder, "report", "serial")
+    assert re.search(r"\nsize +8 +16 +24\n +tiny +[0-9.]+ +[0-9.]+ +[0-9.]+\n", printed)
     page = (serial_run / "report" / "index.html").read_text()
-    assert len(re.findall(r'data-cell="[0-9a-f]{12}"', page)) == 3
+    packed = re.search('id="data">([^<]+)<', page)
+    assert packed
+    data = json.loads(zlib.decompress(base64.b64decode(packed.group(1))))
+    keys = data["columns"]["key"]["v"]
+    assert len(set(keys)) == 3
+    assert all(re.fullmatch("seam:[0-9a-f]{12}", key) for key in keys)
 
 
 def test_the_run_is_published_and_the_publication_has_its_cells(
