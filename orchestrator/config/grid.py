@@ -77,7 +77,9 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
                 if matches(values, {name: selection.set[name]}):
                     idle.remove(name)
     if not named:
-        remedy = "Nothing matches --where" if selection.where else "Every combination is excluded"
+        remedy = "Every combination is excluded"
+        if selection.where:
+            remedy = "No cell of the config matches --where; --set adds values to an axis"
         raise ConfigError(f"{source.name}: the grid is empty", remedy)
     chosen = tuple(cells.values())
     if selection.sample:

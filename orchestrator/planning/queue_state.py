@@ -1,4 +1,4 @@
-"""What a queue has left when it ends: for the summary of a sweep."""
+"""State of a queue at its end, for the summary of a sweep."""
 
 from __future__ import annotations
 

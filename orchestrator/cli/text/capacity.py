@@ -20,7 +20,7 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
     if any(group.measured for group in groups):
         measured_bytes = _measured_bytes(request)
     header = [
-        "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "of GiB", "OOM from", "its peak GiB",
+        "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "of GiB", "OOM from", "its reserved GiB",
         "measured up to", "measured GiB", "OOM at", "note"
     ]  # fmt: skip
     rows = [
@@ -60,7 +60,7 @@ def _predicted(group: Limit, cap: int | None) -> list[str]:
         _reserved_gib(group, fits, cap),
         format_gib(cap) if group.predictions else "",
         str(fails or ""),
-        _peak_gib(group, fails),
+        _peak_gib(group, fails, "peak_reserved_bytes"),  # the memory that decides
     ]
 
 
