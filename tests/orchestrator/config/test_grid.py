@@ -204,7 +204,7 @@ def test_where_picks() -> None:
         ("small",),
     ]
     assert len(expanded(wheres=["task=train_step"]).cells) == 7
-    with pytest.raises(ConfigError, match="Nothing matches --where"):
+    with pytest.raises(ConfigError, match="No cell of the config matches --where; --set adds values to an axis"):
         expanded(wheres=["size=xl"])
 
 
