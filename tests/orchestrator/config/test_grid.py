@@ -204,7 +204,9 @@ def test_where_picks() -> None:
         ("small",),
     ]
     assert len(expanded(wheres=["task=train_step"]).cells) == 7
-    with pytest.raises(ConfigError, match="No cell of the config matches --where; --set adds values to an axis"):
+    with pytest.raises(
+        ConfigError, match="No cell of the config matches --where; --set adds values to an axis"
+    ):
         expanded(wheres=["size=xl"])
 
 
