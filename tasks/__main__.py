@@ -234,16 +234,16 @@ def _journal_rows(session: Session, journal: Journal) -> None:
 def _final_status(
     attempt: Attempt, error: BaseException, evidence: Mapping[str, object]
 ) -> FinalStatus:
-    from tasks.harness.device import (
-        Skip,
+    from tasks.harness.device import Skip
+    from tasks.harness.error_kinds import (
         asked_bytes,
-        backend_refused,
-        device_refused,
-        host_refused,
-        thread_refused,
+        is_device_oom,
+        is_host_oom,
+        is_thread_limit,
+        is_unsupported,
     )
 
-    if isinstance(error, Skip) or backend_refused(error):
+    if isinstance(error, Skip) or is_unsupported(error):
         return FinalStatus(Status.SKIPPED, {"reason": message_of(error)})
     found: dict[str, object] = {
         "exception": type(error).__qualname__,
@@ -252,9 +252,9 @@ def _final_status(
         **evidence,
     }
     is_capped = attempt.cell.params.caps_host
-    on_device = device_refused(error)
+    on_device = is_device_oom(error)
     # Under a cap on the CPU's memory, a thread that gets no stack is out of memory, too.
-    on_host = host_refused(error) or (is_capped and thread_refused(error))
+    on_host = is_host_oom(error) or (is_capped and is_thread_limit(error))
     if not on_device and not on_host:
         return FinalStatus(Status.FAILED, found)
     status = Status.OOM if on_device or is_capped else Status.HOST_OOM

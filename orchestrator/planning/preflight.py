@@ -20,7 +20,7 @@ from orchestrator.planning.fingerprints import (
     require_compatible,
     unique_fingerprints,
 )
-from orchestrator.planning.memory_prediction import PredictedCell
+from orchestrator.planning.prediction_requests import PredictedCell
 from orchestrator.planning.request import SweepRequest
 from tasks.spec.cell import Cell
 from tasks.spec.tables import Sample

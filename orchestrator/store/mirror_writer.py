@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from orchestrator.common.errors import RunLocked, RunUnreachable, RunUnwritable, SweepError
+from orchestrator.store.bucket_owner import owned
 from orchestrator.store.layout import CELLS_FILE
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import Mirror, RemoteRun, warn
-from orchestrator.store.owner import owned
 from orchestrator.store.remote_folder import reaching
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
 from tasks.spec.messages import typed_error_text

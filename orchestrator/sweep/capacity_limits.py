@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.memory_prediction import verdict_of
 from orchestrator.planning.options import PENDING
+from orchestrator.planning.prediction_requests import verdict_of
 from orchestrator.sweep.result import SweepResult
 from tasks.prediction.records import AS_EAGER, Prediction
 from tasks.spec.cell import Cell

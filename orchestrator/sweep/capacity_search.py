@@ -15,8 +15,8 @@ from orchestrator.config.grid import Expansion
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.history import CellHistory, read_histories
-from orchestrator.planning.memory_prediction import cap_bytes, predicting
 from orchestrator.planning.options import ExecutionOptions
+from orchestrator.planning.prediction_requests import cap_bytes, predicting
 from orchestrator.planning.preflight import smallest_gpu
 from orchestrator.planning.request import SweepRequest
 from orchestrator.sweep.capacity_limits import DECIDED, Bounds, Found, Limit, Search

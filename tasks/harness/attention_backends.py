@@ -11,7 +11,8 @@ import torch
 
 from model.attention import IMPLEMENTATIONS, Attention, make_attention
 from tasks.harness.compilation import load_compiler
-from tasks.harness.device import Skip, backend_refused
+from tasks.harness.device import Skip
+from tasks.harness.error_kinds import is_unsupported
 from tasks.harness.precision import autocast, stored_dtype
 from tasks.spec.parameters import AttentionAxisParams
 
@@ -59,7 +60,7 @@ def _probe(params: AttentionAxisParams, shape: AttentionShape, device: torch.dev
             if shape.has_gradients:
                 result.sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            if not backend_refused(error):
+            if not is_unsupported(error):
                 raise
             reasons = _reasons(caught) or error
             raise Skip(f"attention: {params.attention} cannot do this here: {reasons}") from error

@@ -10,8 +10,6 @@ from typing import Protocol
 
 import torch
 
-from tasks.spec.messages import message_of
-
 GIB = 1024**3
 # Functions that torch computes with MKL's vector mathematics on the CPU.
 VECTOR_MATH = (
@@ -19,7 +17,6 @@ VECTOR_MATH = (
     "floor", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
 
 
 class Skip(Exception):
@@ -201,53 +198,6 @@ def settle_vector_math() -> None:
         half = torch.full((1,), 0.5, dtype=dtype)
         for name in VECTOR_MATH:
             getattr(torch, name)(half)
-
-
-_DEVICE_REFUSED = r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-# Messages of torch's CPU allocator, of C++ and of the kernel.
-_HOST_REFUSED = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"
-# Messages of the C library and of Python without memory for a stack, or at the limit of threads.
-_THREAD_REFUSED = r"Resource temporarily unavailable|can't start new thread"
-_BACKEND_REFUSED = (
-    r"No available kernel|No viable backend|cuDNN Frontend error|No execution plans|No valid engine"
-)
-
-
-def backend_refused(error: BaseException) -> bool:
-    """Return True if torch or cuDNN has no kernel for this hardware, shape and dtype."""
-    return isinstance(error, RuntimeError) and _matches(error, _BACKEND_REFUSED)
-
-
-def device_refused(error: BaseException) -> bool:
-    """Return True if torch or a CUDA library ran out of the device's memory."""
-    # cuBLAS and cuDNN report it as a plain RuntimeError.
-    is_refusal = isinstance(error, RuntimeError) and _matches(error, _DEVICE_REFUSED)
-    return is_refusal or isinstance(error, torch.OutOfMemoryError)
-
-
-def host_refused(error: BaseException) -> bool:
-    """Return True if Python, torch's CPU allocator or the C++ runtime ran out of host memory."""
-    is_refusal = isinstance(error, RuntimeError | OSError) and _matches(error, _HOST_REFUSED)
-    return is_refusal or isinstance(error, MemoryError)
-
-
-def thread_refused(error: BaseException) -> bool:
-    """Return True if no thread or process could start.
-
-    Under a memory limit its stack did not fit; otherwise the host has other limits.
-    """
-    return isinstance(error, RuntimeError | OSError) and _matches(error, _THREAD_REFUSED)
-
-
-def _matches(error: BaseException, pattern: str) -> bool:
-    return re.search(pattern, message_of(error)) is not None
-
-
-def asked_bytes(error: BaseException) -> int | None:
-    """Return the size of the failed allocation from its message, or None if it has none."""
-    # torch has no other interface to this number.
-    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message_of(error))
-    return round(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
 def _status_bytes(field: str) -> int | None:

@@ -22,7 +22,7 @@ from torch.profiler import record_function
 
 from tasks.harness.backward_parts import PartTracker
 from tasks.harness.compilation import uses_cuda_graphs
-from tasks.harness.device import device_refused
+from tasks.harness.error_kinds import is_device_oom
 from tasks.harness.model_parts import parts_named
 from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Workload
@@ -86,7 +86,7 @@ class OutOfMemoryWitness:
     def testify(self, error: Exception) -> None:
         """Store the snapshot if the attempt ends because memory ran out."""
         # The code of a cell may have caught that error, and may end with another one.
-        if self._taken is None or not device_refused(error):
+        if self._taken is None or not is_device_oom(error):
             return
         try:
             self._session.evidence["snapshot"] = self._store(self._taken)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tasks import attention, train_step
 from tasks.attention import AttentionParams
-from tasks.harness.device import CpuDevice, Skip, backend_refused
+from tasks.harness.device import CpuDevice, Skip
+from tasks.harness.error_kinds import is_unsupported
 from tasks.harness.saved_tensors import SavedTensors
 from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
@@ -81,7 +82,7 @@ class Predictor:
         except Exception as error:  # a user's model may raise anything
             text = " ".join(typed_error_text(error).split())
             reason = f"it does not run without data: {text}"
-            if isinstance(params, AttentionParams) or backend_refused(error):
+            if isinstance(params, AttentionParams) or is_unsupported(error):
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
         how = "modelled" if _is_modelled(params) else "tracked"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from orchestrator.cli.text import format_gib, format_table
 from orchestrator.config.grid import Expansion
-from orchestrator.planning.memory_prediction import cap_bytes
+from orchestrator.planning.prediction_requests import cap_bytes
 from orchestrator.planning.request import SweepRequest
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from tasks.prediction.records import MARGIN

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from orchestrator.cli.text import format_gib, format_table
 from orchestrator.common.text import cell_count
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
+from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.request import SweepRequest
 from tasks.prediction.closed_form import ClosedForm, closed_form
 from tasks.prediction.records import (

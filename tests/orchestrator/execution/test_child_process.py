@@ -292,7 +292,7 @@ def _wait_for_child_of_parent() -> psutil.Process:
 
 PREDICT = """
 import sys
-from orchestrator.planning.memory_prediction import predict_memory
+from orchestrator.planning.prediction_requests import predict_memory
 from tasks.spec.registry import make_cell
 own = {"model": "misbehaving:Model", "model_args": {"how": "sleep", "mark": sys.argv[1]}, "device": "cuda"}
 predict_memory([make_cell("train_step", own)], None, (sys.argv[2],))

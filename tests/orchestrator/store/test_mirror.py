@@ -26,8 +26,8 @@ from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store import mirror_writer, owner, run_writer
+from orchestrator.store.bucket_owner import OWNER_FILE
 from orchestrator.store.mirror import open_run
-from orchestrator.store.owner import OWNER_FILE
 from orchestrator.store.remote_address import split_cell
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.sweep.result import SweepResult

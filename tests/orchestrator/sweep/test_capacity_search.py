@@ -17,7 +17,7 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning import memory_prediction as prediction
+from orchestrator.planning import prediction_requests as prediction
 from orchestrator.planning.history import read_histories
 from orchestrator.planning.invocation import last_command
 from orchestrator.planning.options import ExecutionOptions

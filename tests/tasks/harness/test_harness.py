@@ -11,15 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.__main__ import _final_status, _measure
-from tasks.harness.device import (
-    VECTOR_MATH,
-    Skip,
+from tasks.harness.device import VECTOR_MATH, Skip, open_device
+from tasks.harness.error_kinds import (
     asked_bytes,
-    backend_refused,
-    device_refused,
-    host_refused,
-    open_device,
-    thread_refused,
+    is_device_oom,
+    is_host_oom,
+    is_thread_limit,
+    is_unsupported,
 )
 from tasks.harness.stage import Session, Stage
 from tasks.process.environment import fingerprint, probe
@@ -48,7 +46,7 @@ MIB = 1024**2
     ],
 )
 def test_a_backend_that_has_no_kernel(error: BaseException, refused: bool) -> None:
-    assert backend_refused(error) is refused
+    assert is_unsupported(error) is refused
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_a_backend_that_has_no_kernel(error: BaseException, refused: bool) -> No
     ],
 )
 def test_refusals(error: BaseException, device: bool, host: bool, asked: int | None) -> None:
-    assert (device_refused(error), host_refused(error), asked_bytes(error)) == (device, host, asked)
+    assert (is_device_oom(error), is_host_oom(error), asked_bytes(error)) == (device, host, asked)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_a_thread_that_cannot_begin_is_the_doing_of_a_cap_on_the_host(
     ending = _final_status(Attempt(cell, 1, "/nowhere", Settings()), error, {})
     assert ending.status is status
     assert ending.evidence["message"] == str(error)
-    assert not thread_refused(ValueError("Resource temporarily unavailable"))
+    assert not is_thread_limit(ValueError("Resource temporarily unavailable"))
 
 
 @pytest.mark.parametrize("kind", [Exception, RuntimeError, OSError, Skip])

@@ -18,8 +18,8 @@ from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.measuring_process import lifeline
 from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning import memory_prediction as prediction
-from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
+from orchestrator.planning import prediction_requests as prediction
+from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.scheduling.scheduler import Scheduler
 from tasks.prediction.records import Prediction, PredictionRequest, Verdict, unknown
