@@ -41,7 +41,7 @@ class Event(TypedDict, total=False):
     frames: Frames
 
 
-class Block(TypedDict, total=False):
+class AllocatorBlock(TypedDict, total=False):
     """Memory within a segment of the allocator, at the end of the record."""
 
     address: int
@@ -55,7 +55,7 @@ class Segment(TypedDict):
     """Memory that the allocator got from the device."""
 
     device: int
-    blocks: Sequence[Block]
+    blocks: Sequence[AllocatorBlock]
 
 
 class Annotation(TypedDict, total=False):
@@ -174,7 +174,7 @@ def replay(
     )
 
 
-def _requested(block: Block) -> int:
+def _requested(block: AllocatorBlock) -> int:
     return block.get("requested_size", block["size"])  # older versions wrote no requested size
 
 
@@ -184,7 +184,7 @@ def vanished(before: Iterable[Segment], after: Iterable[Segment]) -> list[int]:
     return [block["address"] for block in _live_blocks(before) if block["address"] not in left]
 
 
-def _live_blocks(segments: Iterable[Segment]) -> Iterator[Block]:
+def _live_blocks(segments: Iterable[Segment]) -> Iterator[AllocatorBlock]:
     for segment in segments:
         for block in segment["blocks"]:
             # "active_pending_free" is still in use by another stream.
@@ -192,7 +192,9 @@ def _live_blocks(segments: Iterable[Segment]) -> Iterator[Block]:
                 yield block
 
 
-def _allocations(events: Sequence[Event], live_at_end: Iterable[Block]) -> Iterator[Allocation]:
+def _allocations(
+    events: Sequence[Event], live_at_end: Iterable[AllocatorBlock]
+) -> Iterator[Allocation]:
     begun: dict[int, tuple[int, Event]] = {}  # moment and event of allocation, by address
     for moment, event in enumerate(events):
         match event["action"]:

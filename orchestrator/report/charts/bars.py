@@ -140,7 +140,7 @@ def _stacked(
 
 
 @dataclass(frozen=True)
-class TopKernels:
+class LongestKernels:
     """The kernels that take most of a step, of the first and the last variant of the largest model."""
 
     def draw(self, results: Results) -> Drawn | None:

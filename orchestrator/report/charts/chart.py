@@ -69,7 +69,7 @@ class Drawn:
     columns: int = field(default=2)
 
 
-class Layout(Protocol):
+class ChartLayout(Protocol):
     """Turns results into a chart, or into None if they have too little to show."""
 
     def draw(self, results: Results) -> Drawn | None: ...

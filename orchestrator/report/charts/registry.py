@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.analysis.results import Results
-from orchestrator.report.charts.bars import KernelClasses, LiveMemory, MemoryParts, TopKernels
-from orchestrator.report.charts.chart import CONFIG, Drawn, Layout, LegendEntry
+from orchestrator.report.charts.bars import KernelClasses, LiveMemory, LongestKernels, MemoryParts
+from orchestrator.report.charts.chart import CONFIG, ChartLayout, Drawn, LegendEntry
 from orchestrator.report.charts.lines import Dots, Lines
 from orchestrator.report.charts.measures import of_column, peaks, ratios, step_times
 from orchestrator.report.charts.rendering import Picture, begin, draw
@@ -28,7 +28,7 @@ class Plot:
     section: str
     title: str
     read: str
-    layout: Layout
+    layout: ChartLayout
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ PLOTS: tuple[Plot, ...] = (
         "ms of kernels in a step",
         KernelClasses(),
     ),
-    Plot("top-kernels", "where", "The longest kernels", "ms in a step", TopKernels()),
+    Plot("top-kernels", "where", "The longest kernels", "ms in a step", LongestKernels()),
     Plot(
         "compile-speed-up",
         "compile",

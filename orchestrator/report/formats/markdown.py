@@ -10,7 +10,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables.entries import Entry
-from orchestrator.report.tables.layouts import Grid, Heading
+from orchestrator.report.tables.layouts import Heading, TableGrid
 from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
 from orchestrator.report.tables.table import NOTES, RenderedTable, Table
 from orchestrator.report.tables.views import TableView
@@ -40,7 +40,7 @@ def lay_out(
             grid, settings = table.lay_out(results), table.settings(results)
         except Exception as error:  # one table that fails must not cost the report
             settings = {}
-            grid = Grid([], [Heading(_PROBLEM)], [[Entry(typed_error_text(error))]])
+            grid = TableGrid([], [Heading(_PROBLEM)], [[Entry(typed_error_text(error))]])
         if grid.rows:
             page = RenderedTable(table, grid, measured_with, settings=settings)
             rendered.append(_number_notes(page))

@@ -37,7 +37,7 @@ _SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
 @dataclass(frozen=True)
-class Measure:
+class HeatMeasure:
     """A value that the map can show. column: of the cells, times `scale`."""
 
     name: str
@@ -49,11 +49,11 @@ class Measure:
 
 
 MEASURES = (
-    Measure("step", "Step time", "ms per step", TIME, is_log=True),
-    Measure("speed", "Speed-up", "times as fast as in fp32", ""),
-    Measure("busy", "GPU busy", "% of the step in which GPU kernels run", "busy_timed", 100),
-    Measure("peak", "Memory", "GiB at the peak", "peak_allocated_bytes", 1 / GIB, is_log=True),
-    Measure("mfu", "MFU", "% of the GPU's peak", "mfu", 100),
+    HeatMeasure("step", "Step time", "ms per step", TIME, is_log=True),
+    HeatMeasure("speed", "Speed-up", "times as fast as in fp32", ""),
+    HeatMeasure("busy", "GPU busy", "% of the step in which GPU kernels run", "busy_timed", 100),
+    HeatMeasure("peak", "Memory", "GiB at the peak", "peak_allocated_bytes", 1 / GIB, is_log=True),
+    HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100),
 )
 
 
@@ -86,7 +86,7 @@ class HeatMap:
     panels: Sequence[str]
     rows: Sequence[str]
     columns: Sequence[str]
-    measures: Sequence[Measure]
+    measures: Sequence[HeatMeasure]
     switches: Sequence[Switch]
     cells: Sequence[Sequence[Sequence[HeatCell]]]
     note: str
@@ -232,7 +232,7 @@ def _option(axis: str, value: Any) -> str:
     return PASSES.get(text, COMPILED.get(text, text))
 
 
-def _range(cells: pd.DataFrame, measure: Measure) -> list[float]:
+def _range(cells: pd.DataFrame, measure: HeatMeasure) -> list[float]:
     """Return the values of the lightest and the darkest shade."""
     values = cells[measure.column].dropna().astype(float) * measure.scale
     if values.empty:
@@ -242,7 +242,7 @@ def _range(cells: pd.DataFrame, measure: Measure) -> list[float]:
 
 
 def _cell(
-    row: Any, place: str, measures: Sequence[Measure], ranges: dict[str, list[float]]
+    row: Any, place: str, measures: Sequence[HeatMeasure], ranges: dict[str, list[float]]
 ) -> HeatCell:
     """Return a cell of the map as its first measure shows it."""
     if row is None:

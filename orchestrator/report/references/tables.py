@@ -9,7 +9,7 @@ from functools import cache
 from orchestrator.analysis.axes import NOTHING, Row, axis_texts, key_axes, sort_cells
 from orchestrator.analysis.results import Results
 from orchestrator.common.reference_devices import ALL, DEVICES
-from orchestrator.report.references.answers import ANSWERS, Figures
+from orchestrator.report.references.counterparts import COUNTERPARTS, Figures
 from orchestrator.report.references.matching import (
     is_first_forward,
     matches,
@@ -20,7 +20,7 @@ from orchestrator.report.references.records import ReferenceNumber, published_on
 from orchestrator.report.references.schema import writeups
 from orchestrator.report.tables.entries import MISSING, Entry, quantity
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
-from orchestrator.report.tables.layouts import Grid, Heading, each
+from orchestrator.report.tables.layouts import Heading, TableGrid, each
 from orchestrator.report.tables.table import NOTES, Table
 
 Numbers = tuple[ReferenceNumber, ...]
@@ -63,15 +63,15 @@ class ReferenceRows:
 
     numbers: Numbers
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         """Return the numbers in the order of our cells."""
         figures, pairs = Figures(results), []
         for number, row in matches(self.numbers, each(results.cells)):
-            ours = ANSWERS[number.metric].ours(number, row, figures)
+            ours = COUNTERPARTS[number.metric].ours(number, row, figures)
             if ours is not None or row["status"] != "ok":
                 pairs.append((number, row, ours))
         if not pairs:
-            return Grid([], [], [])
+            return TableGrid([], [], [])
         ids = {row["cell"] for _, row, _ in pairs}
         cells = results.cells[results.cells["cell"].isin(ids)]
         axes = key_axes(replace(results, cells=cells))
@@ -80,11 +80,11 @@ class ReferenceRows:
         rows = []
         for number, row, ours in pairs:
             rows.append([Entry(_cell_text(row, axes)), *_entries(number, row, ours, figures)])
-        return Grid(_KEYS, _MEASURES, rows)
+        return TableGrid(_KEYS, _MEASURES, rows)
 
 
 def _order(number: ReferenceNumber) -> tuple[int, int, str]:
-    return list(ANSWERS).index(number.metric), _PHASES.index(number.phase), number.writeup
+    return list(COUNTERPARTS).index(number.metric), _PHASES.index(number.phase), number.writeup
 
 
 def _cell_text(row: Row, axes: list[str]) -> str:
@@ -96,20 +96,20 @@ def _entries(
     number: ReferenceNumber, row: Row, ours: float | None, figures: Figures
 ) -> list[Entry]:
     """Return the columns from the quantity on."""
-    answer, theirs = ANSWERS[number.metric], number.amount
-    is_bound = is_cpu_bound(row) if answer.is_step_time else None
+    counterpart, theirs = COUNTERPARTS[number.metric], number.amount
+    is_bound = is_cpu_bound(row) if counterpart.is_step_time else None
     ratio = MISSING
     if ours is not None and theirs and states_shape(number):
         ratio = quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
-    our_sd = answer.sd(number, row, figures) if number.statistic == "mean" else None
+    our_sd = counterpart.sd(number, row, figures) if number.statistic == "mean" else None
     ours_entry = missing(row)
     if ours is not None:
-        ours_entry = _with_sd(answer.show, ours, our_sd)._replace(is_cpu_bound=is_bound)
+        ours_entry = _with_sd(counterpart.show, ours, our_sd)._replace(is_cpu_bound=is_bound)
     theirs_entry = Entry("OOM", status="oom")
     if theirs is not None:
-        theirs_entry = _with_sd(answer.show, theirs, number.sd)
+        theirs_entry = _with_sd(counterpart.show, theirs, number.sd)
     source, notes = Entry(_source(number)), Entry("\n".join(_notes(number, row)))
-    return [Entry(answer.title_for(number)), theirs_entry, ours_entry, ratio, source, notes]
+    return [Entry(counterpart.title_for(number)), theirs_entry, ours_entry, ratio, source, notes]
 
 
 def _with_sd(show: Callable[[float], str], value: float, sd: float | None) -> Entry:
@@ -138,7 +138,7 @@ def without_repetitions(numbers: Iterable[ReferenceNumber]) -> Numbers:
     """
     first: dict[tuple[object, ...], ReferenceNumber] = {}
     for number in numbers:
-        is_answered = number.metric in ANSWERS and number.statistic not in ("sd", "rounded")
+        is_answered = number.metric in COUNTERPARTS and number.statistic not in ("sd", "rounded")
         if is_answered and not number.is_repeated:
             first.setdefault(_identity(number), number)
     return tuple(first.values())

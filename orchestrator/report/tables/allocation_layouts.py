@@ -14,7 +14,7 @@ from orchestrator.analysis.axes import Row, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
 from orchestrator.report.tables.formatters import to_gib, to_mib
-from orchestrator.report.tables.layouts import Grid, Heading, Rows, each, each_sorted
+from orchestrator.report.tables.layouts import Heading, Rows, TableGrid, each, each_sorted
 
 ROLES = (
     "parameters",
@@ -43,7 +43,7 @@ _PREDICTED_APART = {"activations": ("activations", "attention_squares")}
 class Composition:
     """One row per cell and role; roles such as activations have one row per part of the model."""
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
@@ -52,7 +52,7 @@ class Composition:
                 keys = [Entry(moment), Entry(row["role"]), _name(row["part"])]
                 rows.append([*axis_entries(cell, axes), *keys, *_sizes(row, total_bytes)])
         headings = list(map(Heading, ("GiB", "share", "allocations")))
-        return Grid([*axes, "moment", "role", "part"], headings, rows)
+        return TableGrid([*axes, "moment", "role", "part"], headings, rows)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class TopAllocations:
 
     count: int
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
@@ -83,14 +83,14 @@ class TopAllocations:
                 rows.append([*keys, *sizes, *map(_name, names)])
         titles = ("GiB", "share", "allocations", "MiB each", "role", "part", "made in")
         headings = list(map(Heading, (*titles, "call chain")))
-        return Grid([*axes, "moment"], headings, rows)
+        return TableGrid([*axes, "moment"], headings, rows)
 
 
 @dataclass(frozen=True)
 class PredictedRoles:
     """One row per cell and role: the predicted and the measured bytes at the peak."""
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
@@ -107,7 +107,7 @@ class PredictedRoles:
                 keys = [*axis_entries(cell, axes), Entry(role)]
                 rows.append([*keys, *entries, quantity(error, "+.2%")])
         headings = list(map(Heading, ("predicted GiB", "measured GiB", "off by, of the peak")))
-        return Grid([*axes, "role"], headings, rows)
+        return TableGrid([*axes, "role"], headings, rows)
 
 
 def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, str, pd.DataFrame]]:

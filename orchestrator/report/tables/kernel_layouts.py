@@ -20,9 +20,9 @@ from orchestrator.report.tables.entries import (
 from orchestrator.report.tables.formatters import short_kernel_name
 from orchestrator.report.tables.layouts import (
     PHASE,
-    Grid,
     Heading,
     Rows,
+    TableGrid,
     each,
     each_sorted,
     groups,
@@ -75,7 +75,7 @@ class TopKernels:
 
     count: int
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results)
         rows: Rows = []
         for cell, kernels in _by_cell(results, axes):
@@ -83,7 +83,7 @@ class TopKernels:
                 total_ms, keys = among["ms"].sum(), [*axis_entries(cell, axes), Entry(phase)]
                 for kernel in _top_by_name(among, self.count):
                     rows.append([*keys, *_kernel_entries(kernel, total_ms)])
-        return Grid([*axes, PHASE], list(map(Heading, _TOP_TITLES)), rows)
+        return TableGrid([*axes, PHASE], list(map(Heading, _TOP_TITLES)), rows)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ByClass:
     If some kernels have no known class, the shares of the others are lower bounds.
     """
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results)
         by_class = results.kernels().groupby("kernel_class")["ms"].sum()
         present = list(by_class.sort_values(ascending=False).index)
@@ -104,14 +104,14 @@ class ByClass:
                 shares = _class_shares(among, present)
                 rows.append([*keys, *shares, *_softmax_entries(cell, phase, among)])
         titles = ["kernel ms", *(f"{name} share" for name in present), *_SOFTMAX_TITLES]
-        return Grid([*axes, PHASE], list(map(Heading, titles)), rows)
+        return TableGrid([*axes, PHASE], list(map(Heading, titles)), rows)
 
 
 @dataclass(frozen=True)
 class ByModule:
     """One row per cell and module, one column per phase: ms, and the module's share of the step."""
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes, present = key_axes(results), set(results.kernels()["phase"])
         phases = [phase for phase in PHASES if phase in present]
         rows: Rows = []
@@ -125,7 +125,7 @@ class ByModule:
                 share_entry = quantity(share, ".1%")
                 rows.append([*axis_entries(cell, axes), name, *entries, share_entry])
         titles = [*(f"{phase or OUTSIDE_PHASES} ms" for phase in phases), "share"]
-        return Grid([*axes, "module"], list(map(Heading, titles)), rows, "module")
+        return TableGrid([*axes, "module"], list(map(Heading, titles)), rows, "module")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Fused:
 
     axes = ("compile", "compile_mode", "compile_cache")
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         keys = key_axes(results, without=self.axes)
         present = [axis for axis in self.axes if axis in results.cells]
         variants = dict.fromkeys(map(_variant, each_sorted(results.cells, present)))
@@ -150,7 +150,7 @@ class Fused:
                 for variant in variants:
                     entries += _count_entries(counts.get(variant), name)
                 rows.append(entries)
-        return Grid([*keys, "class"], _count_headings(variants), rows, "class")
+        return TableGrid([*keys, "class"], _count_headings(variants), rows, "class")
 
 
 def _variant(cell: Row) -> str:
@@ -168,16 +168,16 @@ class Difference:
 
     count: int
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         pair = _pair(results)
         if pair is None:
-            return Grid([], [], [])
+            return TableGrid([], [], [])
         kernels = results.kernels()
         left, right = (kernels[kernels["cell"] == cell["cell"]] for cell in pair)
         names = [_difference_name(cell, pair, results) for cell in pair]
         return self.between((left, right), names)
 
-    def between(self, cells: tuple[pd.DataFrame, pd.DataFrame], names: list[str]) -> Grid:
+    def between(self, cells: tuple[pd.DataFrame, pd.DataFrame], names: list[str]) -> TableGrid:
         """Return header and rows for the kernels of two cells, which may be of different runs."""
         sides = [kernels[kernels["name"] != OUTSIDE_OPERATORS] for kernels in cells]
         if not all(kernels["phase"].any() for kernels in sides):
@@ -196,7 +196,7 @@ class Difference:
             more = quantity(row["more_ms"], "+.3f", "ms")
             rows.append([*entries, more, Entry(short_kernel_name(row["name"]))])
         headings = [*_count_headings(names), Heading("more ms"), Heading("name")]
-        return Grid([PHASE, "class"], headings, rows)
+        return TableGrid([PHASE, "class"], headings, rows)
 
 
 def _pair(results: Results) -> tuple[Row, Row] | None:

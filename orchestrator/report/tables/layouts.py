@@ -44,7 +44,7 @@ class Heading(NamedTuple):
         return f"{self.group} {self.title}".strip()
 
 
-class Grid(NamedTuple):
+class TableGrid(NamedTuple):
     """Keys, which tell rows apart, measures, and the rows with an entry for each of both.
 
     compared: the key whose values a reader compares, so that no view is of one value.
@@ -56,10 +56,10 @@ class Grid(NamedTuple):
     compared: str = ""
 
 
-class Layout(Protocol):
+class TableLayout(Protocol):
     """Turns cells into the grid of a table."""
 
-    def lay_out(self, results: Results) -> Grid: ...
+    def lay_out(self, results: Results) -> TableGrid: ...
 
 
 class _ColumnLists(dict[str, list[Any]]):
@@ -127,12 +127,12 @@ class CellRows:
 
     columns: Columns
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results)
         rows: Rows = []
         for row in each_sorted(results.cells, axes):
             rows.append([*axis_entries(row, axes), *_values(row, self.columns)])
-        return Grid(axes, _headings(self.columns), rows)
+        return TableGrid(axes, _headings(self.columns), rows)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class PhaseRows:
     known_by: tuple[str, ...] = ("{}_ms_median",)
     title: str = PHASE
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results)
         formatters: dict[str, list[Value]] = {}
         for phase, _ in self.phases:
@@ -165,7 +165,7 @@ class PhaseRows:
                 rows.append([*keys, Entry(name), *(show(row) for show in formatters[phase])])
             if not phases:
                 rows.append([*keys, MISSING, *[missing(row)] * len(self.columns)])
-        return Grid([*axes, self.title], _headings(self.columns), rows, self.title)
+        return TableGrid([*axes, self.title], _headings(self.columns), rows, self.title)
 
     def _is_known(self, row: Row, phase: str) -> bool:
         return any(has_value(row, column.format(phase)) for column in self.known_by)
@@ -188,7 +188,7 @@ class CompareColumns:
     against: Comparisons = ()
     extra: Columns = ()
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results, without=self.axes)
         in_order = each_sorted(results.cells, list(self.axes))
         values = list(dict.fromkeys(self._value(row) for row in in_order))
@@ -203,7 +203,7 @@ class CompareColumns:
                 if value != values[0]:
                     entries += self._compared(by_value.get(value), by_value.get(values[0]))
             rows.append(entries)
-        return Grid(axes, list(self._headings(values)), rows)
+        return TableGrid(axes, list(self._headings(values)), rows)
 
     def _value(self, row: Row) -> str:
         return " ".join(str(row[axis]) for axis in self.axes)
@@ -236,7 +236,7 @@ class CompareRows:
     columns: Columns
     against: Comparisons
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         others = key_axes(results, without=(self.axis,))
         rows: Rows = []
         for members in groups(results.cells, others, (self.axis,)):
@@ -248,16 +248,16 @@ class CompareRows:
                 compared = _comparisons(row, baseline, self.against)
                 rows.append([*axis_entries(row, [*others, self.axis]), *values, *compared])
         headings = _headings((*self.columns, *self.against))
-        return Grid([*others, self.axis], headings, rows, self.axis)
+        return TableGrid([*others, self.axis], headings, rows, self.axis)
 
 
 @dataclass(frozen=True)
-class Matrix:
+class ContextColumns:
     """One row per combination of the other axes, and one column per context length."""
 
     value: Value
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results, without=(_LENGTH,))
         lengths = ordered_values(_LENGTH, results.cells[_LENGTH])
         rows: Rows = []
@@ -265,7 +265,7 @@ class Matrix:
             entries = {row[_LENGTH]: self.value(row) for row in group}
             in_order = [entries.get(length, MISSING) for length in lengths]
             rows.append([*axis_entries(group[0], axes), *in_order])
-        return Grid(axes, [Heading(str(length)) for length in lengths], rows)
+        return TableGrid(axes, [Heading(str(length)) for length in lengths], rows)
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class ScalingExponents:
     columns: tuple[tuple[str, str, Value], ...]
     extra: Columns = ()
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results, without=(_LENGTH,))
         rows: Rows = []
         for group in groups(results.cells, axes, (_LENGTH,)):
@@ -294,7 +294,7 @@ class ScalingExponents:
         headings = []
         for title, _, _ in self.columns:
             headings += [Heading(title), Heading(f"exponent of {title}")]
-        return Grid([*axes, _LENGTH], [*headings, *_headings(self.extra)], rows, _LENGTH)
+        return TableGrid([*axes, _LENGTH], [*headings, *_headings(self.extra)], rows, _LENGTH)
 
     def _exponent(self, row: Row, previous: Row | None, column: str) -> Entry:
         if previous is None or not (has_value(row, column) and has_value(previous, column)):

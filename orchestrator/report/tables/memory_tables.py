@@ -23,7 +23,7 @@ from orchestrator.report.tables.formatters import (
     saving_operation,
     share_of_block,
 )
-from orchestrator.report.tables.layouts import CellRows, Matrix, PhaseRows
+from orchestrator.report.tables.layouts import CellRows, ContextColumns, PhaseRows
 from orchestrator.report.tables.table import Table
 
 _PHASES = ("forward", "backward", "optimizer")
@@ -172,7 +172,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "Peak memory reserved and the smallest GPU that has this memory, with room for its CUDA"
         " context, and that precision; or OOM, with the size of the refused allocation. Then the"
         " predicted reserved memory, and whether it would fit.",
-        Matrix(memory_need),
+        ContextColumns(memory_need),
         of_task("train_step"),
         is_default=True,
     ),

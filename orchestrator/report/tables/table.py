@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from orchestrator.analysis.axes import axis_text, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import CellFilter
-from orchestrator.report.tables.layouts import Grid, Layout, Rows
+from orchestrator.report.tables.layouts import Rows, TableGrid, TableLayout
 
 _SETTINGS = ("precision", "compile", "pass", "attention", "batch_size")
 NOTES = "note"  # title of a column of sentences, one a line, that become numbered notes
@@ -27,23 +27,23 @@ class Table:
     name: str
     title: str
     read: str
-    layout: Layout
+    layout: TableLayout
     cells: CellFilter = lambda cells: cells
     first: tuple[str, ...] = ()
     is_default: bool = False
 
-    def lay_out(self, results: Results) -> Grid:
+    def lay_out(self, results: Results) -> TableGrid:
         """Return the grid without rows and columns in which no measure has a value."""
         chosen = self.cells(results.cells)
         if chosen.empty:
-            return Grid([], [], [])
+            return TableGrid([], [], [])
         grid = self.layout.lay_out(replace(results, cells=chosen))
         first = len(grid.keys)
         # Of 1,028 published rows of times, 425 were of cells whose memory alone was measured.
         filled = [row for row in grid.rows if not all(entry.is_missing for entry in row[first:])]
         grid = _without_empty_columns(grid._replace(rows=filled))
         has_values = any(heading.title != NOTES for heading in grid.measures)
-        return grid if has_values else Grid([], [], [])
+        return grid if has_values else TableGrid([], [], [])
 
     def settings(self, results: Results) -> dict[str, str]:
         """Return the axes that readers look for and that have one value in all cells."""
@@ -56,7 +56,7 @@ class Table:
         return settings
 
 
-def _without_empty_columns(grid: Grid) -> Grid:
+def _without_empty_columns(grid: TableGrid) -> TableGrid:
     """Drop the columns that are empty in every row, such as the allocator's peaks on a CPU."""
     count = len(grid.keys)
     headings = [*grid.keys, *grid.measures]
@@ -67,7 +67,7 @@ def _without_empty_columns(grid: Grid) -> Grid:
     rows = [[row[index] for index in shown] for row in grid.rows]
     keys = [grid.keys[index] for index in shown if index < count]
     measures = [grid.measures[index - count] for index in shown if index >= count]
-    return Grid(keys, measures, rows, grid.compared)
+    return TableGrid(keys, measures, rows, grid.compared)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RenderedTable:
     """
 
     table: Table
-    grid: Grid
+    grid: TableGrid
     provenance: str
     notes: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, NOTHING
 from orchestrator.report.tables.entries import Entry
-from orchestrator.report.tables.layouts import Grid, Heading, Rows
+from orchestrator.report.tables.layouts import Heading, Rows, TableGrid
 from orchestrator.report.tables.table import RenderedTable, Table
 
 MAX_KEYS = 3
@@ -114,7 +114,7 @@ def view_of(
     )
 
 
-def _slice(grid: Grid, max_rows: int) -> tuple[Rows, dict[str, str]]:
+def _slice(grid: TableGrid, max_rows: int) -> tuple[Rows, dict[str, str]]:
     """Return the rows of one slice, and the values that choose it."""
     keys, rows = grid.keys, grid.rows
     sliced: dict[str, str] = {}

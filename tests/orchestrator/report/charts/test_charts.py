@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.bars import KernelClasses, MemoryParts, TopKernels
+from orchestrator.report.charts.bars import KernelClasses, LongestKernels, MemoryParts
 from orchestrator.report.charts.chart import log_ticks
 from orchestrator.report.charts.registry import PLOTS, begin_drawing
 from orchestrator.report.charts.slices import choose_slice, evenly
@@ -160,7 +160,7 @@ def test_bars_of_kernels_add_up_to_the_kernel_time_of_the_longest_context() -> N
     assert order == ["fp32 eager", "bf16 eager"]
     own = {bar["part"]: bar["value"] for bar in bars if bar["variant"] == "bf16 eager"}
     assert own == {"matrix products": 12.0, "other": 1.0, "softmax and attention": 2.0}
-    first, last = TopKernels().draw(results).panels  # type: ignore[union-attr]
+    first, last = LongestKernels().draw(results).panels  # type: ignore[union-attr]
     assert (first.title, last.title) == ("small, fp32 eager", "small, bf16 eager")
     assert [bar["label"] for bar in values_of(last)] == [
         "sgemm: 12.0 ms in 6 launches", "exp: 2.00 ms in 6 launches", "odd: 1.00 ms in 6 launches",

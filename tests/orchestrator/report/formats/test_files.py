@@ -27,7 +27,7 @@ from orchestrator.report.formats.records import records_of
 from orchestrator.report.formats.terminal import Screen, table_text
 from orchestrator.report.formats.typst import to_typst
 from orchestrator.report.tables.entries import HOST_MARK, Entry, milliseconds, quantity
-from orchestrator.report.tables.layouts import Grid, Heading
+from orchestrator.report.tables.layouts import Heading, TableGrid
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import MAX_COLUMNS, MAX_ROWS, view_of
@@ -70,7 +70,7 @@ def text_table(header: list[str], rows: list[list[str]]) -> RenderedTable:
     """A table of texts. The first column is a key."""
     key, *titles = header
     entries = [list(map(Entry, row)) for row in rows]
-    return RenderedTable(TABLES[0], Grid([key], list(map(Heading, titles)), entries), UGLY)
+    return RenderedTable(TABLES[0], TableGrid([key], list(map(Heading, titles)), entries), UGLY)
 
 
 def test_every_page_is_there_in_every_format(pages: list[RenderedTable]) -> None:
@@ -155,7 +155,7 @@ def test_no_number_keeps_a_table_from_being_written(values: list[float]) -> None
         quantity(values[2], ".1%"),
     ]
     headings = [Heading("peak"), Heading("ms"), Heading("share")]
-    page = RenderedTable(TABLES[0], Grid(["size"], headings, [[Entry("small"), *entries]]), "")
+    page = RenderedTable(TABLES[0], TableGrid(["size"], headings, [[Entry("small"), *entries]]), "")
     for form in (*FORMATS.values(), to_json, lambda one: table_text(one, Screen(60), None, "")):
         assert "small" in form(page)
     assert all(len(entry.text) < 25 for entry in entries)
@@ -163,7 +163,7 @@ def test_no_number_keeps_a_table_from_being_written(values: list[float]) -> None
 
 
 def test_negative_numbers_of_a_csv_file_have_no_apostrophe() -> None:
-    grid = Grid(["name"], [Heading("more ms")], [[Entry("a"), quantity(-2.5, "+.3f", "ms")]])
+    grid = TableGrid(["name"], [Heading("more ms")], [[Entry("a"), quantity(-2.5, "+.3f", "ms")]])
     assert to_csv(RenderedTable(TABLES[0], grid, "")) == "name,more_ms,status\na,-2.5,ok\n"
 
 

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.reference_devices import ALL
 from orchestrator.report.formats.markdown import lay_out
-from orchestrator.report.references.answers import _TENSORS, ANSWERS
+from orchestrator.report.references.counterparts import _TENSORS, COUNTERPARTS
 from orchestrator.report.references.records import ReferenceNumber, published
 from orchestrator.report.references.schema import Metric, writeups
 from orchestrator.report.references.tables import NAME, reference_table
@@ -66,7 +66,7 @@ WITHOUT_ROWS = {
     "kernel_duration": "one kernel of one GPU; its share of the kernel time has a row",
     "parameters": "the same closed form as ours: test_transcription compares them",
 }
-COUNTERPARTS = {
+COLUMNS_OF_TABLES = {
     "analysis report": {
         "timings": "cells.forward_ms_mean cells.step_ms_mean",
         "timings-nsys": "cells.forward_ms_mean",
@@ -265,7 +265,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """A run with one cell for each published table."""
     first: dict[tuple[str, str], ReferenceNumber] = {}
     for number in published():
-        if number.amount is not None and number.metric in ANSWERS:
+        if number.amount is not None and number.metric in COUNTERPARTS:
             first.setdefault((number.writeup, number.table), number)
     run = Run(tmp_path_factory.mktemp("counterparts") / "run")
     with open_for_writing(run) as writer:
@@ -286,7 +286,7 @@ def columns_for(key: tuple[str, str]) -> list[str]:
     """Return the columns of a run that answer the numbers of a published table."""
     found: dict[str, None] = {}
     for number in published():
-        shown = number.metric in ANSWERS and number.statistic not in ("sd", "rounded")
+        shown = number.metric in COUNTERPARTS and number.statistic not in ("sd", "rounded")
         if (number.writeup, number.table) != key or not shown:
             continue
         tensor = _TENSORS.get(number.labels.get("part", ""), "")
@@ -300,13 +300,13 @@ def columns_for(key: tuple[str, str]) -> list[str]:
 
 
 def test_every_published_table_has_an_entry() -> None:
-    listed = [(writeup, table) for writeup, tables in COUNTERPARTS.items() for table in tables]
+    listed = [(writeup, table) for writeup, tables in COLUMNS_OF_TABLES.items() for table in tables]
     assert sorted(listed) == sorted(TABLES)
     assert len(TABLES) == 80
 
 
 def test_every_metric_has_rows_or_a_reason() -> None:
-    assert set(COLUMNS) == set(ANSWERS)
+    assert set(COLUMNS) == set(COUNTERPARTS)
     assert set(COLUMNS) | set(WITHOUT_ROWS) == set(get_args(Metric))
     assert not set(COLUMNS) & set(WITHOUT_ROWS)
 
@@ -315,9 +315,9 @@ def test_every_metric_has_rows_or_a_reason() -> None:
 def test_an_entry_names_the_columns_that_answer_the_table(key: tuple[str, str]) -> None:
     writeup, table = key
     if key in REPEATED:
-        assert COUNTERPARTS[writeup][table] == f"repeats {REPEATED[key]}"
+        assert COLUMNS_OF_TABLES[writeup][table] == f"repeats {REPEATED[key]}"
     else:
-        assert COUNTERPARTS[writeup][table].split() == columns_for(key)
+        assert COLUMNS_OF_TABLES[writeup][table].split() == columns_for(key)
 
 
 def test_the_columns_exist(results_of_every_kind: Results) -> None:
@@ -326,7 +326,7 @@ def test_the_columns_exist(results_of_every_kind: Results) -> None:
         "kernels": results_of_every_kind.kernels(),
         "allocations": results_of_every_kind.allocations(),
     }
-    entries = {text for tables in COUNTERPARTS.values() for text in tables.values()}
+    entries = {text for tables in COLUMNS_OF_TABLES.values() for text in tables.values()}
     columns = {name for text in entries if "repeats" not in text for name in text.split()}
     for name in columns:
         frame, column = name.split(".")

@@ -196,7 +196,7 @@ def test_shares_and_parts_from_kernels(run_of: MakeRun, make_outcome: MakeOutcom
 def test_ranks_and_parts_of_kernels() -> None:
     import pandas as pd
 
-    from orchestrator.report.references.answers import NOT_GEMM, KernelFigures
+    from orchestrator.report.references.counterparts import NOT_GEMM, KernelFigures
 
     rows = [
         ("forward", "scores", "GEMM", "a", 3.0),

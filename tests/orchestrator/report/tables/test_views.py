@@ -9,23 +9,23 @@ import pytest
 
 from orchestrator.report.tables.entries import MISSING, Entry, milliseconds
 from orchestrator.report.tables.formatters import col
-from orchestrator.report.tables.layouts import CellRows, Grid, Heading
+from orchestrator.report.tables.layouts import CellRows, Heading, TableGrid
 from orchestrator.report.tables.table import RenderedTable, Table
 from orchestrator.report.tables.views import Kind, view_of
 
 SIZES, LENGTHS, PASSES = ("small", "xl"), ("128", "256", "512"), ("forward", "train_step")
 
 
-def table_of(grid: Grid, first: tuple[str, ...] = ()) -> RenderedTable:
+def table_of(grid: TableGrid, first: tuple[str, ...] = ()) -> RenderedTable:
     return RenderedTable(Table("t", "Title", "How to read.", CellRows(()), first=first), grid, "")
 
 
-def grid_of(*compiles: str, measures: int = 1) -> Grid:
+def grid_of(*compiles: str, measures: int = 1) -> TableGrid:
     rows = []
     for keys in product(SIZES, LENGTHS, compiles, PASSES):
         rows.append([*map(Entry, keys), *[milliseconds(1.0)] * measures])
     headings = [Heading(f"m{number}") for number in range(measures)]
-    return Grid(["size", "context_length", "compile", "pass"], headings, rows)
+    return TableGrid(["size", "context_length", "compile", "pass"], headings, rows)
 
 
 def test_a_setting_of_all_rows_is_in_the_caption() -> None:
@@ -67,7 +67,7 @@ def test_measures_are_typed() -> None:
         [Entry("b"), *[MISSING] * 4],
     ]
     titles = ("step", "bound", "gain", "reason")
-    view = view_of(table_of(Grid(["size"], list(map(Heading, titles)), rows)))
+    view = view_of(table_of(TableGrid(["size"], list(map(Heading, titles)), rows)))
     kinds = [measure.kind for measure in view.measures]
     assert kinds == [Kind.NUMBER, Kind.FLAG, Kind.INTERVAL, Kind.TEXT]
     assert (view.measures[0].unit, view.measures[0].digits) == ("ms", 2)

@@ -1,7 +1,7 @@
 """Our value for each published quantity: a column of `cells`, or a figure from a cell's kernels
 or allocations.
 
-Metrics without an entry in ANSWERS follow from other numbers of the same table (differences,
+Metrics without an entry in COUNTERPARTS follow from other numbers of the same table (differences,
 quotients, totals over steps) or describe single kernels, whose launches on another GPU are not
 comparable.
 """
@@ -155,7 +155,7 @@ OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Counterpart:
     """Lookup and format of our value for a metric.
 
     title: the quantity with its unit. is_step_time: True for times that a slow CPU may lengthen,
@@ -275,24 +275,26 @@ def _mib(nbytes: float) -> str:
 
 _percent = "{:.1%}".format
 
-ANSWERS: Mapping[str, Answer] = {
-    "duration": Answer(
+COUNTERPARTS: Mapping[str, Counterpart] = {
+    "duration": Counterpart(
         "{phase} {statistic} (ms)",
         _duration,
         format_ms,
         is_step_time=True,
         sd=_duration_sd,
     ),
-    "peak": Answer("peak memory (GiB)", _peak, _gib),
-    "held": Answer("memory after {phase} (GiB)", _held, _gib),
-    "saved": Answer("saved tensors (MiB)", _own("saved_bytes"), _mib),
-    "saved_squares": Answer("saved squares", _own("saved_squares"), "{:.1f}".format),
-    "tensor": Answer("tensor {part} (MiB)", _tensor, _mib),
-    "allocation": Answer("largest allocation {rank} {part} (MiB)", _allocation, _mib),
-    "gemm_share": Answer("share of matrix products", _gemm_share, _percent),
-    "kernel_share": Answer("share of kernel {rank}, {phase}", _kernel_share, _percent),
-    "part_time": Answer("{part} in {phase}, {each} (ms)", _part_time, format_ms),
-    "softmax_over_matmul": Answer("softmax / matmul in {phase}", _softmax_over_matmul, _percent),
-    "sum": Answer("sum", _own("sum"), "{:.9f}".format),
-    "absolute_error": Answer("error of the sum", _error, "{:.9f}".format),
+    "peak": Counterpart("peak memory (GiB)", _peak, _gib),
+    "held": Counterpart("memory after {phase} (GiB)", _held, _gib),
+    "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), _mib),
+    "saved_squares": Counterpart("saved squares", _own("saved_squares"), "{:.1f}".format),
+    "tensor": Counterpart("tensor {part} (MiB)", _tensor, _mib),
+    "allocation": Counterpart("largest allocation {rank} {part} (MiB)", _allocation, _mib),
+    "gemm_share": Counterpart("share of matrix products", _gemm_share, _percent),
+    "kernel_share": Counterpart("share of kernel {rank}, {phase}", _kernel_share, _percent),
+    "part_time": Counterpart("{part} in {phase}, {each} (ms)", _part_time, format_ms),
+    "softmax_over_matmul": Counterpart(
+        "softmax / matmul in {phase}", _softmax_over_matmul, _percent
+    ),
+    "sum": Counterpart("sum", _own("sum"), "{:.9f}".format),
+    "absolute_error": Counterpart("error of the sum", _error, "{:.9f}".format),
 }
