@@ -25,7 +25,7 @@ from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store import mirror_writer, owner, run_writer
+from orchestrator.store import bucket_owner, mirror_writer, run_writer
 from orchestrator.store.bucket_owner import OWNER_FILE
 from orchestrator.store.mirror import open_run
 from orchestrator.store.remote_address import split_cell
@@ -361,13 +361,13 @@ def test_foreign_errors_of_a_file_system_lose_nothing(
 
 
 def test_an_owner_is_dead_only_if_its_process_was_on_this_machine() -> None:
-    own = owner._this_process()
+    own = bucket_owner._this_process()
     no_process = 2**22 + 1  # above the largest process id of Linux
-    assert owner._is_dead({**own, "process": no_process})
-    assert owner._is_dead({**own, "process_started": own["process_started"] - 60})
-    assert not owner._is_dead(own)
-    assert not owner._is_dead({**own, "process": no_process, "machine": "another"})
-    assert not owner._is_dead({**own, "process": no_process, "host": "another"})
+    assert bucket_owner._is_dead({**own, "process": no_process})
+    assert bucket_owner._is_dead({**own, "process_started": own["process_started"] - 60})
+    assert not bucket_owner._is_dead(own)
+    assert not bucket_owner._is_dead({**own, "process": no_process, "machine": "another"})
+    assert not bucket_owner._is_dead({**own, "process": no_process, "host": "another"})
 
 
 def test_an_attempt_that_two_hosts_measured_counts_once(
