@@ -70,7 +70,7 @@ class Screen:
             legacy_windows=False,
         )
         for part in parts:
-            console.print(part)
+            console.print(part, crop=False)
         lines = [line.rstrip() for line in file.getvalue().splitlines()]
         text = "\n".join(lines).replace(HOST_MARK, _MARK)
         return text.encode(self.encoding, "replace").decode(self.encoding)
@@ -86,7 +86,8 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     parts: list[RenderableType] = [title, view.caption, _rich_table(view), ""]
     parts += [f"{number}. {note}" for number, note in enumerate(view.notes, 1)]
     if view.hidden_rows or view.hidden_columns:
-        parts.append(f"{_hidden(view)}: {command}")
+        # A command stays in one line, however narrow the screen, so that it can be copied.
+        parts.append(Text(f"{_hidden(view)}: {command}", no_wrap=True, overflow="ignore"))
     return screen.text(*parts, Text(view.provenance, style="dim"))
 
 

@@ -126,6 +126,7 @@ def test_the_trace_is_one_file_that_a_person_finds(step: Watched) -> None:
     assert len([event for event in events if event.get("name") == "phase::backward"]) == 1
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("name", ['with "quotes"', "back\\slash", "new\nline", "ünï ☃"])
 def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
@@ -136,6 +137,7 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     assert from_json(gzip.decompress(trace_of(step).read_bytes())).phase_totals()
 
 
+@pytest.mark.compile
 def test_a_trace_that_is_too_large_is_dropped_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_trace_that_is_too_large_is_dropped_with_a_note(
     assert session.kernels
 
 
+@pytest.mark.compile
 def test_by_hand_no_artifact_is_left() -> None:
     rows, numbers, _ = watch()
     assert rows
@@ -170,6 +173,7 @@ def test_reading_the_trace_costs_little(step: Watched) -> None:
     assert takes_less_than(50e-6, processor_s_an_event)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("attention", ["weights_only", "recompute", "torch_softmax"])
 def test_the_parts_of_attention_have_names_also_where_it_is_a_function(attention: str) -> None:
     rows, numbers, _ = watch(attention=attention)
@@ -215,6 +219,7 @@ def test_a_model_of_ones_own_goes_by_the_names_of_its_modules() -> None:
     assert {row.module for row in rows if row.phase == "forward"} == {"model", "loss", ""}
 
 
+@pytest.mark.compile
 def test_watching_changes_nothing_and_leaves_nothing_behind() -> None:
     params = TrainStepParams.model_validate({**SMALL, "pass": "forward_backward"})
 

@@ -81,6 +81,7 @@ def parameters(watched: Watched) -> dict[str, torch.nn.Parameter]:
     return dict(watched.workload.model.named_parameters())
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("optimizer", ["course", "foreach"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_composition_of_a_training_step(watch: Any, precision: str, optimizer: str) -> None:

@@ -151,7 +151,11 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("values", REAL, ids=lambda values: " ".join(map(str, values.values())))
+@pytest.mark.parametrize(
+    "values",
+    [*REAL[:4], *(pytest.param(values, marks=pytest.mark.slow) for values in REAL[4:])],
+    ids=lambda values: " ".join(map(str, values.values())),
+)
 def test_it_is_what_the_cpu_allocates(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

