@@ -70,7 +70,8 @@ class Screen:
             legacy_windows=False,
         )
         for part in parts:
-            console.print(part, crop=False)
+            may_overflow = isinstance(part, Text) and part.overflow == "ignore"
+            console.print(part, crop=not may_overflow)
         lines = [line.rstrip() for line in file.getvalue().splitlines()]
         text = "\n".join(lines).replace(HOST_MARK, _MARK)
         return text.encode(self.encoding, "replace").decode(self.encoding)
