@@ -17,7 +17,8 @@ test: $(VENV)/.tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 # All other tiers that need no GPU, and both together.
-ALL := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --mutants 10000 --durations 30
+MUTANTS ?= 10000
+ALL = $(BIN)/python -m pytest -q -n 3 --dist loadgroup --mutants $(MUTANTS) --durations 30
 test-slow: $(VENV)/.tests
 	$(ALL) -m "slow or process or ray or compile or render or fuzz or docs or browser or speed"
 

@@ -36,7 +36,7 @@ from orchestrator.store.run import Run, find_cell
 _DISTRIBUTION_FREE_ATTEMPTS = 5
 # With more noise than this, a difference that anybody would call one could be called SAME.
 _MAX_NOISE = 0.25
-_CLOCKS_DIFFER = 0.01
+_CLOCK_TOLERANCE = 0.01
 _TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
 
@@ -130,7 +130,7 @@ class ComparisonReport:
 
     @property
     def differing_by_chance(self) -> float:
-        """The number of equal cells that chance alone is expected to call faster or slower."""
+        """The expected number of false FASTER and SLOWER verdicts if nothing changed."""
         judged = sum(one.noise_is_known for one in self.comparisons)
         return SIGNIFICANCE * judged
 
@@ -212,7 +212,7 @@ def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
             return Verdict.AMBIGUOUS, "repetitions differ by as much"
         return Verdict.SAME, ""
     if not all(differ) or by_median * by_mean < 0:
-        return Verdict.AMBIGUOUS, "one repetition disagrees"
+        return Verdict.AMBIGUOUS, "median and mean disagree"
     if not has_gap:
         return Verdict.AMBIGUOUS, "the intervals overlap"
     reason = _clock_explanation(before, after, verdict) or _cpu_explanation(before, after, verdict)
@@ -238,7 +238,7 @@ def _has_gap(before: CellTiming, after: CellTiming, verdict: Verdict) -> bool:
 def _clock_explanation(before: CellTiming, after: CellTiming, verdict: Verdict) -> str:
     """Return why the GPU clock may explain the difference, or an empty string."""
     first, second = before.clock_mhz, after.clock_mhz
-    if not first or not second or abs(second / first - 1) <= _CLOCKS_DIFFER:
+    if not first or not second or abs(second / first - 1) <= _CLOCK_TOLERANCE:
         return ""
     if _has_gap(_scaled(before, first, first), _scaled(after, second, second), verdict):
         return ""

@@ -1,7 +1,8 @@
 """Runs one attempt in its slot, on the GPUs and cores assigned to it, and reports events about it.
 
-It runs in a Ray worker or in the driver, and does not import Ray. When an attempt ends badly, it
-finds out whether the GPU or the whole host is to blame instead of the cell.
+In a Ray worker `supervise` does so, in a serial driver `measure`; this module does not import Ray.
+If a second try may succeed, it finds out whether the GPU or the whole host is to blame instead of
+the cell.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-# Torch's own limit. It is set explicitly because torch counts the cores when it is imported, and a
+# Torch's own limit of threads that compile. It is set explicitly because torch counts the cores when it is imported, and a
 # fork server may be allowed more cores than its children.
 _MAX_COMPILE_THREADS = 32
 
-# Limits of this process and of the system. They are no fault of the file that was to be opened.
+# Limits of this process and of the system. They say nothing about the file being opened.
 _PROCESS_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.E2BIG)
 
 
@@ -46,7 +47,7 @@ class Slot:
     Args:
         cpus: how many CPU cores it may use.
         cores: the cores that it is pinned to, or None for any.
-        gpu: its GPUs as in CUDA_VISIBLE_DEVICES; empty without.
+        gpu: its GPUs as in CUDA_VISIBLE_DEVICES; empty if it has none.
         uuids: the UUIDs of all GPUs of this host that cells may use.
     """
 
@@ -88,7 +89,7 @@ def supervise(
         cpus: how many cores the attempt may use.
         gpus: by host, the GPUs that cells may use.
         token: the content of a file that the driver wrote into the attempt's folder, to find out
-            whether this host shares that folder. None if it does.
+            whether this host shares that folder. None if the folder is known to be shared.
     """
     host = socket.gethostname()
     yield AttemptStarted(attempt, host, _visible_gpus(attempt), time.monotonic())
@@ -96,7 +97,7 @@ def supervise(
         is_shared = token is None or shares_folder(attempt, token)
         local = attempt if is_shared else in_local_folder(attempt)
     except OSError as error:
-        yield _blame_host(lost_outcome(attempt, _describe(error), 0.0))
+        yield _check_host(lost_outcome(attempt, _describe(error), 0.0))
         return
     event = measure(local, Slot.of(local, cpus, gpus.get(host, {})))
     if local is not attempt:
@@ -169,7 +170,7 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
         names = split_gpu_names(slot.gpu)
         uuids = {name: slot.uuids[name] for name in names if name in slot.uuids}
     watches = {name: GpuHealthWatch(uuid) for name, uuid in uuids.items()}
-    outcome = execute_or_lose(attempt, slot)
+    outcome = execute_or_report_lost(attempt, slot)
     if len(uuids) > 1:
         facts = {**outcome.facts, "gpu_uuids": list(uuids.values())}
         outcome = replace(outcome, facts=facts)
@@ -186,10 +187,10 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
             description = f"GPU {name} ({uuid}) of {socket.gethostname()}: {fault}"
             evidence = {"nvml": fault, "gpu_uuid": uuid}
             return _device_lost(outcome, description, "its GPU went away", evidence, name)
-    return _blame_host(outcome)
+    return _check_host(outcome)
 
 
-def _blame_host(outcome: Outcome) -> Outcome | DeviceLost:
+def _check_host(outcome: Outcome) -> Outcome | DeviceLost:
     """Return DeviceLost if the host can measure nothing, and the outcome otherwise."""
     message = str(outcome.evidence.get("message", ""))
     is_disk_full = os.strerror(errno.ENOSPC) in message
@@ -229,7 +230,7 @@ def only_on(gpu: str, attempt: Attempt) -> Attempt:
     return replace(attempt, settings=replace(attempt.settings, env=env))
 
 
-def execute_or_lose(attempt: Attempt, slot: Slot) -> Outcome:
+def execute_or_report_lost(attempt: Attempt, slot: Slot) -> Outcome:
     """Execute an attempt. It is lost if its folder cannot be written or if we fail ourselves."""
     attempt, began = slot.pin(attempt), time.monotonic()
     try:

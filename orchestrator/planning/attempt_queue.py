@@ -3,11 +3,12 @@
 With one slot, cells run in the order of the grid: no other order is faster, it is easy to follow
 on the screen, and an interrupted run leaves the beginning of a grid and not its longest cells.
 With several slots, the longest cells run first, so that the others do not wait for a long cell that
-starts last. With --infer-oom, the order of the grid stays in both cases: a small cell that runs out
-of memory saves the larger ones, and a large one saves none.
+starts last. With --infer-oom, the order of the grid stays in both cases: if a small cell runs out
+of memory, the larger ones need not run, and a large one says nothing about smaller ones.
 
-Four collaborators hold the state: AttemptFactory (numbers of attempts), CellOrder (waiting cells),
-OomInference (cells that ran out of memory) and TimeLimit (attempts that were skipped).
+The queue holds the running, failed and still-to-measure cells. AttemptFactory numbers attempts,
+CellOrder holds the waiting cells, OomInference those that ran out of memory, and TimeLimit counts
+the attempts that were skipped.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from tasks.spec.compile_groups import shared_graph
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-# The cells are sorted again when 1 % of the waiting ones have ended: after each cell with up to 100
-# waiting cells, after each hundredth with 10,000. More often, sorting would take a noticeable time.
+# Waiting cells are sorted again when more cells have finished since the last time than this share
+# of the waiting ones. More often, sorting 10,000 cells would take a noticeable time.
 _SORT_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class QueuedCell:
-    """A waiting cell. `round` is how many times it runs before this time."""
+    """A waiting cell. round: 0 for its first repetition in this run, 1 for the second."""
 
     cell: Cell
     round: int
@@ -64,7 +65,7 @@ class AttemptFactory:
         self._numbers: Counter[str] = Counter(run.highest_attempts())
         for cell, history in plan.histories.items():
             self._numbers[cell] = max(self._numbers[cell], history.last_number)
-        # What is measured again replaces the attempts up to the latest earlier one.
+        # A cell that is measured again replaces its earlier attempts up to this number.
         self._replaced = {
             decision.cell.id: plan.history(decision.cell).last_number
             for decision in plan.decisions
@@ -95,12 +96,13 @@ class TimeLimit:
         if self.deadline is None or time.monotonic() + duration_s < self.deadline:
             return False
         self.skipped += 1
-        self.shortest_skipped_s = min(duration_s, self.shortest_skipped_s or math.inf)
+        shortest_s = math.inf if self.shortest_skipped_s is None else self.shortest_skipped_s
+        self.shortest_skipped_s = min(duration_s, shortest_s)
         return True
 
 
 class CellOrder:
-    """The waiting cells, in the order in which they run. CUDA cells come first."""
+    """The waiting cells, in the order in which they are tried. CUDA cells come first."""
 
     def __init__(self, cells: Iterable[Cell]) -> None:
         self.waiting: list[QueuedCell] = []
@@ -131,19 +133,19 @@ class CellOrder:
     def take(self, running: Sequence[Cell], slots: Slots, estimator: DurationEstimator) -> Cell:
         """Remove and return the next cell. There must be one.
 
-        A cell waits if its kind of GPU has no free slot, or if another cell is just compiling the
-        same graph, which it will then find in the cache. If all must wait, the first one runs.
+        A cell waits if its kind of GPU is full, or if another cell is compiling the same graph: the
+        waiting cell will find that graph in the cache. If all must wait, the first one runs.
         """
         # Cells on CUDA and on the CPU are not mixed: a CPU cell starts when no CUDA cell waits.
         device = self.waiting[0].cell.params.device
         compiling = {shared_graph(cell) for cell in running} - {None}
         uncached = {graph for graph in compiling if not estimator.is_cached(graph)}
-        free = _free_slots(running, slots)
+        free = _free_gpus(running, slots)
         second_choice: int | None = None
         for index, queued in enumerate(self.waiting):
             params = queued.cell.params
-            is_free = params.gpu_count <= free.get(params.gpu_kind, math.inf)
-            if params.device != device or not is_free:
+            fits = params.gpu_count <= free.get(params.gpu_kind, math.inf)
+            if params.device != device or not fits:
                 continue
             if shared_graph(queued.cell) not in uncached:
                 return self.waiting.pop(index).cell
@@ -166,13 +168,13 @@ class AttemptQueue:
         self._slots = Slots()
         self._estimator = self._new_estimator(None)
         self._inference = OomInference(plan.out_of_memory)
-        self._untaken_inferred: list[Outcome] = []
-        self._inferred = 0
+        self._inferred_outcomes: list[Outcome] = []
+        self._inferred_count = 0
         self._running: dict[tuple[str, int], RunningCell] = {}
         self._finished_since_sort = 0
         self._failed: set[str] = set()  # cells that are not repeated
         # How often each cell is still to be measured.
-        self._owed = Counter(queued.cell.id for queued in self._order.waiting)
+        self._measurements_left = Counter(queued.cell.id for queued in self._order.waiting)
         self.total = len(self._order.waiting)
 
     def begin(self, preparation: Preparation) -> None:
@@ -180,7 +182,7 @@ class AttemptQueue:
         excluded = {exclusion.cell.id for exclusion in preparation.excluded}
         self._order.remove(excluded)
         for cell in excluded:
-            del self._owed[cell]
+            del self._measurements_left[cell]
         self.total = len(self._order.waiting)
         self._slots = preparation.slots
         self._estimator = self._new_estimator(first_gpu(preparation.hosts))
@@ -202,7 +204,7 @@ class AttemptQueue:
         """Learn from an outcome of this queue: OOM, duration, and that its cell has run."""
         cell = outcome.attempt.cell
         self._running.pop((cell.id, outcome.attempt.number), None)
-        self._owed[cell.id] -= 1
+        self._measurements_left[cell.id] -= 1
         if outcome.status is Status.OOM:
             self._inference.add(cell)
         if outcome.status is not Status.OK:
@@ -214,16 +216,17 @@ class AttemptQueue:
 
     def take_inferred(self) -> list[Outcome]:
         """Return the OOMs that were inferred since the last call. The caller stores them."""
-        taken, self._untaken_inferred = self._untaken_inferred, []
+        taken, self._inferred_outcomes = self._inferred_outcomes, []
         return taken
 
     def state(self) -> QueueState:
         """Return what is left."""
         remaining = sum(
-            count > 0 and cell not in self._failed for cell, count in self._owed.items()
+            count > 0 and cell not in self._failed
+            for cell, count in self._measurements_left.items()
         )
         limit = self._limit
-        return QueueState(remaining, limit.skipped, limit.shortest_skipped_s, self._inferred)
+        return QueueState(remaining, limit.skipped, limit.shortest_skipped_s, self._inferred_count)
 
     def remaining_s(self) -> float | None:
         """Return the time until all waiting and running cells have ended, or None if unknown."""
@@ -255,7 +258,7 @@ class AttemptQueue:
         self._finished_since_sort = 0
 
     def _infer(self, cell: Cell) -> bool:
-        """Return True, and store the outcome, if it follows that a cell runs out of memory."""
+        """Return True, and keep an outcome, if a smaller cell ran out of memory."""
         smaller = self._inference.find_smaller(cell) if cell.id in self._plan.inferable else None
         if smaller is None:
             return False
@@ -268,14 +271,14 @@ class AttemptQueue:
         outcome = Outcome(
             attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), wall_s=0.0
         )
-        self._untaken_inferred.append(outcome)
-        self._inferred += 1
+        self._inferred_outcomes.append(outcome)
+        self._inferred_count += 1
         self._failed.add(cell.id)
-        self._owed[cell.id] = 0
+        self._measurements_left[cell.id] = 0
         return True
 
 
-def _free_slots(running: Iterable[Cell], slots: Slots) -> Mapping[str | None, int]:
+def _free_gpus(running: Iterable[Cell], slots: Slots) -> Mapping[str | None, int]:
     """Return the number of free GPUs of each kind that cells name."""
     taken: Counter[str | None] = Counter()
     for cell in running:

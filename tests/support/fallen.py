@@ -45,7 +45,7 @@ def play(folder: Path) -> None:
 
 def play_gpus() -> None:
     """Replace NVML and the measurement in the driver or in a supervisor."""
-    supervisor.execute_or_lose = measure
+    supervisor.execute_or_report_lost = measure
     supervisor.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_failed(gpu) else None
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of

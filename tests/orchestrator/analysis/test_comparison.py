@@ -271,7 +271,7 @@ def test_a_difference_is_ambiguous_if_one_repetition_disagrees(
     before, after = CellTiming((10.0, 10.0, 10.0), 9.9, 10.1), CellTiming(medians_ms, 8.9, 9.1)
     comparison = compare_cell("", before, after, CALM)
     assert comparison.verdict is Verdict.AMBIGUOUS
-    assert comparison.reason == "one repetition disagrees"
+    assert comparison.reason == "median and mean disagree"
 
 
 def test_an_older_version_of_a_task_is_compared_in_either_order(

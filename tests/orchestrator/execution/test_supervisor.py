@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.common.errors import PlatformError
 from orchestrator.execution import host_probe
-from orchestrator.execution.supervisor import Slot, execute_or_lose
+from orchestrator.execution.supervisor import Slot, execute_or_report_lost
 from tasks.spec.attempt import Attempt
 from tasks.spec.status import Status
 
@@ -37,7 +37,7 @@ def test_a_process_that_cannot_be_started_is_no_fault_of_a_folder(
 ) -> None:
     attempt = make_attempt(settings={"start_method": method})
     monkeypatch.setattr(subprocess, "Popen", refuse(number))
-    outcome = execute_or_lose(attempt, Slot(1))
+    outcome = execute_or_report_lost(attempt, Slot(1))
     assert outcome.status is Status.LOST
     expected = f"no process could be started: {os.strerror(number)}"
     assert outcome.evidence["message"] == expected
@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_written_is_named(make_attempt: Callable[..., At
     attempt = make_attempt()
     attempt.path.parent.mkdir(parents=True)
     attempt.path.touch()
-    outcome = execute_or_lose(attempt, Slot(1))
+    outcome = execute_or_report_lost(attempt, Slot(1))
     assert str(outcome.evidence["message"]).startswith("its folder cannot be written: ")
     assert str(attempt.path) in str(outcome.evidence["message"])
 

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from orchestrator.execution import supervisor
-from orchestrator.execution.supervisor import Slot, execute_or_lose
+from orchestrator.execution.supervisor import Slot, execute_or_report_lost
 from orchestrator.hardware import cpu_affinity as cores
 from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_cores
@@ -98,8 +98,8 @@ def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
     monkeypatch.setattr(
         supervisor, "execute", lambda attempt, variables: done.append((attempt, variables))
     )
-    execute_or_lose(make_attempt(), Slot(16))
-    execute_or_lose(make_attempt(), Slot(16, (4, 5, 6)))
+    execute_or_report_lost(make_attempt(), Slot(16))
+    execute_or_report_lost(make_attempt(), Slot(16, (4, 5, 6)))
     assert [attempt.settings.cores for attempt, _ in done] == [None, (4, 5, 6)]
     assert done[0][1] == {"OMP_NUM_THREADS": "16"}
     assert done[1][1] == {"OMP_NUM_THREADS": "3", "TORCHINDUCTOR_COMPILE_THREADS": "3"}

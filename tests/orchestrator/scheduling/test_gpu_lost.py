@@ -123,7 +123,7 @@ def test_a_gpu_that_cannot_compute_gets_no_other_cell_even_if_nvml_answers(
     set_nvml_answers(monkeypatch, None)
     attempt = make_attempt(1, device="cuda")
     ended = Outcome(attempt, Status.FAILED, "build", "", {"message": message}, {}, (), 0.0, 1.0)
-    monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
+    monkeypatch.setattr(supervisor, "execute_or_report_lost", lambda *_: ended)
     monkeypatch.setattr(
         supervisor,
         "gpu_failure",
@@ -210,7 +210,7 @@ def two_gpus(
         (serial, "probe_here"),
         (ray_scheduler, "supervise"),
         (ray_scheduler, "prepare_slot"),
-        (supervisor, "execute_or_lose"),
+        (supervisor, "execute_or_report_lost"),
         (supervisor, "gpu_failure"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))

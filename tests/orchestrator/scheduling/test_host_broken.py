@@ -399,7 +399,7 @@ def test_a_host_is_checked_after_ends_that_may_be_its_fault(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ended = Outcome(make_attempt(1), status, stage, "", {"message": said}, {}, (), 0.0, 1.0)
-    monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
+    monkeypatch.setattr(supervisor, "execute_or_report_lost", lambda *_: ended)
     monkeypatch.setattr(supervisor, "host_failure", lambda folder: None)
     assert supervisor.measure(ended.attempt, Slot(1)) == ended
     monkeypatch.setattr(supervisor, "host_failure", lambda folder: "it is full")

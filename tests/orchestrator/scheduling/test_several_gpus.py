@@ -188,7 +188,7 @@ class Host:
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host()
     cores = {"0": (0, 1), "1": (2, 3), "2": (4,), "3": None}
-    monkeypatch.setattr(supervisor, "execute_or_lose", made.measure)
+    monkeypatch.setattr(supervisor, "execute_or_report_lost", made.measure)
     monkeypatch.setattr(supervisor, "cores_for", lambda name, known: cores[name])
     monkeypatch.setattr(serial, "probe_here", made.probe)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
