@@ -12,10 +12,9 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.common.reference_devices import find_device
 from orchestrator.report.column_docs import describe_columns
-from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.formats.records import records_of
 from orchestrator.report.references.tables import reference_tables
-from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
 

@@ -34,7 +34,7 @@ from orchestrator.config.grid import expand, require_matches
 from orchestrator.config.schema import parse_config
 from orchestrator.config.selection import Selection
 from orchestrator.planning.history import read_histories
-from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.store import run_writer
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -17,6 +17,16 @@ NOTHING = "–"
 RUN = "run"  # the axis that distinguishes the runs of a collection
 # Readers look for these even where they do not vary.
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
+# The settings with which a report begins: whole steps as the course trains. Other cells repeat them
+# in other settings.
+MAIN: Mapping[str, Any] = {
+    "pass": "train_step",
+    "compile": "eager",
+    "memory_limit_gib": None,
+    "attention": "naive",
+}
+# Ways to compile, which an eager cell does not have.
+COMPILE_AXES = ("compile_mode", "compile_cache")
 
 
 class CellTable(Protocol):

@@ -12,10 +12,10 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content
 from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
 from orchestrator.report.formats.files import FORMATS, files_of, without_tags
-from orchestrator.report.formats.markdown import answers_to_markdown, lay_out
+from orchestrator.report.formats.markdown import answers_to_markdown
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
-from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.table import RenderedTable, Table
 from orchestrator.report.text.answers import Answer, answers
 from orchestrator.report.text.provenance import provenance

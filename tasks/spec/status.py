@@ -32,4 +32,6 @@ class Status(StrEnum):
         return self is Status.LOST
 
 
+# Statuses of cells that do not fit: into the GPU, measured or inferred, or into the host.
+OUT_OF_MEMORY = (Status.OOM.value, Status.OOM_INFERRED.value, Status.HOST_OOM.value)
 _RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})

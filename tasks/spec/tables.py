@@ -159,6 +159,9 @@ _REPLACES = "attempt up to which successes are replaced if this one succeeds (`-
 _CONTENTS = "by table, number and digest of the rows of this attempt; null in older runs"
 # The class of kernels whose work is unknown, such as CUDA graphs that were traced as a whole.
 UNKNOWN_CLASS = "other"
+# The name of a row of time of a CPU trace that no operator accounts for: allocation, page faults,
+# Python, other threads. It is no kernel, so that no share counts it.
+OUTSIDE_OPERATORS = "outside operators"
 _KERNEL_CLASS = "kind of work; `run.kernels` applies the current rules to the stored names"
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
-from tasks.spec.tables import UNKNOWN_CLASS
+from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
 from tasks.traces.classes import classify
 from tasks.traces.parts import GRADIENT_SUMS, OPTIMIZER, PART_PREFIX, label_of
 from tasks.traces.provenance import Graph, Regions
@@ -26,8 +26,6 @@ from tasks.traces.timeline import Thread, ThreadId, Timeline
 # The range of a node of the backward pass, with the work of autograd for it.
 _EVALUATION = "autograd::engine::evaluate_function:"
 _ADDITIONS = ("aten::add", "aten::add_")
-# Time of a CPU trace outside of operators: allocation, page faults, Python, other threads.
-OUTSIDE = "outside operators"
 
 
 class ModuleEvidence(StrEnum):
@@ -106,7 +104,16 @@ def _on_host(timeline: Timeline, finder: _OriginFinder) -> Iterator[Work]:
         # Operators on several threads may add up to more than the phase: then nothing is outside.
         # On a 2-core CPU, operators covered only a third of a step of the small model.
         rest = (0, 0, max(0, took_ns - within[phase]), None)
-        yield Work(phase, -1, "", UNKNOWN_CLASS, ModuleEvidence.NONE, OUTSIDE, OUTSIDE, *rest)
+        yield Work(
+            phase,
+            -1,
+            "",
+            UNKNOWN_CLASS,
+            ModuleEvidence.NONE,
+            OUTSIDE_OPERATORS,
+            OUTSIDE_OPERATORS,
+            *rest,
+        )
 
 
 def _own_times(thread: Thread) -> dict[int, int]:

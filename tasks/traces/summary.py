@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from tasks.spec.tables import UNKNOWN_CLASS, KernelRow, Sample
-from tasks.traces.attribution import OUTSIDE, Work
+from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS, KernelRow, Sample
+from tasks.traces.attribution import Work
 
 _NS_PER_MS = 1e6
 Key = tuple[str, str, str, str, str, str]  # phase, part, kind, how, operator, name
@@ -52,7 +52,7 @@ def to_samples(works: Sequence[Work], steps: int | None, on_device: bool) -> Ite
 
     Times are means per step, and null if `steps` is unknown.
     """
-    inside = [work for work in works if work.name != OUTSIDE]
+    inside = [work for work in works if work.name != OUTSIDE_OPERATORS]
     scale = _NS_PER_MS * steps if steps else math.nan
     by_phase: dict[str, list[Work]] = defaultdict(list)
     for work in inside:

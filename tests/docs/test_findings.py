@@ -19,9 +19,8 @@ from click.testing import CliRunner
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.cli.main import main
-from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.references.tables import reference_tables
-from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run

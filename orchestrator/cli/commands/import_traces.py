@@ -43,8 +43,8 @@ def import_(
     Example: sweep import trace.json.gz report1.sqlite --out results/imported
     """
     from orchestrator.analysis.results import choose_cells, load_results
-    from orchestrator.report.formats.markdown import lay_out
     from orchestrator.report.formats.terminal import Screen, table_text
+    from orchestrator.report.tables.registry import lay_out
     from orchestrator.report.tables.views import MAX_ROWS
     from orchestrator.store.mirror import open_run
     from orchestrator.sweep.trace_import import ImportOptions, import_file, parse_phases

@@ -163,8 +163,7 @@ def _chosen_tables(
     selected: Results, options: ReportOptions, references: tuple[Table, ...]
 ) -> Sequence[RenderedTable]:
     """Return the named tables, and those of published numbers if --reference is given."""
-    from orchestrator.report.formats.markdown import lay_out
-    from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
+    from orchestrator.report.tables.registry import FORMER_NAMES, TABLES, lay_out
 
     names = options.tables
     for name in FORMER_NAMES.keys() & names:
@@ -218,8 +217,8 @@ def _warn_of_missing_tables(
     pages: Sequence[RenderedTable],
     references: tuple[Table, ...],
 ) -> None:
-    from orchestrator.report.formats.markdown import lay_out
     from orchestrator.report.references.tables import nothing_in_common
+    from orchestrator.report.tables.registry import lay_out
 
     has_cells = len(selected.cells) > 0
     if options.reference is not None and has_cells and not lay_out(selected, (), references):

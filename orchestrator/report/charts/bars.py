@@ -12,15 +12,20 @@ import pandas as pd
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.chart import Drawn, LegendEntry, data_of, records, rounded
-from orchestrator.report.charts.lines import ordered
 from orchestrator.report.charts.measures import KEY, of_column
-from orchestrator.report.charts.slices import NAME, choose_slice, evenly
+from orchestrator.report.charts.slices import choose_slice, evenly
 from orchestrator.report.charts.theme import light
-from orchestrator.report.tables.allocation_layouts import ROLES
 from orchestrator.report.tables.formatters import short_kernel_name
-from orchestrator.report.tables.kernel_layouts import OUTSIDE_OPERATORS
-from orchestrator.report.text.cell_names import COMPILED, LENGTH, scope_of
+from orchestrator.report.text.cell_names import (
+    COMPILED,
+    LENGTH,
+    NAME,
+    fullest_context,
+    ordered,
+    scope_of,
+)
 from orchestrator.report.text.numbers import number
+from tasks.spec.tables import OUTSIDE_OPERATORS, ROLES
 
 _WIDTH = 260
 _ROW = 26  # pixels of a bar
@@ -57,9 +62,7 @@ class KernelClasses:
     """The kernel time of a step by class of work: one bar for each precision and way to compile."""
 
     def draw(self, results: Results) -> Drawn | None:
-        kernels = results.kernels()
-        # Without the number of steps, the milliseconds of a step are unknown.
-        kernels = kernels[(kernels["name"] != OUTSIDE_OPERATORS) & kernels["ms"].notna()]
+        kernels = _kernels(results)
         cells, note = _profiled(results, kernels)
         if cells.empty:
             return None
@@ -81,6 +84,13 @@ class KernelClasses:
         present = [part for part in (*dict.fromkeys(labels), _OTHER) if (own["part"] == part).any()]
         legend = [LegendEntry("box", part, _CLASS_COLOURS[part]) for part in present]
         return Drawn(panels, legend, note, 2)
+
+
+def _kernels(results: Results) -> pd.DataFrame:
+    kernels = results.kernels()
+    # Without the number of steps, the milliseconds of a step are unknown.
+    known: pd.DataFrame = kernels[(kernels["name"] != OUTSIDE_OPERATORS) & kernels["ms"].notna()]
+    return known
 
 
 def _profiled(results: Results, kernels: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -144,8 +154,7 @@ class LongestKernels:
     """The kernels that take most of a step, of the first and the last variant of the largest model."""
 
     def draw(self, results: Results) -> Drawn | None:
-        kernels = results.kernels()
-        kernels = kernels[(kernels["name"] != OUTSIDE_OPERATORS) & kernels["ms"].notna()]
+        kernels = _kernels(results)
         cells, note = _profiled(results, kernels)
         if cells.empty:
             return None
@@ -199,8 +208,7 @@ class MemoryParts:
         cells, note = choose_slice(cells, results.axes, [NAME, LENGTH, "precision"])
         if cells.empty:
             return None
-        counts = cells.groupby(LENGTH)["cell"].count()
-        context = counts[counts == counts.max()].index.max()
+        context = fullest_context(cells, "cell")
         cells = cells[cells[LENGTH] == context]
         panels = []
         for precision in evenly(ordered("precision", cells), 2):

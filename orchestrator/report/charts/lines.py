@@ -10,7 +10,6 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.chart import (
     MOST_PANELS,
@@ -26,22 +25,16 @@ from orchestrator.report.charts.chart import (
 )
 from orchestrator.report.charts.measures import KEY, Points
 from orchestrator.report.charts.slices import (
-    NAME,
     choose_slice,
     evenly,
     horizontal_axis,
     panel_axis,
 )
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colour_names, light
-from orchestrator.report.text.cell_names import LENGTH, ordered_names
+from orchestrator.report.text.cell_names import LENGTH, fullest_context, ordered
 
 _HEIGHT = 140
 _SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
-
-
-def ordered(axis: str, cells: pd.DataFrame) -> list[Any]:
-    """Return the distinct values of an axis or of the names of models, in their order."""
-    return ordered_names(cells) if axis == NAME else ordered_values(axis, cells[axis])
 
 
 def legend_of(axis: str, values: Sequence[Any], mark: str = "full") -> list[LegendEntry]:
@@ -194,12 +187,6 @@ def legend_of_kernels(implementations: Sequence[str]) -> list[LegendEntry]:
     return entries if all(fused) else [*entries, LegendEntry("full", "separate kernels", "fp32")]
 
 
-def _longest_context(cells: pd.DataFrame, axis: str) -> Any:
-    """Return the longest context that most values of an axis have."""
-    counts = cells.groupby(LENGTH)[axis].nunique()
-    return counts[counts == counts.max()].index.max()
-
-
 @dataclass(frozen=True)
 class Dots:
     """A dot with its interval for each row, on a logarithmic axis.
@@ -222,7 +209,7 @@ class Dots:
             if cells.empty or any(axis not in cells for axis in (*self.rows, self.colour)):
                 continue
             if self.at_longest:
-                longest = longest or _longest_context(cells, self.rows[0])
+                longest = longest or fullest_context(cells, self.rows[0])
                 cells = cells[cells[LENGTH] == longest]
                 title += f", context {longest:,}"
             shown = list(dict.fromkeys((*self.rows, self.colour)))

@@ -10,8 +10,7 @@ import pandas as pd
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.slices import NAME
-from orchestrator.report.text.cell_names import cell_keys, names_of
+from orchestrator.report.text.cell_names import NAME, cell_keys, names_of
 from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs
 
 KEY = "key"  # RUN:ID of a cell

@@ -6,18 +6,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.bars import KernelClasses, LiveMemory, LongestKernels, MemoryParts
 from orchestrator.report.charts.chart import CONFIG, ChartLayout, Drawn, LegendEntry
 from orchestrator.report.charts.lines import Dots, Lines
 from orchestrator.report.charts.measures import of_column, peaks, ratios, step_times
 from orchestrator.report.charts.rendering import Picture, begin, draw
-from orchestrator.report.charts.slices import NAME
+from orchestrator.report.text.cell_names import NAME
 from tasks.spec.messages import typed_error_text
 
 PICTURES = ("svg", "png")
 _NARROW = ("tf32", "bf16", "fp16", "bf16_pure")
-_COMPILE_AXES = ("compile_mode", "compile_cache")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ PLOTS: tuple[Plot, ...] = (
         "Speed-up by compiling",
         "times as fast as eager, log scale; bars: interval from both medians",
         Lines(
-            ratios("compile", "eager", ("blocks", "model"), _COMPILE_AXES),
+            ratios("compile", "eager", ("blocks", "model"), COMPILE_AXES),
             "×",
             NAME,
             panel="precision",

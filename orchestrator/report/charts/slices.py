@@ -7,13 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING, RUN, has_value
-from orchestrator.report.text.answers import MAIN
-from orchestrator.report.text.cell_names import COMPILED, NAMING, PASSES
+from orchestrator.analysis.axes import MAIN, NOTHING, RUN, has_value
+from orchestrator.report.text.cell_names import COMPILED, NAME, NAMING, PASSES
 from orchestrator.report.text.pairs import preferring
 from tasks.spec.parameters import TIMING_AXES
 
-NAME = "model_name"  # column with the name of a cell's model
 _NAMING = tuple(axis for axis, _ in NAMING)
 _UNNAMED = ("seed", "pass", *TIMING_AXES)  # that a caption does not mention, or names otherwise
 _NAMED = (

@@ -12,7 +12,8 @@ from orchestrator.analysis.axes import NOTHING, RUN
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import MISSING, Entry, format_number
 from orchestrator.report.tables.formatters import Value, peak_gib, step_ms
-from orchestrator.report.tables.layouts import CellRows, Rows
+from orchestrator.report.tables.layouts import CellRows
+from orchestrator.report.tables.table import Rows
 from orchestrator.report.tables.views import DEFAULTS
 
 _ROW_AXES = ("size", "model", "d_head", "attention")

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.formats.markdown import notes_of
 from orchestrator.report.tables.entries import Entry
-from orchestrator.report.tables.table import NOTES, RenderedTable
+from orchestrator.report.tables.table import NOTES, RenderedTable, notes_of
 from orchestrator.report.tables.views import Kind, Measure, view_of
 
 Scalar = str | float | None

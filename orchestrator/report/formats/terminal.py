@@ -24,10 +24,11 @@ from orchestrator.report.tables.entries import HOST_MARK, Entry
 from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import Kind, TableView
-from orchestrator.report.text.answers import OUT_OF_MEMORY, Answer
+from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.memory_failures import HEADER, memory_failures
 from orchestrator.report.text.numbers import counted
 from orchestrator.report.text.provenance import provenance
+from tasks.spec.status import OUT_OF_MEMORY
 
 MAX_WIDTH = 100
 _MARK = "*"  # after the times of CPU-bound steps; in files it would be markup

@@ -17,9 +17,7 @@ import pandas as pd
 from orchestrator.analysis.axes import RUN, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.lines import ordered
-from orchestrator.report.charts.slices import NAME
-from orchestrator.report.text.cell_names import LENGTH, cell_keys, names_of, scope_of
+from orchestrator.report.text.cell_names import LENGTH, NAME, cell_keys, names_of, ordered, scope_of
 from orchestrator.report.text.pairs import HIGH, LOW, TIME
 
 _DIGITS = 5

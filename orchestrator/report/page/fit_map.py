@@ -11,12 +11,11 @@ import pandas as pd
 from orchestrator.analysis.axes import has_value, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.lines import ordered
-from orchestrator.report.charts.slices import NAME, evenly
-from orchestrator.report.text.answers import OUT_OF_MEMORY
-from orchestrator.report.text.cell_names import LENGTH, cell_keys, names_of
+from orchestrator.report.charts.slices import evenly
+from orchestrator.report.text.cell_names import LENGTH, NAME, cell_keys, names_of, ordered
 from orchestrator.report.text.numbers import number
 from orchestrator.report.text.pairs import preferring
+from tasks.spec.status import OUT_OF_MEMORY
 
 _LIMIT, _PEAK = "memory_limit_gib", "peak_allocated_bytes"
 _SHADES = 4  # classes f0 to f4

@@ -13,23 +13,24 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING, RUN, has_value, is_null
+from orchestrator.analysis.axes import MAIN, NOTHING, RUN, has_value, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.lines import ordered
-from orchestrator.report.charts.slices import NAME, choose_slice
-from orchestrator.report.text.answers import MAIN, OUT_OF_MEMORY
+from orchestrator.report.charts.slices import choose_slice
 from orchestrator.report.text.cell_names import (
     COMPILED,
     LENGTH,
+    NAME,
     PASSES,
     cell_keys,
     names_of,
+    ordered,
     scope_of,
 )
 from orchestrator.report.text.numbers import number
 from orchestrator.report.text.pairs import TIME
 from tasks.spec.parameters import TIMING_AXES
+from tasks.spec.status import OUT_OF_MEMORY
 
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 3
 _LEAST_SHADE, _MOST_SHADE = 6, 100

@@ -24,10 +24,9 @@ from orchestrator.report.tables.entries import format_ms
 from orchestrator.report.tables.kernel_layouts import (
     ATTENTION_MATMULS,
     GEMM,
-    OUTSIDE_OPERATORS,
     ms_of_parts,
 )
-from tasks.spec.tables import UNKNOWN_CLASS
+from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
 
 # A published kernel table may cover several phases of ours.
 _PASSES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}

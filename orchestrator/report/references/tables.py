@@ -20,8 +20,8 @@ from orchestrator.report.references.records import ReferenceNumber, published_on
 from orchestrator.report.references.schema import writeups
 from orchestrator.report.tables.entries import MISSING, Entry, quantity
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
-from orchestrator.report.tables.layouts import Heading, TableGrid, each
-from orchestrator.report.tables.table import NOTES, Table
+from orchestrator.report.tables.layouts import each
+from orchestrator.report.tables.table import NOTES, Heading, Table, TableGrid
 
 Numbers = tuple[ReferenceNumber, ...]
 

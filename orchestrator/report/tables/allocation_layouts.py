@@ -14,21 +14,10 @@ from orchestrator.analysis.axes import Row, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
 from orchestrator.report.tables.formatters import to_gib, to_mib
-from orchestrator.report.tables.layouts import Heading, Rows, TableGrid, each, each_sorted
+from orchestrator.report.tables.layouts import each, each_sorted
+from orchestrator.report.tables.table import Heading, Rows, TableGrid
+from tasks.spec.tables import ROLES
 
-ROLES = (
-    "parameters",
-    "buffers",
-    "inputs",
-    "gradients",
-    "optimizer state",
-    "autocast weight copies",
-    "activations",
-    "temporary",
-    "workspace",
-    "slack",
-    "unlabelled",
-)
 _BY_PART = ("activations", "temporary", "unlabelled")
 _OTHER_PARTS = "other parts"
 _SMALL_PART = 0.005  # share of the peak; smaller parts share a row
@@ -127,7 +116,7 @@ def _sums_by_part(allocations: pd.DataFrame) -> pd.DataFrame:
     is_small = of_part < _SMALL_PART * allocations["total_bytes"].sum()
     split = allocations.assign(part=parts.mask(is_small & (parts != ""), _OTHER_PARTS))
     sums = split.groupby(["role", "part"], as_index=False)[["total_bytes", "count"]].sum()
-    sums = sums.assign(rank=sums["role"].map(ROLES.index), last=sums["part"] == _OTHER_PARTS)
+    sums = sums.assign(rank=sums["role"].map(list(ROLES).index), last=sums["part"] == _OTHER_PARTS)
     sums = sums.sort_values(["rank", "last", "total_bytes"], ascending=[True, True, False])
     total = sums[["total_bytes", "count"]].sum().to_frame().T.assign(role=_TOTAL, part="")
     return pd.concat([sums, total], ignore_index=True)

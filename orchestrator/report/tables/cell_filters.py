@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from orchestrator.analysis.axes import COMPILE_AXES
+
 CellFilter = Callable[[pd.DataFrame], pd.DataFrame]
 
 
@@ -53,7 +55,7 @@ def with_eager_baseline(cells: pd.DataFrame) -> pd.DataFrame:
         return own.iloc[:0]
     # Eager cells have no compile_mode and no compile_cache. Without copies they would differ from
     # the compiled cells in these axes too, and would be compared with none of them.
-    modes = [axis for axis in ("compile_mode", "compile_cache") if axis in own]
+    modes = [axis for axis in COMPILE_AXES if axis in own]
     combinations = own.loc[~is_eager, modes].drop_duplicates()
     if combinations.empty or not modes:
         return own

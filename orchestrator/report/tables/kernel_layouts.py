@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, has_value, key_axes
+from orchestrator.analysis.axes import COMPILE_AXES, Row, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import (
     MISSING,
@@ -20,19 +20,15 @@ from orchestrator.report.tables.entries import (
 from orchestrator.report.tables.formatters import short_kernel_name
 from orchestrator.report.tables.layouts import (
     PHASE,
-    Heading,
-    Rows,
-    TableGrid,
     each,
     each_sorted,
     groups,
 )
-from tasks.spec.tables import UNKNOWN_CLASS
+from orchestrator.report.tables.table import Heading, Rows, TableGrid
+from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
 
 PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
-# A row of time that no operator accounts for. It is no kernel, so that no share counts it.
-OUTSIDE_OPERATORS = "outside operators"
 BOTH_PASSES, WHOLE_STEP = "forward + backward", "step"
 GEMM = "GEMM"
 # Stands behind a phase or module if the number of steps is unknown.
@@ -132,7 +128,7 @@ class ByModule:
 class Fused:
     """One row per class: kernels in a step and their ms, eager next to compiled."""
 
-    axes = ("compile", "compile_mode", "compile_cache")
+    axes = ("compile", *COMPILE_AXES)
 
     def lay_out(self, results: Results) -> TableGrid:
         keys = key_axes(results, without=self.axes)

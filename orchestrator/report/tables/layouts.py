@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import pandas as pd
 
@@ -24,42 +24,14 @@ from orchestrator.analysis.axes import (
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
 from orchestrator.report.tables.formatters import Value, missing
+from orchestrator.report.tables.table import Heading, Rows, TableGrid
 
-Rows = list[list[Entry]]
 Columns = tuple[tuple[str, Value], ...]  # titles, and how each value is made
 # Titles, and functions that compare a row with its baseline.
 Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
 PHASE = "phase"  # title of the column that names phases
 _LENGTH = "context_length"
-
-
-class Heading(NamedTuple):
-    """The heading of a measure. group: the compared value that it belongs to, such as `bf16`."""
-
-    title: str
-    group: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.group} {self.title}".strip()
-
-
-class TableGrid(NamedTuple):
-    """Keys, which tell rows apart, measures, and the rows with an entry for each of both.
-
-    compared: the key whose values a reader compares, so that no view is of one value.
-    """
-
-    keys: list[str]
-    measures: list[Heading]
-    rows: Rows
-    compared: str = ""
-
-
-class TableLayout(Protocol):
-    """Turns cells into the grid of a table."""
-
-    def lay_out(self, results: Results) -> TableGrid: ...
 
 
 class _ColumnLists(dict[str, list[Any]]):

@@ -6,8 +6,13 @@ parameter's own column, which a table has if the parameter varies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from orchestrator.analysis.axes import NOTHING
+from orchestrator.analysis.results import Results
+from orchestrator.common.errors import ConfigError
+from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables.allocation_tables import ALLOCATION_TABLES
 from orchestrator.report.tables.attention_tables import (
     ATTENTION,
@@ -16,11 +21,12 @@ from orchestrator.report.tables.attention_tables import (
     ATTENTION_MEMORY,
 )
 from orchestrator.report.tables.compile_tables import COMPILATION, COMPILE, PRECISION
+from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
 from orchestrator.report.tables.memory_tables import MEMORY_TABLES
 from orchestrator.report.tables.numerics_tables import ACCUMULATION, AUTOCAST_DTYPES, NORMS
 from orchestrator.report.tables.status_tables import FAILURES, TIME_SPENT
-from orchestrator.report.tables.table import Table
+from orchestrator.report.tables.table import NOTES, Heading, RenderedTable, Table, TableGrid
 from orchestrator.report.tables.timing_tables import (
     CPU_BOUND,
     PHASES,
@@ -29,6 +35,10 @@ from orchestrator.report.tables.timing_tables import (
     UTILISATION,
     WARMUP,
 )
+from orchestrator.report.text.provenance import provenance
+from tasks.spec.messages import typed_error_text
+
+_PROBLEM = "this table cannot be made"
 
 TABLES: tuple[Table, ...] = (
     TIMINGS,
@@ -74,3 +84,44 @@ FORMER_NAMES: Mapping[str, str] = {
     "softmax-matmul": "kernel-classes",
     "took": "time-spent",
 }
+
+
+def lay_out(
+    results: Results, names: Iterable[str] = (), tables: Sequence[Table] = TABLES
+) -> list[RenderedTable]:
+    """Return the named tables, or all, without those that have no rows.
+
+    Raise ConfigError for an unknown name. A name of an earlier version counts as the current one.
+    """
+    by_name = {table.name: table for table in tables}
+    names = dict.fromkeys(FORMER_NAMES.get(name, name) for name in names)
+    for name in names:
+        if name not in by_name:
+            raise ConfigError(f"there is no table {name!r}", suggestion(name, by_name))
+    rendered, measured_with = [], provenance(results)
+    for name in names or by_name:
+        table = by_name[name]
+        try:
+            grid, settings = table.lay_out(results), table.settings(results)
+        except Exception as error:  # one table that fails must not cost the report
+            settings = {}
+            grid = TableGrid([], [Heading(_PROBLEM)], [[Entry(typed_error_text(error))]])
+        if grid.rows:
+            page = RenderedTable(table, grid, measured_with, settings=settings)
+            rendered.append(_number_notes(page))
+    return rendered
+
+
+def _number_notes(page: RenderedTable) -> RenderedTable:
+    """Replace the sentences in the column of notes by numbers, and list each sentence once."""
+    if NOTES not in page.header:
+        return page
+    column = page.header.index(NOTES)
+    numbers: dict[str, int] = {}
+    rows = []
+    for row in page.rows:
+        notes = row[column].text.splitlines()
+        own = {numbers.setdefault(note, len(numbers) + 1) for note in notes}
+        text = ", ".join(map(str, sorted(own))) or NOTHING
+        rows.append([*row[:column], Entry(text), *row[column + 1 :]])
+    return replace(page, grid=page.grid._replace(rows=rows), notes=tuple(numbers))

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
-from orchestrator.analysis.axes import axis_text, is_null
+from orchestrator.analysis.axes import NOTHING, axis_text, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import CellFilter
-from orchestrator.report.tables.layouts import Rows, TableGrid, TableLayout
+from orchestrator.report.tables.entries import Entry
 
 _SETTINGS = ("precision", "compile", "pass", "attention", "batch_size")
 NOTES = "note"  # title of a column of sentences, one a line, that become numbered notes
+Rows = list[list[Entry]]
+
+
+class Heading(NamedTuple):
+    """The heading of a measure. group: the compared value that it belongs to, such as `bf16`."""
+
+    title: str
+    group: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.group} {self.title}".strip()
+
+
+class TableGrid(NamedTuple):
+    """Keys, which tell rows apart, measures, and the rows with an entry for each of both.
+
+    compared: the key whose values a reader compares, so that no view is of one value.
+    """
+
+    keys: list[str]
+    measures: list[Heading]
+    rows: Rows
+    compared: str = ""
+
+
+class TableLayout(Protocol):
+    """Turns cells into the grid of a table."""
+
+    def lay_out(self, results: Results) -> TableGrid: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,11 @@ class Table:
             if len(values) == 1 and not is_null(values[0]):
                 settings[axis] = axis_text(values[0])
         return settings
+
+
+def notes_of(notes: Sequence[str], text: str) -> list[str]:
+    """Return the sentences that a row refers to by their numbers, such as `1, 3`."""
+    return [] if text == NOTHING else [notes[int(number) - 1] for number in text.split(", ")]
 
 
 def _without_empty_columns(grid: TableGrid) -> TableGrid:

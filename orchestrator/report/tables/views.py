@@ -10,21 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.analysis.axes import ALWAYS_SHOWN, NOTHING
+from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING, axis_text
 from orchestrator.report.tables.entries import Entry
-from orchestrator.report.tables.layouts import Heading, Rows, TableGrid
-from orchestrator.report.tables.table import RenderedTable, Table
+from orchestrator.report.tables.table import Heading, RenderedTable, Rows, Table, TableGrid
 
 MAX_KEYS = 3
 MAX_COLUMNS = 8
 MAX_ROWS = 20
 # The slices that a reader expects, in the order in which they are chosen.
-DEFAULTS: Mapping[str, str] = {
-    "pass": "train_step",
-    "compile": "eager",
-    "memory_limit_gib": NOTHING,
-    "attention": "naive",
-}
+DEFAULTS: Mapping[str, str] = {axis: axis_text(value) for axis, value in MAIN.items()}
 
 
 class Kind(StrEnum):

@@ -6,14 +6,14 @@ study gets no sentence for it. A ratio whose interval includes 1 is worded as "n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING, RUN, has_value, ordered_values
+from orchestrator.analysis.axes import COMPILE_AXES, MAIN, NOTHING, RUN, has_value, ordered_values
 from orchestrator.analysis.cpu_bound import depends_on_cpu
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
@@ -38,23 +38,15 @@ from orchestrator.report.text.pairs import (
     preferring,
 )
 from tasks.spec.messages import typed_error_text
+from tasks.spec.status import OUT_OF_MEMORY
 
 _PEAK = "peak_allocated_bytes"
 _KERNELS = "step_kernel_time_ms_median"
 _MIN_LENGTH = 1024  # below, attention is limited by work that does not grow with the context
 _MIN_LENGTHS = 3  # for an exponent
 NARROW = ("bf16", "fp16", "bf16_pure", "tf32")  # in the order in which an answer is about one
-OUT_OF_MEMORY = ("oom", "oom_inferred", "host_oom")
 # Results that no step was run for, or that is about no step.
 _NOT_FAILED = ("ok", *OUT_OF_MEMORY, "skipped")
-# An answer speaks of whole steps as the course trains: other cells repeat it in other settings.
-MAIN: Mapping[str, Any] = {
-    "pass": "train_step",
-    "compile": "eager",
-    "memory_limit_gib": None,
-    "attention": "naive",
-}
-
 
 Rule = Callable[[Results], Iterator["Answer"]]
 
@@ -197,7 +189,7 @@ def about_compiling(results: Results) -> Iterator[Answer]:
     """Yield the median speed-up of compiled steps, by precision."""
     steps = measured(results, "train_step", TIME, LOW, HIGH)
     steps = steps[steps["pass"] == "train_step"] if _has(steps, "pass", "train_step") else steps
-    axes = [axis for axis in results.axes if axis not in ("compile_mode", "compile_cache")]
+    axes = [axis for axis in results.axes if axis not in COMPILE_AXES]
     for scope in ("blocks", "model"):
         found = pairs(steps, axes, "compile", ("eager", scope))
         if len(found):

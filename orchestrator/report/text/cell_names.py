@@ -17,6 +17,7 @@ PASSES = {
 }
 COMPILED = {"blocks": "compiled", "model": "compiled whole"}
 LENGTH = "context_length"
+NAME = "model_name"  # column with the name of a cell's model, which charts and maps add
 # Axes that name a model, and the word in front of their values.
 NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
 
@@ -50,6 +51,17 @@ def ordered_names(cells: pd.DataFrame) -> list[str]:
             )
     present = dict.fromkeys(names_of(cells))
     return [name for name in names if name in present] + [n for n in present if n not in names]
+
+
+def ordered(axis: str, cells: pd.DataFrame) -> list[Any]:
+    """Return the distinct values of an axis or of the names of models, in their order."""
+    return ordered_names(cells) if axis == NAME else ordered_values(axis, cells[axis])
+
+
+def fullest_context(cells: pd.DataFrame, column: str) -> Any:
+    """Return the longest of the contexts in which a column has most values."""
+    counts = cells.groupby(LENGTH)[column].nunique()
+    return counts[counts == counts.max()].index.max()
 
 
 def scope_of(row: Any) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.analysis.axes import COMPILE_AXES, MAIN
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, ran_with_others
 from orchestrator.analysis.results import Results
-from orchestrator.report.text.answers import MAIN, OUT_OF_MEMORY
-from orchestrator.report.text.cell_names import LENGTH, scope_of
+from orchestrator.report.text.cell_names import LENGTH, fullest_context, scope_of
 from orchestrator.report.text.numbers import counted, gibibytes, number, percent
 from orchestrator.report.text.pairs import HIGH, LOW, TIME, is_clear, measured, pairs, preferring
 from tasks.spec.messages import typed_error_text
+from tasks.spec.status import OUT_OF_MEMORY
 
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 
@@ -77,7 +78,7 @@ def about_kernels(results: Results) -> Iterator[str]:
 def about_compiling(results: Results) -> Iterator[str]:
     """Yield how many compiled steps are faster than the same eager ones."""
     steps = measured(results, "train_step", TIME, LOW, HIGH)
-    axes = [axis for axis in results.axes if axis not in ("compile_mode", "compile_cache")]
+    axes = [axis for axis in results.axes if axis not in COMPILE_AXES]
     found = pd.concat(
         [pairs(steps, axes, "compile", ("eager", scope)) for scope in ("blocks", "model")]
     )
@@ -125,8 +126,7 @@ def about_attention(results: Results) -> Iterator[str]:
     cells = measured(results, "attention", TIME, _PEAK, LENGTH)
     if cells.empty or cells["attention"].nunique() < 2:
         return
-    counts = cells.groupby(LENGTH)["attention"].nunique()
-    longest = counts[counts == counts.max()].index.max()
+    longest = fullest_context(cells, "attention")
     own = cells[cells[LENGTH] == longest]
     fastest, least = own.loc[own[TIME].idxmin()], own.loc[own[_PEAK].idxmin()]
     yield (

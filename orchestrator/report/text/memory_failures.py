@@ -9,8 +9,8 @@ import pandas as pd
 
 from orchestrator.analysis.axes import NOTHING, ordered_values
 from orchestrator.analysis.results import Results
-from orchestrator.report.text.answers import OUT_OF_MEMORY
 from orchestrator.report.text.cell_names import LENGTH, name_of
+from tasks.spec.status import OUT_OF_MEMORY
 
 HEADER = ("out of memory", "cells", "ran out in", "first context that fails")
 

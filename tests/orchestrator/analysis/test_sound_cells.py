@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.analysis.cells import derive_cells
 from orchestrator.analysis.comparison import compare_runs
 from orchestrator.analysis.results import load_results
-from orchestrator.report.formats.markdown import lay_out
-from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.table import Table
 from orchestrator.report.text.answers import answers
 from orchestrator.report.text.leads import lead

@@ -20,7 +20,7 @@ from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_drive
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import prediction_requests as prediction
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
-from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.scheduling.scheduler import Scheduler
 from tasks.prediction.records import Prediction, PredictionRequest, Verdict, unknown
 from tasks.spec.attempt import Attempt

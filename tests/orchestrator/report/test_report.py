@@ -22,9 +22,9 @@ from orchestrator.hardware import gpu_catalog as gpus
 from orchestrator.hardware.gpu_catalog import known_gpus, peak_tflops, smallest_fitting
 from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.formats.files import to_csv
-from orchestrator.report.formats.markdown import lay_out, to_markdown
+from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.tables.formatters import failure_reason
-from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
+from orchestrator.report.tables.registry import FORMER_NAMES, TABLES, lay_out
 from orchestrator.report.tables.views import view_of
 from orchestrator.report.text.answers import answers
 from orchestrator.report.text.provenance import provenance

@@ -17,7 +17,7 @@ from click.testing import Result
 from orchestrator import load
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import PlatformError, RunError
-from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.sweep.trace_import import ImportOptions, import_file

@@ -24,8 +24,8 @@ from tasks.harness.stage import Session
 from tasks.instruments import kernels as instrument
 from tasks.instruments import stages_of
 from tasks.process.phase_file import Progress
-from tasks.spec.tables import KernelRow, Sample
-from tasks.traces.attribution import OUTSIDE, attribute
+from tasks.spec.tables import OUTSIDE_OPERATORS, KernelRow, Sample
+from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
 from tasks.traces.provenance import read_graph
 from tasks.traces.summary import to_rows
@@ -85,7 +85,7 @@ def test_coverage(step: Watched) -> None:
     assert (
         0.97 < (numbers["attributed_to_module", ""] or 0) < 1.0
     )  # what keeps gradients is of no module
-    inside = [row for row in step[0] if row.name != OUTSIDE]
+    inside = [row for row in step[0] if row.name != OUTSIDE_OPERATORS]
     with_module = sum(row.total_ns for row in inside if row.module)
     assert with_module / sum(row.total_ns for row in inside) == pytest.approx(
         numbers["attributed_to_module", ""]
@@ -97,7 +97,7 @@ def test_matrix_products_have_a_share_of_both_passes_and_none_of_the_optimizer(
 ) -> None:
     shares = {}
     for phase in ("forward", "backward", "optimizer"):
-        rows = [row for row in step[0] if row.phase == phase and row.name != OUTSIDE]
+        rows = [row for row in step[0] if row.phase == phase and row.name != OUTSIDE_OPERATORS]
         shares[phase] = sum(row.total_ns for row in rows if row.kernel_class == "GEMM") / sum(
             row.total_ns for row in rows
         )
@@ -113,7 +113,7 @@ def test_operators_and_what_is_outside_of_them_come_to_the_phase(step: Watched) 
         took_us = sum(event["dur"] for event in events if event.get("name") == f"phase::{phase}")
         rows = [row for row in step[0] if row.phase == phase]
         assert sum(row.total_ns for row in rows) == pytest.approx(took_us * 1e3, rel=1e-3)
-        assert len([row for row in rows if row.name == OUTSIDE]) == 1
+        assert len([row for row in rows if row.name == OUTSIDE_OPERATORS]) == 1
 
 
 def test_the_trace_is_one_file_that_a_person_finds(step: Watched) -> None:

@@ -16,9 +16,8 @@ from click.testing import CliRunner, Result
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
 from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.formats.terminal import Screen, memory_failures_text, overview
-from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.views import MAX_ROWS
 from orchestrator.report.text.answers import answers
 from orchestrator.report.text.memory_failures import memory_failures

@@ -22,14 +22,13 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_json
 from orchestrator.report.formats.fitting import TEXT_PT, estimated_pt, fitting_view
 from orchestrator.report.formats.latex import to_ascii_latex, to_latex
-from orchestrator.report.formats.markdown import lay_out, to_markdown
+from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.formats.records import records_of
 from orchestrator.report.formats.terminal import Screen, table_text
 from orchestrator.report.formats.typst import to_typst
 from orchestrator.report.tables.entries import HOST_MARK, Entry, milliseconds, quantity
-from orchestrator.report.tables.layouts import Heading, TableGrid
-from orchestrator.report.tables.registry import TABLES
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.registry import TABLES, lay_out
+from orchestrator.report.tables.table import Heading, RenderedTable, TableGrid
 from orchestrator.report.tables.views import MAX_COLUMNS, MAX_ROWS, view_of
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run

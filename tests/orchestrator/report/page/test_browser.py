@@ -15,9 +15,9 @@ import pytest
 
 from orchestrator.analysis.results import load_results
 from orchestrator.report.charts.registry import begin_drawing
-from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.text.answers import answers
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.open import open_runs

@@ -20,9 +20,9 @@ import orchestrator
 from orchestrator.analysis.results import load_results
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.report.charts.registry import PLOTS, Drawing, Plot, begin_drawing, figure_files
-from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.text.answers import answers
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.open import open_for_writing

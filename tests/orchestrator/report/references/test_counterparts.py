@@ -8,11 +8,11 @@ import pytest
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.reference_devices import ALL
-from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.references.counterparts import _TENSORS, COUNTERPARTS
 from orchestrator.report.references.records import ReferenceNumber, published
 from orchestrator.report.references.schema import Metric, writeups
 from orchestrator.report.references.tables import NAME, reference_table
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run

@@ -21,10 +21,11 @@ from orchestrator.common.reference_devices import DEVICES
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.files import FORMATS, to_csv
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import lay_out, notes_of, to_markdown
+from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.references.tables import reference_table
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.registry import lay_out
+from orchestrator.report.tables.table import RenderedTable, notes_of
 from orchestrator.report.tables.views import view_of
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.charts.registry import begin_drawing
-from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome

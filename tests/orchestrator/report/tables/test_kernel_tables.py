@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.analysis.results import Results, choose_cells, load_results
 from orchestrator.common.errors import RunError
-from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome

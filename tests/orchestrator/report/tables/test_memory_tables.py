@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
-from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings

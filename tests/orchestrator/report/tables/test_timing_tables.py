@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.analysis.results import load_results
-from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
