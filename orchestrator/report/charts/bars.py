@@ -23,6 +23,7 @@ from orchestrator.report.text.cell_names import (
     fullest_context,
     ordered,
     scope_of,
+    sort_by,
 )
 from orchestrator.report.text.numbers import number
 from tasks.spec.tables import OUTSIDE_OPERATORS, ROLES
@@ -105,10 +106,7 @@ def _profiled(results: Results, kernels: pd.DataFrame) -> tuple[pd.DataFrame, st
     fullest = variants == variants.groupby(cells[NAME]).transform("max")
     cells = cells[fullest]
     cells = cells[cells[LENGTH] == cells.groupby(NAME)[LENGTH].transform("max")]
-    ranks = pd.DataFrame(
-        {axis: cells[axis].map(ordered(axis, cells).index) for axis in ("precision", "compile")}
-    )
-    cells = cells.loc[ranks.sort_values(["precision", "compile"], kind="stable").index]
+    cells = sort_by(cells, ("precision", "compile"))
     words = cells["compile"].replace(COMPILED)
     scopes = [scope_of(row) for row in cells.to_dict("records")]
     return cells.assign(variant=cells["precision"] + " " + words, scope=scopes), note

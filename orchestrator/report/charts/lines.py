@@ -31,9 +31,10 @@ from orchestrator.report.charts.slices import (
     panel_axis,
 )
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colour_names, light
-from orchestrator.report.text.cell_names import LENGTH, fullest_context, ordered
+from orchestrator.report.text.cell_names import LENGTH, fullest_context, ordered, sort_by
 
 _HEIGHT = 140
+_NUMBERS = ("shown", "low", "high")  # columns of a value and its interval
 _SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
 
 
@@ -88,19 +89,8 @@ class Lines:
         return Drawn(parts, self._legend(points, colours, bool(dash)), note, min(len(parts), 5))
 
     def _prepared(self, points: pd.DataFrame, across: str) -> pd.DataFrame:
-        labels = [mark_label(row, self.unit) for row in points.to_dict("records")]
-        hollow = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
-        columns = {
-            name: rounded(points[name]) for name in ("shown", "low", "high") if name in points
-        }
-        return points.assign(
-            **columns,
-            label=labels,
-            href="#cell=" + points[KEY],
-            hollow=hollow,
-            across=points[across].astype(str),
-            order=points[across],
-        )
+        data = _mark_data(points, self.unit)
+        return data.assign(across=points[across].astype(str), order=points[across])
 
     def _legend(
         self, points: pd.DataFrame, colours: Sequence[Any], has_dash: bool
@@ -129,11 +119,7 @@ class Lines:
         if "low" in own:
             rules = base.mark_rule(aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q")
             layers.append(rules.encode(color=colour))
-        fill = alt.condition("datum.hollow", alt.value(light("bg")), colour)
-        marks = base.mark_point(size=36, strokeWidth=1.4, opacity=1)
-        layers.append(
-            marks.encode(x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N")
-        )
+        layers.append(_marks(base, x, y, colour))
         if self.baseline is not None:
             across_all = alt.Chart(records([{"one": self.baseline}]))
             rule = across_all.mark_rule(aria=False, strokeDash=[4, 3], color=light("ink2"))
@@ -143,7 +129,7 @@ class Lines:
         return alt.layer(*layers).properties(width=width, height=_HEIGHT)
 
     def _vertical(self, points: pd.DataFrame) -> alt.Y:
-        columns = [points[name] for name in ("shown", "low", "high") if name in points]
+        columns = [points[name] for name in _NUMBERS if name in points]
         values = pd.concat(columns).dropna()
         if self.is_log:
             scale, ticks = log_scale(values[values > 0])
@@ -161,6 +147,21 @@ def _colour(axis: str, values: Sequence[Any], names: Sequence[str] = ()) -> alt.
     colours = [light(name) for name in names or colour_names(axis, values)]
     scale = alt.Scale(domain=list(map(str, values)), range=colours)
     return alt.Color(f"{axis}:N", scale=scale)
+
+
+def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
+    """Return the points with rounded numbers, and what `_marks` draws: label, link and filling."""
+    is_bound = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
+    numbers = {name: rounded(points[name]) for name in _NUMBERS if name in points}
+    labels = [mark_label(row, unit) for row in points.to_dict("records")]
+    return points.assign(**numbers, label=labels, href="#cell=" + points[KEY], hollow=is_bound)
+
+
+def _marks(base: alt.Chart, x: alt.X, y: alt.Y, colour: alt.Color) -> Any:
+    """Return a point for each row, which is hollow if the cell is CPU-bound."""
+    fill = alt.condition("datum.hollow", alt.value(light("bg")), colour)
+    marks = base.mark_point(size=36, strokeWidth=1.4, opacity=1)
+    return marks.encode(x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N")
 
 
 def _slopes(own: pd.DataFrame, axis: str, x: alt.X, y: alt.Y, colour: alt.Color) -> list[Any]:
@@ -228,19 +229,13 @@ class Dots:
         return Drawn(panels, [*legend_of(self.colour, colours), *bound_legend(every)], note)
 
     def _panel(self, cells: pd.DataFrame, colours: list[Any]) -> Any:
-        ranks = pd.DataFrame(
-            {axis: cells[axis].map(ordered(axis, cells).index) for axis in self.rows}
-        )
-        cells = cells.loc[ranks.sort_values(list(self.rows), kind="stable").index]
+        cells = sort_by(cells, self.rows)
         names = [
             "  ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in row)
             for row in cells[list(self.rows)].itertuples(index=False)
         ]
-        labels = [mark_label(row, self.unit) for row in cells.to_dict("records")]
-        hollow = cells["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in cells else False
-        numbers = {name: rounded(cells[name]) for name in ("shown", "low", "high") if name in cells}
-        data = cells.assign(row=names, label=labels, href="#cell=" + cells[KEY], hollow=hollow)
-        data = data.assign(**numbers)
+        data = _mark_data(cells, self.unit).assign(row=names)
+        numbers = [name for name in _NUMBERS if name in data]
         chosen = ["row", "label", "href", "hollow", *numbers, self.colour]
         base = alt.Chart(data_of(data, chosen))
         scale, ticks = log_scale(pd.concat([data[name] for name in numbers]).dropna())
@@ -249,7 +244,6 @@ class Dots:
         names_of_colours = ["bf16" if name in FUSED else "fp32" for name in colours]
         own = names_of_colours if self.colour in self.rows else ()
         colour = _colour(self.colour, colours, own)
-        fill = alt.condition("datum.hollow", alt.value(light("bg")), colour)
         layers = []
         if self.baseline is not None:
             one = alt.Chart(records([{"one": self.baseline}]))
@@ -257,9 +251,6 @@ class Dots:
         if "low" in numbers:
             rules = base.mark_rule(aria=False).encode(x=alt.X("low:Q"), x2="high:Q", y=y)
             layers.append(rules.encode(color=colour))
-        marks = base.mark_point(size=36, strokeWidth=1.4, opacity=1)
-        layers.append(
-            marks.encode(x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N")
-        )
+        layers.append(_marks(base, x, y, colour))
         height = 15 * data["row"].nunique()
         return alt.layer(*layers).properties(width=260, height=max(height, 60))

@@ -150,57 +150,55 @@ def _map(
     switched: list[str],
     note: str,
 ) -> HeatMap:
-    measures = [m for m in MEASURES if m.column in cells and cells[m.column].notna().any()]
-    has_base = (
-        str(values[0][0]) == "fp32"
-        and len(values[0]) > 1
-        and any(m.column == TIME for m in measures)
-    )
-    if has_base:
-        measures.insert(1, MEASURES[1])
+    measures = _measures(cells, values[0])
     switches = [_switch(axis, cells) for axis in switched]
     positions = {}
-    for row in cells.to_dict("records"):
-        place = [str(own.index(row[axis])) for axis, own in zip(axes, values, strict=True)]
-        positions[",".join([*place, *(_text(row[axis]) for axis in switched)])] = row
-    chosen = [switch.options[0][0] for switch in switches]
+    for record in cells.to_dict("records"):
+        place = [str(own.index(record[axis])) for axis, own in zip(axes, values, strict=True)]
+        positions[",".join([*place, *(_text(record[axis]) for axis in switched)])] = record
     first = _first_view(cells, switched)
     # The shades of all views have the range of the first one, so that they can be compared.
     ranges = {m.name: _range(first, m) for m in measures if m.column}
-    shown = [
-        [
-            [
-                _cell(positions.get(",".join([place, *chosen])), place, measures, ranges)
-                for place in (f"{p},{r},{c}" for c in range(len(values[2])))
-            ]
-            for r in range(len(values[1]))
-        ]
-        for p in range(len(values[0]))
-    ]
+    chosen = [switch.options[0][0] for switch in switches]
+    panels, rows, columns = (list(map(_heading, own)) for own in values)
+    shown: list[list[list[HeatCell]]] = []
+    for panel in range(len(panels)):
+        shown.append([])
+        for row in range(len(rows)):
+            places = [f"{panel},{row},{column}" for column in range(len(columns))]
+            found = [(place, positions.get(",".join([place, *chosen]))) for place in places]
+            shown[-1].append([_cell(at, place, measures, ranges) for place, at in found])
     data = {
-        "at": {position: row["row"] for position, row in positions.items()},
+        "at": {position: record["row"] for position, record in positions.items()},
         "ranges": ranges,
         "log": [m.name for m in measures if m.is_log],
         "units": {m.name: m.unit for m in measures},
     }
-    texts = [[v if isinstance(v, str) else f"{v:,}" for v in own] for own in values]
-    failed = cells["status"].isin(OUT_OF_MEMORY)
-    has_bound = "cpu_bound" in cells and bool(cells["cpu_bound"].notna().any())
-    panels, rows, columns = texts
-    row_title = "model" if axes[1] == NAME else axes[1]
     return HeatMap(
-        row_title,
-        panels,
-        rows,
-        columns,
-        measures,
-        switches,
-        shown,
-        note,
-        data,
-        bool(failed.any()),
-        has_bound,
+        row_title="model" if axes[1] == NAME else axes[1],
+        panels=panels,
+        rows=rows,
+        columns=columns,
+        measures=measures,
+        switches=switches,
+        cells=shown,
+        note=note,
+        data=data,
+        has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
+        is_bound_known="cpu_bound" in cells and bool(cells["cpu_bound"].notna().any()),
     )
+
+
+def _measures(cells: pd.DataFrame, precisions: Sequence[Any]) -> list[HeatMeasure]:
+    measures = [m for m in MEASURES if m.column in cells and cells[m.column].notna().any()]
+    has_base = len(precisions) > 1 and str(precisions[0]) == "fp32"
+    if has_base and any(m.column == TIME for m in measures):
+        measures.insert(1, MEASURES[1])
+    return measures
+
+
+def _heading(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
 
 
 def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:

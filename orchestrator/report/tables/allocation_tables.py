@@ -21,10 +21,7 @@ ALLOCATION_TABLES: tuple[Table, ...] = (
         " model that made it has a row. Slack: how much larger the allocator's blocks are than what"
         " was requested. Unlabelled: of unknown use.",
         Composition(),
-        first=(
-            "GiB",
-            "share",
-        ),
+        first=("GiB", "share"),
     ),
     Table(
         "top-allocations",
@@ -35,13 +32,7 @@ ALLOCATION_TABLES: tuple[Table, ...] = (
         " without Python frames: its chain is that of its module's forward pass. Slack is in the"
         " order too.",
         TopAllocations(_TOP),
-        first=(
-            "GiB",
-            "share",
-            "role",
-            "part",
-            "made in",
-        ),
+        first=("GiB", "share", "role", "part", "made in"),
     ),
     Table(
         "composition-predicted",

@@ -51,13 +51,7 @@ ATTENTION = Table(
         )
     ),
     of_task("attention"),
-    first=(
-        "forward",
-        "backward",
-        "both",
-        "peak GiB",
-        "before backward GiB",
-    ),
+    first=("forward", "backward", "both", "peak GiB", "before backward GiB"),
     is_default=True,
 )
 
@@ -97,14 +91,7 @@ ATTENTION_LADDER = Table(
         (_SPEED_UP,),
     ),
     varying("attention", "attention", "train_step"),
-    first=(
-        "forward ms",
-        "backward ms",
-        "both ms",
-        "speed-up",
-        "saved GiB",
-        "peak GiB",
-    ),
+    first=("forward ms", "backward ms", "both ms", "speed-up", "saved GiB", "peak GiB"),
 )
 
 ATTENTION_MEMORY = Table(

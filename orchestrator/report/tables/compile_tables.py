@@ -33,11 +33,7 @@ PRECISION = Table(
         (("speed-up", speed_up("step_ms_median")), ("speed-up of kernels", kernels_speed_up)),
     ),
     varying("precision", "train_step"),
-    first=(
-        "ms",
-        "speed-up",
-        "speed-up of kernels",
-    ),
+    first=("ms", "speed-up", "speed-up of kernels"),
     is_default=True,
 )
 
@@ -61,13 +57,7 @@ COMPILE = Table(
         ),
     ),
     with_eager_baseline,
-    first=(
-        "ms",
-        "speed-up",
-        "first step s",
-        "breaks even after",
-        "speed-up of kernels",
-    ),
+    first=("ms", "speed-up", "first step s", "breaks even after", "speed-up of kernels"),
     is_default=True,
 )
 

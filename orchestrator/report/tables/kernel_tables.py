@@ -58,14 +58,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " own time.",
         TopKernels(_TOP),
         _WITH_KERNELS,
-        first=(
-            "time",
-            "total ms",
-            "instances",
-            "class",
-            "name",
-            "modules",
-        ),
+        first=("time", "total ms", "instances", "class", "name", "modules"),
         is_default=True,
     ),
     Table(
@@ -78,11 +71,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " that is fused with another one has no time. `pass` forward is inference.",
         ByClass(),
         _WITH_KERNELS,
-        first=(
-            "kernel ms",
-            "GEMM share",
-            "softmax / matmul",
-        ),
+        first=("kernel ms", "GEMM share", "softmax / matmul"),
         is_default=True,
     ),
     Table(

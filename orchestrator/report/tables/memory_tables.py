@@ -74,12 +74,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
             )
         ),
         _with_peaks,
-        first=(
-            "first step",
-            "peak",
-            "peak reserved",
-            "predicted",
-        ),
+        first=("first step", "peak", "peak reserved", "predicted"),
         is_default=True,
     ),
     Table(
@@ -133,14 +128,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
             "source",
         ),
         having("predicted_of_parameters_bytes", "closed_form_of_parameters_bytes"),
-        first=(
-            "in all",
-            "measured",
-            "parameters",
-            "gradients",
-            "optimizer state",
-            "activations",
-        ),
+        first=("in all", "measured", "parameters", "gradients", "optimizer state", "activations"),
         is_default=True,
     ),
     Table(

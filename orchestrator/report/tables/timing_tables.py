@@ -49,14 +49,7 @@ TIMINGS = Table(
         )
     ),
     of_task("train_step"),
-    first=(
-        "total",
-        "forward",
-        "backward",
-        "optimizer step",
-        "backward / forward",
-        "tokens/s",
-    ),
+    first=("total", "forward", "backward", "optimizer step", "backward / forward", "tokens/s"),
     is_default=True,
 )
 
@@ -84,11 +77,7 @@ PHASES = Table(
         ),
     ),
     of_task("train_step", "matmul"),
-    first=(
-        "n",
-        "mean ± sd",
-        "median [95 % interval]",
-    ),
+    first=("n", "mean ± sd", "median [95 % interval]"),
 )
 
 WARMUP = Table(
@@ -125,12 +114,7 @@ UTILISATION = Table(
         )
     ),
     both(of_task("train_step", "matmul"), having("achieved_tflops")),
-    first=(
-        "step ms",
-        "TFLOP/s",
-        "MFU",
-        "of ceiling",
-    ),
+    first=("step ms", "TFLOP/s", "MFU", "of ceiling"),
     is_default=True,
 )
 
@@ -160,13 +144,7 @@ CPU_BOUND = Table(
     ),
     # Without pipelined steps it is unknown how far the CPU was ahead.
     having("step_pipelined_ms_median"),
-    first=(
-        "synced",
-        "pipelined",
-        "phases that wait",
-        "CPU-bound",
-        "CPU ahead, at most ms",
-    ),
+    first=("synced", "pipelined", "phases that wait", "CPU-bound", "CPU ahead, at most ms"),
 )
 
 SCALING = Table(
@@ -185,11 +163,6 @@ SCALING = Table(
         (("peak bytes / pair", peak_bytes_per_pair),),
     ),
     varying("context_length", "train_step", "attention"),
-    first=(
-        "step ms",
-        "exponent of step ms",
-        "peak GiB",
-        "exponent of peak GiB",
-    ),
+    first=("step ms", "exponent of step ms", "peak GiB", "exponent of peak GiB"),
     is_default=True,
 )

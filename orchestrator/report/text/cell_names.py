@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -56,6 +57,12 @@ def ordered_names(cells: pd.DataFrame) -> list[str]:
 def ordered(axis: str, cells: pd.DataFrame) -> list[Any]:
     """Return the distinct values of an axis or of the names of models, in their order."""
     return ordered_names(cells) if axis == NAME else ordered_values(axis, cells[axis])
+
+
+def sort_by(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+    """Return the cells in the order of the values of some axes or of the names of models."""
+    ranks = pd.DataFrame({axis: cells[axis].map(ordered(axis, cells).index) for axis in axes})
+    return cells.loc[ranks.sort_values(list(axes), kind="stable").index]
 
 
 def fullest_context(cells: pd.DataFrame, column: str) -> Any:
