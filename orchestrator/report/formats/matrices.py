@@ -10,11 +10,12 @@ import pandas as pd
 
 from orchestrator.analysis.axes import NOTHING, RUN
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.entries import MISSING, Entry, format_number
+from orchestrator.report.tables.entries import MISSING, Entry
 from orchestrator.report.tables.formatters import Value, peak_gib, step_ms
 from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Rows
 from orchestrator.report.tables.views import DEFAULTS
+from orchestrator.report.text.numbers import format_number
 
 _ROW_AXES = ("size", "model", "d_head", "attention")
 _COLUMN_AXES = ("precision", "context_length")

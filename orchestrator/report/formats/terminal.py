@@ -20,13 +20,13 @@ from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.formats.matrices import Matrix, matrices
-from orchestrator.report.tables.entries import HOST_MARK, Entry
+from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import Kind, TableView
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.memory_failures import HEADER, memory_failures
-from orchestrator.report.text.numbers import counted
+from orchestrator.report.text.numbers import HOST_MARK, counted
 from orchestrator.report.text.provenance import provenance
 from tasks.spec.status import OUT_OF_MEMORY
 

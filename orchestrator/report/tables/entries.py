@@ -7,12 +7,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.analysis.axes import NOTHING, Row, axis_text, is_null
+from orchestrator.report.text.numbers import HOST_MARK, format_ms, format_number
 
-# After a time, or a ratio of times, of CPU-bound steps: another CPU with this GPU gives another one.
-HOST_MARK = "†"
 # After a ratio of times whose intervals overlap, so that the difference may be chance.
 NOISE_MARK = "~"
-_HUGE = 1e12  # from here on, a number in fixed notation would fill a column with digits
 
 
 class Entry(NamedTuple):
@@ -54,19 +52,6 @@ MISSING = Entry(NOTHING)
 def quantity(value: float, form: str, unit: str = "") -> Entry:
     """Return an entry of a number, written with the format `form`."""
     return Entry(format_number(value, form), value, unit)
-
-
-def format_number(value: float, form: str) -> str:
-    """Return a formatted number, in scientific notation if it is huge."""
-    is_regular = math.isfinite(value) and abs(value) < _HUGE
-    return format(value, form if is_regular else ".3g")
-
-
-def format_ms(ms: float) -> str:
-    """Return milliseconds with about four significant digits."""
-    if ms < 10:
-        return format_number(ms, ".3f")
-    return format_number(ms, ".2f" if ms < 100 else ".1f")
 
 
 def milliseconds(ms: float | None) -> Entry:

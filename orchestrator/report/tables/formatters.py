@@ -20,12 +20,12 @@ from orchestrator.report.tables.entries import (
     MISSING,
     NOISE_MARK,
     Entry,
-    format_ms,
     milliseconds,
     quantity,
     quotient,
     shorten,
 )
+from orchestrator.report.text.numbers import format_ms
 from tasks.spec.fields import Format, name_pattern
 from tasks.spec.metrics import METRICS
 

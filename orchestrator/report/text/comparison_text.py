@@ -15,7 +15,7 @@ from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT, RatioInterval
 from orchestrator.analysis.comparison import Comparison, ComparisonReport, Verdict
 from orchestrator.analysis.cpu_bound import BoundBy
-from orchestrator.report.tables.entries import HOST_MARK, format_ms
+from orchestrator.report.text.numbers import HOST_MARK, format_ms
 
 _KERNELS = "kernels, B / A"
 # A factor of ten either way: too few repetitions to estimate the noise.

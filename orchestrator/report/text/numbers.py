@@ -1,4 +1,4 @@
-"""Numbers as texts: three significant digits, a thousands separator, no scientific notation."""
+"""Numbers as texts: of sentences with three significant digits, and of tables with a format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 from orchestrator.analysis.axes import NOTHING, is_null
 from orchestrator.common.units import GIB
 
+# After a time, or a ratio of times, of CPU-bound steps: another CPU with this GPU gives another one.
+HOST_MARK = "†"
 _DIGITS = 3
+_HUGE = 1e12  # from here on, a number in fixed notation would fill a column with digits
 
 
 def number(value: Any, digits: int = _DIGITS) -> str:
@@ -48,3 +51,16 @@ def gibibytes(count: Any) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, such as `1 cell` or `1,333 cells`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_number(value: float, form: str) -> str:
+    """Return a formatted number, in scientific notation if it is huge."""
+    is_regular = math.isfinite(value) and abs(value) < _HUGE
+    return format(value, form if is_regular else ".3g")
+
+
+def format_ms(ms: float) -> str:
+    """Return milliseconds with about four significant digits."""
+    if ms < 10:
+        return format_number(ms, ".3f")
+    return format_number(ms, ".2f" if ms < 100 else ".1f")

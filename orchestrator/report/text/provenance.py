@@ -8,7 +8,7 @@ import pandas as pd
 
 from orchestrator.analysis.cpu_bound import ran_with_others
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.entries import HOST_MARK
+from orchestrator.report.text.numbers import HOST_MARK
 
 _SOFTWARE = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"), ("batch", "batch_size"))
 

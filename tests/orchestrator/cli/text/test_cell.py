@@ -14,7 +14,7 @@ from orchestrator.cli.text.cell import describe_cell
 from orchestrator.common.errors import RunError
 from orchestrator.common.text import failure_reason
 from orchestrator.report.export.export import publish
-from orchestrator.report.tables.formatters import format_ms
+from orchestrator.report.text.numbers import format_ms
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import LOG_FILE
