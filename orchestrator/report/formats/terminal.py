@@ -71,8 +71,12 @@ class Screen:
             legacy_windows=False,
         )
         for part in parts:
-            may_overflow = isinstance(part, Text) and part.overflow == "ignore"
-            console.print(part, crop=not may_overflow)
+            if not isinstance(part, Text):
+                console.print(part)
+                continue
+            # Console.print joins texts and would lose how they wrap.
+            is_cropped = part.overflow != "ignore"
+            console.print(part, no_wrap=part.no_wrap, overflow=part.overflow, crop=is_cropped)
         lines = [line.rstrip() for line in file.getvalue().splitlines()]
         text = "\n".join(lines).replace(HOST_MARK, _MARK)
         return text.encode(self.encoding, "replace").decode(self.encoding)
