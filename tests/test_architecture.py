@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -152,6 +153,25 @@ def test_third_party_packages_stay_in_their_files(path: Path) -> None:
 def test_no_module_imports_itself_through_others() -> None:
     graph = {module_name(path): imported_modules(path) & MODULES for path in FILES}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
+
+
+def test_no_folder_imports_itself_through_others() -> None:
+    paths = {module_name(path): path for path in FILES}
+    graph: dict[Path, set[Path]] = {}
+    for path in FILES:
+        others = {paths[module].parent for module in imported_modules(path) & MODULES}
+        graph.setdefault(path.parent, set()).update(others - {path.parent})
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
+
+
+def test_no_two_classes_share_a_name() -> None:
+    names = Counter(
+        node.name
+        for path in FILES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(
