@@ -5,19 +5,17 @@ The other tests of the default tier run in one process or with fakes.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
 import signal
 import subprocess
-import zlib
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from tests.conftest import ROOT, sweep_command
+from tests.support.pages import cells_of_page
 
 # One group: the sweeps share a folder, and each needs both cores.
 pytestmark = [pytest.mark.seam, pytest.mark.xdist_group("seam")]
@@ -98,10 +96,7 @@ def test_a_report_of_the_run_is_printed_and_written(serial_run: Path, folder: Pa
     printed = run_sweep(folder, "report", "serial")
     assert re.search(r"\nsize +8 +16 +24\n +tiny +[0-9.]+ +[0-9.]+ +[0-9.]+\n", printed)
     page = (serial_run / "report" / "index.html").read_text()
-    packed = re.search('id="data">([^<]+)<', page)
-    assert packed
-    data = json.loads(zlib.decompress(base64.b64decode(packed.group(1))))
-    keys = data["columns"]["key"]["v"]
+    keys = cells_of_page(page)
     assert len(set(keys)) == 3
     assert all(re.fullmatch("seam:[0-9a-f]{12}", key) for key in keys)
 

@@ -28,7 +28,7 @@ AUTOCAST_DTYPES = Table(
             ("ReLU", text("dtype_relu")),
             ("norm's result", text("dtype_norm")),
             ("logits", text("dtype_logits")),
-            ("loss", text("dtype_loss")),
+            ("loss's dtype", text("dtype_loss")),
             ("gradients", text("dtype_gradients")),
         )
     ),
