@@ -20,6 +20,7 @@ from orchestrator.config.grid_checks import (
     narrowing,
     task_params,
 )
+from orchestrator.config.hints import unknown_name
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection, choose_sample, matches
 from orchestrator.config.yaml_source import KeyPath, Source, Values, config_error
@@ -163,8 +164,13 @@ def _grid_cells(
         except ValidationError as error:
             written = {name: value for name, value in values.items() if name not in narrowed}
             locate = partial(_place_in_file, grid, at, written)
-            raise config_error(error, source, locate, lambda _: known) from error
+            explain = partial(_explain_unknown, known)
+            raise config_error(error, source, locate, explain) from error
         yield cell, overridden
+
+
+def _explain_unknown(known: list[str], where: str, place: KeyPath) -> tuple[str, str]:
+    return unknown_name(where, str(place[-1]), known)
 
 
 def _nested(values: Values) -> Values:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from orchestrator.common.suggestions import letters_of, suggestion
 from tasks.spec.messages import shorten
-from tasks.spec.registry import all_axes
 
 LONGEST_VALUE = 60  # letters of a value in a message
 
@@ -39,8 +38,6 @@ def unknown_name(where: str, name: str, allowed: Iterable[str]) -> tuple[str, st
             f"{where}: {name} does not exist",
             "List the combinations: include: [{size: tiny, batch_size: 1}, {size: mini, …}]",
         )
-    if "fixed" in allowed and name in all_axes():
-        return f"{where}: is an axis", "Put it under fixed, or as a list under axes"
     return f"{where}: unknown name", suggestion(name, allowed)
 
 

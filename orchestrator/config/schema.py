@@ -18,7 +18,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import require_known, suggestion
-from orchestrator.config.hints import quoted
+from orchestrator.config.hints import quoted, unknown_name
 from orchestrator.config.yaml_source import (
     MAX_BYTES,
     KeyPath,
@@ -30,7 +30,7 @@ from orchestrator.config.yaml_source import (
 )
 from tasks.instruments import instrument_names
 from tasks.spec.parameters import MOST_GIB
-from tasks.spec.registry import all_tasks
+from tasks.spec.registry import all_axes, all_tasks
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # a folder has it
 LONGEST_VARIABLE = 131_071  # bytes of NAME=VALUE: Linux's MAX_ARG_STRLEN, less the final NUL
@@ -178,7 +178,7 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
     try:
         config = SweepConfig.model_validate(document)
     except ValidationError as error:
-        raise config_error(error, source, allowed=_allowed_keys) from error
+        raise config_error(error, source, explain_unknown=_explain_unknown) from error
     for number, grid in enumerate(config.grids):
         where = source.where(("grids", number, "task"))
         require_known(grid.task, all_tasks(), f"{where}: unknown task {quoted(grid.task)}")
@@ -274,6 +274,13 @@ def json_schema() -> dict[str, Any]:
     grid["properties"]["fixed"] |= {"properties": fixed, "additionalProperties": False}
     grid["properties"]["axes"] |= {"properties": lists, "additionalProperties": False}
     return schema
+
+
+def _explain_unknown(where: str, place: KeyPath) -> tuple[str, str]:
+    name, allowed = str(place[-1]), _allowed_keys(place)
+    if "fixed" in allowed and name in all_axes():
+        return f"{where}: is an axis", "Put it under fixed, or as a list under axes"
+    return unknown_name(where, name, allowed)
 
 
 def _allowed_keys(place: KeyPath) -> list[str]:

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ MAX_NODES = 200_000
 KeyPath = tuple[str | int, ...]
 Values = dict[str, Any]
 Locate = Callable[[KeyPath], KeyPath]
+ExplainUnknown = Callable[[str, KeyPath], tuple[str, str]]
 _TAG = "tag:yaml.org,2002:"
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOO_DEEP = (f"values within values, more than {MAX_DEPTH} deep", "Close the brackets")
@@ -59,16 +60,20 @@ class Source:
         return ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, path]))
 
 
+def _unknown_name(where: str, place: KeyPath) -> tuple[str, str]:
+    return unknown_name(where, str(place[-1]), ())
+
+
 def config_error(
     error: ValidationError,
     source: Source,
     locate: Locate = tuple,
-    allowed: Callable[[KeyPath], Iterable[str]] | None = None,
+    explain_unknown: ExplainUnknown = _unknown_name,
 ) -> ConfigError:
     """Return the first error of a validation as one line with its place and its remedy.
 
-    locate: returns the place in the file of a place in what was validated. allowed: returns the
-    words that are allowed where an unknown one was found.
+    locate: returns the place in the file of a place in what was validated.
+    explain_unknown: returns the problem and the remedy for an unknown key at a place in the file.
     """
     # A misspelt name is reported twice, as unknown and as missing: the first report helps more.
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
@@ -76,8 +81,7 @@ def config_error(
     where = source.where(place)
     match first["type"]:
         case "extra_forbidden":
-            words = allowed(place) if allowed else ()
-            return ConfigError(*unknown_name(where, str(place[-1]), words))
+            return ConfigError(*explain_unknown(where, place))
         case "literal_error":
             choices = re.findall(r"'([^']*)'|(\d+)", str(first["ctx"]["expected"]))
             words = map("".join, choices)

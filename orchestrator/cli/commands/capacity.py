@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli.commands.ending import end_with
 from orchestrator.cli.commands.options import (
     Decorator,
     config_options,
@@ -15,7 +16,6 @@ from orchestrator.cli.commands.options import (
     parse_request,
     with_options,
 )
-from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.output import say
 from orchestrator.common.units import GIB

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +12,12 @@ from orchestrator.cli.commands.option_types import Megabytes, ReferenceDevice, R
 from orchestrator.common.output import say
 from orchestrator.common.text import shell_word
 from orchestrator.store.remote_address import FolderType, RunLocation, RunLocationType
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.results import Results
+    from orchestrator.common.files import Content
+    from orchestrator.report.export.export import Published
+    from orchestrator.store.run import Run
 
 
 @click.command()
@@ -45,11 +53,27 @@ def publish(
 
     Example: sweep publish results/full results/attention --out results/published/h200
     """
-    from orchestrator.report.export.export import MB, publish
+    from orchestrator.report.export.export import MB
 
-    published = publish(run_folders, out, round(limit_mb * MB), reference)
+    published = publish_runs(run_folders, out, round(limit_mb * MB), reference)
     for sentence in published.left_out:
         click.echo(f"left out: {sentence}")
     size = f"{published.size / MB:.1f} MB"
     command = f"sweep report {shell_word(str(out))}"
     say(f"published {published.cells} cells, {size}, in {out}: {command}")
+
+
+def publish_runs(
+    folders: Sequence[RunLocation], out: Path, most_bytes: int, reference: str | None
+) -> Published:
+    """Publish runs together with their report: see `orchestrator/report/export/export.py`."""
+    from orchestrator.report.build import make_report
+    from orchestrator.report.export.export import publish
+    from orchestrator.report.references.tables import reference_tables
+
+    def report_files(run: Run, results: Results) -> Iterator[tuple[str, Content]]:
+        report = make_report(run, results, reference_tables(reference), out)
+        # `sweep report` makes the other formats from the same data.
+        return report.files(formats=("md",), pictures=("svg",))
+
+    return publish(folders, out, most_bytes, reference, report_files)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,11 @@ from typing import Any
 import pandas as pd
 from ruamel.yaml import YAML
 
-from orchestrator.analysis.results import incomplete_cells, load_results
+from orchestrator.analysis.results import Results, incomplete_cells, load_results
 from orchestrator.common.errors import RunError, RunUnwritable
-from orchestrator.common.files import writing
+from orchestrator.common.files import Content, writing
 from orchestrator.common.hashing import file_digest
-from orchestrator.report.build import make_report
 from orchestrator.report.export.redaction import Redaction
-from orchestrator.report.references.tables import reference_tables
 from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
@@ -42,11 +40,9 @@ from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import SCHEMA_VERSION, tables
 
 MB = 1_000_000
-FORMATS, PICTURES = (
-    ("md",),
-    ("svg",),
-)  # of the report: the others are made of the same data by `sweep report`
 _NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"
+# Returns path and content of each file of a publication's report.
+MakeReport = Callable[[Publication, Results], Iterable[tuple[str, Content]]]
 _NAMED = 4  # of the largest things, where they are too large together
 
 
@@ -66,7 +62,11 @@ class Published:
 
 
 def publish(
-    folders: Sequence[RunLocation], out: Path, most_bytes: int, reference: str | None
+    folders: Sequence[RunLocation],
+    out: Path,
+    most_bytes: int,
+    reference: str | None,
+    make_report: MakeReport,
 ) -> Published:
     """Copy runs into one folder of limited size, and replace an earlier publication there.
 
@@ -96,8 +96,7 @@ def publish(
         _write_contents(folder, {"runs": list(runs), "against": reference, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
         results = load_results(publication)
-        report = make_report(publication, results, reference_tables(reference), out)
-        publication.write_report(report.files(FORMATS, PICTURES))
+        publication.write_report(make_report(publication, results))
         sizes = _sizes(folder)
         if sum(sizes.values()) > most_bytes:
             raise RunError(

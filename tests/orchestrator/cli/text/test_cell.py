@@ -10,10 +10,10 @@ import pytest
 from click.testing import Result
 
 from orchestrator.analysis.results import load_results
+from orchestrator.cli.commands.publish import publish_runs
 from orchestrator.cli.text.cell import describe_cell
 from orchestrator.common.errors import RunError
 from orchestrator.common.text import failure_reason
-from orchestrator.report.export.export import publish
 from orchestrator.report.text.numbers import format_ms
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -134,7 +134,7 @@ def test_what_came_of_it_stands_before_what_was_read(run: Run) -> None:
 def test_a_cell_of_what_was_published_is_named_as_in_its_tables(
     run: Run, tmp_path: Path, sweep_here: Callable[..., Result]
 ) -> None:
-    publish([run.folder], tmp_path / "published", 10**7, "all")
+    publish_runs([run.folder], tmp_path / "published", 10**7, "all")
     cell = run.read("attempts")["cell"][0]
     alone = sweep_here("show", tmp_path / "published" / "run", cell)
     assert f"cell {cell} of task" in alone.stdout

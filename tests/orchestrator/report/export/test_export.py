@@ -21,10 +21,11 @@ from ruamel.yaml import YAML
 
 import orchestrator as sweep
 from orchestrator.analysis.results import load_results
+from orchestrator.cli.commands.publish import publish_runs
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunUnwritable
 from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.export.export import _aside, publish
+from orchestrator.report.export.export import _aside
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.open import open_for_writing, open_runs
@@ -414,7 +415,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     with open_for_writing(request.run) as writer:
         writer.write_manifest(request.manifest({}, request.new_invocation()))
         writer.append(ended(request.expansion.cells[0]), None)
-    publish([tmp_path / "own"], tmp_path / "published", 10**7, None)
+    publish_runs([tmp_path / "own"], tmp_path / "published", 10**7, None)
     run = tmp_path / "published" / "own"
     lines = command("status", run).stdout.splitlines()
     copied = "results/own/config.yaml" if at_home else "c.yaml"
@@ -430,7 +431,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     assert f"cp -r {run} results/own-copy" in command("status", run).stdout
     with open_for_writing(Run(Path("results/own"))) as writer:
         writer.append(ended(request.expansion.cells[1]), None)
-    publish([Path("results/own")], tmp_path / "whole", 10**7, None)
+    publish_runs([Path("results/own")], tmp_path / "whole", 10**7, None)
     whole = command("status", tmp_path / "whole" / "own").stdout.splitlines()
     assert whole == [
         "     2 ok",
