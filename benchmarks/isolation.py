@@ -30,7 +30,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ from options import (
     selection_words,
 )
 
-Values = dict[str, Any]  # the parameters of a cell
+Values = Mapping[str, Any]  # the parameters of a cell
 
 
 class Duration(NamedTuple):

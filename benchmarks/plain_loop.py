@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def plain_cells(cells: Iterable[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.task == "train_step" and _is_plain(cell.params.values())]
 
 
-def _is_plain(v: dict[str, Any]) -> bool:
+def _is_plain(v: Mapping[str, Any]) -> bool:
     return (
         (v["compile"], v["timing"], v["memory_limit_gib"]) == ("eager", "fixed", None)
         and v["pass"] in LAPS
@@ -150,7 +150,7 @@ def noise(runs: list[list[float]]) -> tuple[float, float]:
     return ordered[rank - 1], ordered[-rank]
 
 
-def plain_loop(p: dict[str, Any]) -> dict[str, list[float]]:
+def plain_loop(p: Mapping[str, Any]) -> dict[str, list[float]]:
     """Return the milliseconds of each step and phase, as a loop written by hand would time them."""
     device = p["device"]
     wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else (lambda: None)

@@ -68,15 +68,14 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
     named, idle = 0, set(selection.set)
     for number, grid in enumerate(config.grids):
         for cell, _ in _grid_cells(config, number, source, selection.set):
-            values = _condition_values(cell)
-            is_excluded = any(matches(values, condition) for condition in grid.exclude)
-            if is_excluded or not matches(values, selection.where):
-                continue
+            if grid.exclude or selection.where or idle:
+                values = _condition_values(cell)
+                is_excluded = any(matches(values, condition) for condition in grid.exclude)
+                if is_excluded or not matches(values, selection.where):
+                    continue
+                idle -= {name for name in idle if matches(values, {name: selection.set[name]})}
             named += 1
             cells.setdefault(cell.id, cell)
-            for name in tuple(idle):
-                if matches(values, {name: selection.set[name]}):
-                    idle.remove(name)
     if not named:
         remedy = "Every combination is excluded"
         if selection.where:

@@ -282,7 +282,7 @@ def makespan_s(
 @cache
 def _speed_values(cell: Cell) -> tuple[object, ...]:
     values = cell.params.values()
-    names = sorted(axes_with(type(cell.params), Affects.SPEED))
+    names = axes_with(type(cell.params), Affects.SPEED)
     return cell.task, *(values[name] for name in names)
 
 

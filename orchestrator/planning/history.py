@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import RunError
@@ -15,7 +16,7 @@ from tasks.spec.status import Status
 if TYPE_CHECKING:
     import pandas as pd
 
-HISTORY_COLUMNS = ["cell", "attempt", "status", "wall_s", "replaces"]
+HISTORY_COLUMNS = ["cell", "attempt", "status", "wall_s", "replaces", "contents"]
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,19 @@ def histories_of(
     rows: Iterable[tuple[Any, ...]], run: Run, obsolete: Collection[tuple[str, int]] = ()
 ) -> dict[str, CellHistory]:
     """Return the histories in these rows of attempts, which have HISTORY_COLUMNS."""
-    incomplete = run.incomplete_attempts()
+    rows = sorted(rows, key=itemgetter(0, 1))
+    incomplete = run.incomplete_of(map(itemgetter(0, 1, 5), rows))
     histories = {}
-    for cell, attempts in groupby(sorted(rows, key=lambda row: row[:2]), key=lambda row: row[0]):
+    for cell, attempts in groupby(rows, key=itemgetter(0)):
         own = list(attempts)
         current = [row for row in own if row[:2] not in obsolete]
         complete = [row for row in current if row[:2] not in incomplete]
-        histories[cell] = replace(
-            _history(complete, run),
+        statuses, walls_s, replaced = _valid_attempts(complete, run)
+        histories[cell] = CellHistory(
+            statuses=statuses,
+            walls_s=walls_s,
             last_number=own[-1][1],
+            replaced=replaced,
             incomplete=len(current) - len(complete),
             obsolete=len(own) - len(current),
         )
@@ -108,11 +113,14 @@ def cells_by_flag(cells: pd.DataFrame) -> dict[str, set[str]]:
     return {flag: flagged(cells, column) for flag, column in QUALITY_FLAGS.items()}
 
 
-def _history(attempts: Iterable[tuple[Any, ...]], run: Run) -> CellHistory:
+def _valid_attempts(
+    attempts: Iterable[tuple[Any, ...]], run: Run
+) -> tuple[tuple[Status, ...], tuple[float, ...], int]:
+    """Return the statuses and durations of attempts, and how many successes were replaced."""
     successes: list[int] = []
     replaced_until = 0
-    statuses, walls_s, number = [], [], 0
-    for _, number, status, wall_s, replaces in attempts:
+    statuses, walls_s = [], []
+    for _, number, status, wall_s, replaces, _ in attempts:
         statuses.append(_status(status, run))
         walls_s.append(wall_s)
         if status == Status.OK:
@@ -120,7 +128,7 @@ def _history(attempts: Iterable[tuple[Any, ...]], run: Run) -> CellHistory:
             # A success of --fresh or --retry replaces the successes up to the number that it names.
             replaced_until = max(replaced_until, replaces or 0)
     replaced = sum(success <= replaced_until for success in successes)
-    return CellHistory(tuple(statuses), tuple(walls_s), number, replaced)
+    return tuple(statuses), tuple(walls_s), replaced
 
 
 def _status(text: str, run: Run) -> Status:

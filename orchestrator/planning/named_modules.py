@@ -30,12 +30,11 @@ def require_modules(cells: Iterable[Cell], paths: Sequence[str], source: Source)
 
     paths: the folders to import from, like sys.path.
     """
-    named = {
-        (axis, value): None
-        for cell in cells
-        for axis, value in cell.params.values().items()
-        if isinstance(value, str) and ":" in value and _NAMED.fullmatch(value)
-    }
+    named: dict[tuple[str, str], None] = {}
+    for cell in cells:
+        for axis, value in cell.params.non_default().items():
+            if isinstance(value, str) and _NAMED.fullmatch(value):
+                named[axis, value] = None
     for axis, value in named:
         if problem := _problem(value, paths):
             where = source.where(_place(source.document, axis, value))

@@ -41,7 +41,7 @@ class OomInference:
 
 def _split(cell: Cell) -> tuple[str, Rank]:
     """Return the values that must be equal in a comparison, and the rank along the growing axes."""
-    others, rank = cell.params.values(), []
+    others, rank = dict(cell.params.values()), []
     for axis, order in memory_orders(type(cell.params)).items():
         # An axis without a value, such as the layers of a named size, cannot be compared.
         if others[axis] is not None:

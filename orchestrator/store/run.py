@@ -131,16 +131,22 @@ class Run:
 
         Attempts of older programs record no numbers of rows. Raise RunError for a damaged part.
         """
+        return self.incomplete_of(self.rows(ATTEMPTS, ["cell", "attempt", "contents"]))
+
+    def incomplete_of(
+        self, attempts: Iterable[tuple[str, int, str | None]]
+    ) -> dict[tuple[str, int], MissingRows]:
+        """Do the same for attempts of which `cell`, `attempt` and `contents` were read already."""
         recorded: dict[tuple[str, int], dict[str, RowsDigest]] = {}
-        for cell, number, contents in self.rows(ATTEMPTS, ["cell", "attempt", "contents"]):
+        for cell, number, contents in attempts:
             if contents is not None:
                 recorded[cell, number] = parse_digests(contents)
         incomplete = {}
         for table in MEASURED_TABLES:
-            attempts = [f"{key[0]}-{key[1]}" for key in recorded if table in recorded[key]]
-            stored = stored_rows(self.folder / table, SCHEMAS[table], attempts)
-            for key, contents in recorded.items():
-                rows, digest = contents.get(table, RowsDigest(0, ""))
+            names = [f"{key[0]}-{key[1]}" for key in recorded if table in recorded[key]]
+            stored = stored_rows(self.folder / table, SCHEMAS[table], names)
+            for key, digests in recorded.items():
+                rows, digest = digests.get(table, RowsDigest(0, ""))
                 found = stored.get(f"{key[0]}-{key[1]}")
                 found_rows = found.rows if found else 0
                 if found_rows != rows:

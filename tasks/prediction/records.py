@@ -170,7 +170,7 @@ def unsupported_reason(cell: Cell) -> str:
 
 def memory_identity(cell: Cell) -> dict[str, Any]:
     """Return the values that decide a cell's memory: cells with equal ones share a prediction."""
-    values = cell.params.values()
+    values = dict(cell.params.values())
     for name in axes_without(type(cell.params), Affects.MEMORY):
         del values[name]
     if values.get("precision") == "tf32":

@@ -109,9 +109,10 @@ def axes_without(params: type[BaseModel], effect: Affects) -> frozenset[str]:
     return frozenset(name for name, one in axes_of(params).items() if not one.affects & effect)
 
 
-def axes_with(params: type[BaseModel], effect: Affects) -> frozenset[str]:
+@cache
+def axes_with(params: type[BaseModel], effect: Affects) -> tuple[str, ...]:
     """Return the axes of a task that affect something."""
-    return frozenset(axes_of(params)) - axes_without(params, effect)
+    return tuple(name for name, one in axes_of(params).items() if one.affects & effect)
 
 
 @cache

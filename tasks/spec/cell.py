@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from tasks.spec.messages import escape_unprintable
-from tasks.spec.parameters import Params
+from tasks.spec.parameters import Params, axis_names
 
 ID_LENGTH = 12
 
@@ -45,11 +45,19 @@ class Cell:
 
 
 def varying_axes(cells: Iterable[Cell]) -> list[str]:
-    """Return the axes in which some of the cells differ."""
-    first: dict[str, Any] = {}
-    varying: set[str] = set()
+    """Return the axes in which some of the cells differ, in the order of their declaration."""
+    cells = list(cells)
+    given: dict[str, list[Any]] = {}
     for cell in cells:
-        for name, value in cell.params.values().items():
-            if first.setdefault(name, value) != value:
-                varying.add(name)
-    return [name for name in first if name in varying]
+        for name, value in cell.params.non_default().items():
+            given.setdefault(name, []).append(value)
+    names: dict[str, None] = {}
+    for params in dict.fromkeys(type(cell.params) for cell in cells):
+        names |= dict.fromkeys(axis_names(params))
+    varying = []
+    for name in names:
+        values = given.get(name, [])
+        # Cells without a value have the default, which differs from each value that is given.
+        if values and (len(values) < len(cells) or any(value != values[0] for value in values)):
+            varying.append(name)
+    return varying

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Self, get_args
@@ -114,16 +114,20 @@ class Params(Axes):
         """Number of GPUs that the cell has to itself."""
         return int(getattr(self, "gpus", 1)) if self.device == "cuda" else 0
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Mapping[str, Any]:
         """Return every parameter under its name in the config, as JSON can hold it."""
-        return dict(self._values)
+        return self._values
 
     @cached_property
     def _values(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
 
-    def non_default(self) -> dict[str, Any]:
+    def non_default(self) -> Mapping[str, Any]:
         """Return the parameters that differ from their defaults: the cell's id is made of them."""
+        return self._non_default
+
+    @cached_property
+    def _non_default(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 

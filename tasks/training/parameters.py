@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -255,7 +256,7 @@ class TrainStepParams(AttentionAxisParams):
         """Tokens that a step processes."""
         return self.gradient_accumulation * self.batch_size * self.context_length
 
-    @property
+    @cached_property
     def dimensions(self) -> Dimensions | None:
         """Dimensions of the course's model; None for your own model."""
         if self.size is not None:
@@ -264,5 +265,7 @@ class TrainStepParams(AttentionAxisParams):
             dims = Dimensions(self.d_model, self.d_ff, self.num_layers, self.num_heads)
         else:
             return None
+        if not self.num_kv_heads and not self.tie_embeddings:
+            return dims
         kv_heads = self.num_kv_heads or dims.num_kv_heads
         return replace(dims, num_kv_heads=kv_heads, is_tied=self.tie_embeddings or dims.is_tied)
