@@ -136,7 +136,7 @@ class Run:
     def incomplete_of(
         self, attempts: Iterable[tuple[str, int, str | None]]
     ) -> dict[tuple[str, int], MissingRows]:
-        """Do the same for attempts of which `cell`, `attempt` and `contents` were read already."""
+        """Return the incomplete ones of attempts, given as `cell`, `attempt` and `contents`."""
         recorded: dict[tuple[str, int], dict[str, RowsDigest]] = {}
         for cell, number, contents in attempts:
             if contents is not None:
