@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from tasks.process.cpu_affinity import pin_to_cores, prefer_for_oom_kill, reset_niceness
 from tasks.process.journal import FinalStatus, Journal
@@ -174,7 +174,7 @@ def _run_stages(
     from tasks.harness.precision import require_precision
     from tasks.harness.stage import Session
     from tasks.harness.stage_checks import StageChecks
-    from tasks.harness.workload import StaticResult
+    from tasks.harness.workload import StaticResult, Workload
     from tasks.instruments import stages_of
     from tasks.process.environment import fingerprint, read_environment
 
@@ -185,12 +185,13 @@ def _run_stages(
     if not by_hand:
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
     threads = torch.get_num_threads()
-    built: Any = task.build(params)  # a Workload or a StaticResult
+    built = task.build(params)
     facts = {**built.device.facts(), **built.facts}
     journal.facts({**facts, "fingerprint": fingerprint({**environment, **facts})})
     if isinstance(built, StaticResult):
         journal.rows("samples", built.samples)
         return
+    assert isinstance(built, Workload)
     journal.facts({"tokens": built.tokens, "flops": built.flops})
     require_precision(params)
     folder = None if by_hand else attempt.path

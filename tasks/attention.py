@@ -5,7 +5,7 @@ This module is read when planning, on machines that need no torch: what needs it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from pydantic import model_validator
 
@@ -218,7 +218,7 @@ def _flush(device: Device) -> Callable[[], object]:
     """Writes more than the L2 cache holds."""
     import torch
 
-    cache: Any = torch.cuda.get_device_properties(device.torch_device).L2_cache_size
+    cache: int = torch.cuda.get_device_properties(device.torch_device).L2_cache_size
     buffer = torch.empty(
         max(_CACHES * cache, _AT_LEAST_FLUSHED_BYTES), dtype=torch.int8, device=device.torch_device
     )

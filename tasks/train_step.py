@@ -6,7 +6,7 @@ This module is read when planning, on machines that need no torch: what needs it
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from model.accounting import (
     attention_matmul_flops,
@@ -15,6 +15,7 @@ from model.accounting import (
     parameter_count,
     softmax_flops,
 )
+from tasks.spec.axes import Values
 from tasks.spec.registry import Task
 from tasks.spec.source_digest import source_digest
 from tasks.training.parameters import TrainStepParams
@@ -114,7 +115,7 @@ def _square(params: TrainStepParams) -> tuple[int, int, int] | None:
     return params.batch_size * dims.num_heads, length, length
 
 
-def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
+def _read_back(params: TrainStepParams, model: nn.Module) -> Values:
     """Return the precision that torch reports, and the properties of the model that was built."""
     from tasks.harness.precision import dtype_name, precision_facts
 

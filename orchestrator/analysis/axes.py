@@ -19,7 +19,7 @@ RUN = "run"  # the axis that distinguishes the runs of a collection
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
 # The settings with which a report begins: whole steps as the course trains. Other cells repeat them
 # in other settings.
-MAIN: Mapping[str, Any] = {
+MAIN: Mapping[str, object] = {
     "pass": "train_step",
     "compile": "eager",
     "memory_limit_gib": None,

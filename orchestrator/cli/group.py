@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from keyword import iskeyword
-from typing import Any
+from typing import NoReturn
 
 import click
 
@@ -59,7 +59,7 @@ class LazyCommands(Mapping[str, click.Command]):
 class SweepGroup(click.Group):
     """Group that prints one line on stderr and exits with 2 if the user can correct an error."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run a command."""
         try:
             return super().invoke(ctx)
@@ -100,6 +100,6 @@ def _explain(error: OSError) -> SweepError:
     raise error
 
 
-def _exit(ctx: click.Context, code: int, message: str) -> None:
+def _exit(ctx: click.Context, code: int, message: str) -> NoReturn:
     click.echo(message, err=True)
     ctx.exit(code)

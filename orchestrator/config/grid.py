@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,7 +22,8 @@ from orchestrator.config.grid_checks import (
 from orchestrator.config.hints import unknown_name
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection, choose_sample, matches
-from orchestrator.config.yaml_source import KeyPath, Source, Values, config_error
+from orchestrator.config.yaml_source import KeyPath, Source, config_error
+from tasks.spec.axes import Values
 from tasks.spec.cell import Cell, varying_axes
 from tasks.spec.parameters import axis_names, default_values
 from tasks.spec.registry import make_cell
@@ -137,7 +137,7 @@ def _idle_conditions(config: SweepConfig, number: int, source: Source) -> Iterat
 
 
 def _grid_cells(
-    config: SweepConfig, number: int, source: Source, sets: Mapping[str, Sequence[Any]]
+    config: SweepConfig, number: int, source: Source, sets: Mapping[str, Sequence[object]]
 ) -> Iterator[tuple[Cell, set[int]]]:
     """Yield the cells of a grid before `exclude`, with the numbers of the overrides of each."""
     grid, place = config.grids[number], ("grids", number)
@@ -188,7 +188,7 @@ def _condition_values(cell: Cell) -> Values:
     return {**cell.params.values(), "task": cell.task}
 
 
-def _product(axes: Mapping[str, Sequence[Any]]) -> Iterator[Values]:
+def _product(axes: Mapping[str, Sequence[object]]) -> Iterator[Values]:
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 

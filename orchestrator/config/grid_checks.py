@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,9 +16,10 @@ from orchestrator.common.suggestions import require_known
 from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_axis
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection
-from orchestrator.config.yaml_source import KeyPath, Source, Values, config_error
+from orchestrator.config.yaml_source import KeyPath, Source, config_error
+from tasks.spec.axes import Values
 from tasks.spec.messages import shorten
-from tasks.spec.parameters import axis_names, check_value, default_values
+from tasks.spec.parameters import Params, axis_names, check_value, default_values
 from tasks.spec.registry import all_tasks
 
 MAX_COMBINATIONS = 100_000  # more is probably a mistake: it would measure for days
@@ -78,7 +78,7 @@ def check_conditions(config: SweepConfig, source: Source) -> None:
                 _check_condition(grid, (*place, name), wanted, source)
 
 
-def _check_condition(grid: Grid, place: KeyPath, wanted: Any, source: Source) -> None:
+def _check_condition(grid: Grid, place: KeyPath, wanted: object, source: Source) -> None:
     if wanted == []:
         raise ConfigError(
             f"{source.where(place)}: an empty list matches nothing", "Name a value, or several"
@@ -95,7 +95,9 @@ def _within(place: KeyPath, loc: KeyPath) -> KeyPath:
     return (*place, *loc[1:])  # the first step of a validation error is the axis
 
 
-def check_values(config: SweepConfig, option: str, selected: Mapping[str, Sequence[Any]]) -> None:
+def check_values(
+    config: SweepConfig, option: str, selected: Mapping[str, Sequence[object]]
+) -> None:
     """Raise ConfigError for a value that none of the tasks with this axis allows."""
     for name, wanted in selected.items():
         grids = [grid for grid in config.grids if has_axis(grid, name)]
@@ -105,7 +107,7 @@ def check_values(config: SweepConfig, option: str, selected: Mapping[str, Sequen
                 raise config_error(refusals[0], Source(option, None)) from refusals[0]
 
 
-def _refusal(grid: Grid, name: str, value: Any) -> ValidationError | None:
+def _refusal(grid: Grid, name: str, value: object) -> ValidationError | None:
     axis, _, key = name.partition(".")
     try:
         check_value(task_params(grid), axis, {key: value} if key else value)
@@ -114,7 +116,7 @@ def _refusal(grid: Grid, name: str, value: Any) -> ValidationError | None:
     return None
 
 
-def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[Any]]) -> None:
+def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[object]]) -> None:
     """Raise ConfigError for too many combinations, without forming them."""
     total = 0
     for number, grid in enumerate(config.grids):
@@ -128,7 +130,7 @@ def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[
             )
 
 
-def narrowing(grid: Grid, sets: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def narrowing(grid: Grid, sets: Mapping[str, Sequence[object]]) -> dict[str, Sequence[object]]:
     """Return the values that `--set` gives to axes of a grid's task."""
     return {name: sets[name] for name in sets if has_axis(grid, name)}
 
@@ -140,6 +142,6 @@ def has_axis(grid: Grid, name: str) -> bool:
     return axis in defaults and (not dot or (bool(key) and isinstance(defaults[axis], dict)))
 
 
-def task_params(grid: Grid) -> Any:
+def task_params(grid: Grid) -> type[Params]:
     """Return the parameters class of a grid's task."""
     return all_tasks()[grid.task].params

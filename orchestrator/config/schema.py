@@ -11,7 +11,7 @@ import os
 import select
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml.comments import CommentedMap
@@ -23,12 +23,12 @@ from orchestrator.config.yaml_source import (
     MAX_BYTES,
     KeyPath,
     Source,
-    Values,
     config_error,
     load_yaml,
     plain,
 )
 from tasks.instruments import instrument_names
+from tasks.spec.axes import Values
 from tasks.spec.parameters import MOST_GIB
 from tasks.spec.registry import all_axes, all_tasks
 
@@ -55,7 +55,7 @@ class Grid(Strict):
     """One block: the product of its axes with the fixed values, without `exclude`, with `include`."""
 
     task: str = Field(description="the kind of measurement")
-    axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+    axes: dict[str, Annotated[list[object], Field(min_length=1)]] = Field(
         default_factory=dict, description="lists of values; every combination is a cell"
     )
     fixed: Values = Field(
@@ -260,12 +260,12 @@ def _is_encodable(text: str) -> bool:
         return False
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> Values:
     """Return the JSON Schema of a config, with the parameters of every task, for editors."""
     schema = SweepConfig.model_json_schema()
     grid = schema["$defs"]["Grid"]
     grid["properties"]["task"]["enum"] = sorted(all_tasks())
-    fixed: dict[str, Any] = {}
+    fixed: Values = {}
     for task in all_tasks().values():
         own = task.params.model_json_schema(by_alias=True)
         schema["$defs"] |= own.pop("$defs", {})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.hashing import text_digest
 from orchestrator.config.hints import LONGEST_VALUE
 from orchestrator.config.yaml_source import load_yaml, plain
+from tasks.spec.axes import Values
 from tasks.spec.cell import Cell
 from tasks.spec.messages import shorten
 
@@ -25,13 +25,13 @@ class Selection:
     the matching cells to take at random. instruments: used in addition to the config's.
     """
 
-    set: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    set: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    where: Mapping[str, Sequence[object]] = field(default_factory=dict)
     sample: float | None = None
     instruments: Sequence[str] = ()
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Selection:
+    def from_json(cls, stored: Values) -> Selection:
         """Read a stored selection, without the keys that only another version has."""
         return cls(**{one.name: stored[one.name] for one in fields(cls) if one.name in stored})
 
@@ -66,7 +66,7 @@ def choose_sample(cells: Iterable[Cell], share: float, seed: int = 0) -> tuple[C
     return tuple(cell for cell in known if cell in chosen)
 
 
-def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
+def matches(values: Mapping[str, object], condition: Mapping[str, object]) -> bool:
     """True if the values meet a condition, in which a list stands for any of its values.
 
     A name such as `model_args.layers` is that of a key in a mapping.
@@ -82,8 +82,8 @@ def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
     return True
 
 
-def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str, list[Any]]:
-    parsed: dict[str, list[Any]] = {}
+def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str, list[object]]:
+    parsed: dict[str, list[object]] = {}
     for text in texts:
         name, _, values = (part.strip() for part in text.partition("="))
         if not name or not values:

@@ -33,7 +33,6 @@ MAX_DIGITS = 20  # of an integer: those of 63 bits have 19
 # more values than memory can hold.
 MAX_NODES = 200_000
 KeyPath = tuple[str | int, ...]
-Values = dict[str, Any]
 Locate = Callable[[KeyPath], KeyPath]
 ExplainUnknown = Callable[[str, KeyPath], tuple[str, str]]
 _TAG = "tag:yaml.org,2002:"
@@ -49,7 +48,7 @@ class Source:
     """The text that a config was loaded from, to find the line of an error."""
 
     name: str
-    document: Any
+    document: object
 
     def where(self, place: KeyPath) -> str:
         """Return the file, line and key of a place, such as `full.yaml:12: grids[0].axes`."""
@@ -102,7 +101,7 @@ def _without_tags(place: KeyPath) -> KeyPath:
     return tuple(step for step in place if not _UNION_TAG.match(str(step)))
 
 
-def load_yaml(text: str, name: str, has_lines: bool = True) -> Any:
+def load_yaml(text: str, name: str, has_lines: bool = True) -> object:
     """Return the document of a text. Raises ConfigError.
 
     name: stands for the text in errors, followed by the line if the text has lines.
@@ -153,7 +152,7 @@ class _BoundedComposer(Composer):
 
     _depth = 0
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: Node, index: Any) -> Any:
         if parent is not None and len(parent.value) >= MAX_ITEMS:
             kind = "mapping" if isinstance(parent, MappingNode) else "list"
             problem = f"a {kind} has more than {MAX_ITEMS:,} values"
@@ -167,7 +166,7 @@ class _BoundedComposer(Composer):
 
 
 class _BoundedConstructor(RoundTripConstructor):
-    def construct_document(self, node: Node) -> Any:
+    def construct_document(self, node: Node) -> object:
         # Checked before anything is built: the parser hashes keys by all that they hold, and
         # Python refuses to print long integers.
         if _expanded_size(node, {}) > MAX_NODES:
@@ -237,7 +236,7 @@ def _digit_count(text: str) -> int:
         return 0
 
 
-def plain(node: Any) -> Any:
+def plain(node: object) -> Any:
     """Return a YAML document with Python's own types.
 
     Raises TypeError for a value that JSON cannot express, such as one with a tag.
@@ -254,9 +253,10 @@ def plain(node: Any) -> Any:
     raise TypeError(f"{str(node)!r} is neither text nor number, true, false, null, list or mapping")
 
 
-def _line(document: Any, place: KeyPath) -> int | None:
+def _line(document: object, place: KeyPath) -> int | None:
     """Return the line of the deepest part of a place that the document has."""
-    node, line = document, None
+    node: Any = document
+    line = None
     for step in place:
         try:
             if isinstance(node, CommentedMap):

@@ -8,10 +8,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.units import GIB, MIB
+from tasks.spec.axes import Values
 
 # fp16 and pure bf16 use the same tensor cores at the same rate as bf16.
 _PEAK_ENTRY = {"fp16": "bf16", "bf16_pure": "bf16"}
@@ -69,7 +69,7 @@ def _usable_bytes(memory_mib: int) -> int:
 
 
 @cache
-def _data() -> dict[str, Any]:
+def _data() -> Values:
     return tomllib.loads(resources.files(__package__).joinpath("gpus.toml").read_text())
 
 

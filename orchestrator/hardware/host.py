@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-Fingerprint = Mapping[str, object]  # what must match before results may share a folder
+from tasks.spec.axes import Values
+
+Fingerprint = Values  # what must match before results may share a folder
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class HostInfo:
         return tuple(name for name, found in self.fingerprints.items() if found)
 
     @classmethod
-    def from_probe(cls, facts: Mapping[str, Any]) -> HostInfo:
+    def from_probe(cls, facts: Values) -> HostInfo:
         """Read what `python -m tasks --probe` printed."""
         gpus = tuple(
             GpuInfo(gpu["name"], gpu["memory_bytes"], gpu["uuid"]) for gpu in facts["gpus"]

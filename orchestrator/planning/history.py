@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import RunError
 from orchestrator.planning.options import PENDING, QUALITY_FLAGS
-from orchestrator.store.run import INCOMPLETE, Run
+from orchestrator.store.run import INCOMPLETE, Run, StoredRow
 from tasks.spec.status import Status
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_histories(run: Run, obsolete: Collection[tuple[str, int]] = ()) -> dict
 
 
 def histories_of(
-    rows: Iterable[tuple[Any, ...]], run: Run, obsolete: Collection[tuple[str, int]] = ()
+    rows: Iterable[StoredRow], run: Run, obsolete: Collection[tuple[str, int]] = ()
 ) -> dict[str, CellHistory]:
     """Return the histories in these rows of attempts, which have HISTORY_COLUMNS."""
     rows = sorted(rows, key=itemgetter(0, 1))
@@ -114,7 +114,7 @@ def cells_by_flag(cells: pd.DataFrame) -> dict[str, set[str]]:
 
 
 def _valid_attempts(
-    attempts: Iterable[tuple[Any, ...]], run: Run
+    attempts: Iterable[StoredRow], run: Run
 ) -> tuple[tuple[Status, ...], tuple[float, ...], int]:
     """Return the statuses and durations of attempts, and how many successes were replaced."""
     successes: list[int] = []

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.text import shell_command
 from orchestrator.planning.options import RunOptions
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import Run
+from tasks.spec.axes import Values
 
 INVOCATION = "invocation"  # the key in a row's facts: the time of the command that measured it
 FINISHED = "finished"  # the key of an entry
@@ -36,20 +36,20 @@ class Invocation:
 
     time: str | None = None
     command: tuple[str, ...] = ()
-    asks_for: Mapping[str, Any] | None = None
+    asks_for: Values | None = None
     commit: str | None = None
     program_source: str | None = None
-    asked: Mapping[str, Any] | None = None
+    asked: Values | None = None
     sources: Mapping[str, str | None] | None = None
     finished: bool | None = None
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Invocation:
+    def from_json(cls, stored: Values) -> Invocation:
         """Read an entry, without the keys that only another version has."""
         read = {one.name: stored[one.name] for one in fields(cls) if one.name in stored}
         return cls(**{**read, "command": tuple(stored.get("command", ()))})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Values:
         """Return the entry as run.json stores it."""
         return {**vars(self), "command": list(self.command)}
 
@@ -80,7 +80,7 @@ class Invocation:
         return None not in own and own == theirs
 
 
-def measurement_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def measurement_settings(config: Values) -> Values:
     """Return the settings of a stored config that go into the facts of each row."""
     return {name: config[name] for name in ("env", "instruments") if name in config}
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
@@ -88,7 +87,7 @@ def _names_in(module: ModuleSpec) -> set[str] | None:
     return None if {"*", "__getattr__"} & names else names
 
 
-def _place(document: Any, axis: str, value: str) -> KeyPath:
+def _place(document: object, axis: str, value: str) -> KeyPath:
     """Return the place in a config that gives an axis this value, or () if an option does."""
     for place, found in _leaves(document):
         if found == value and axis in place:
@@ -96,8 +95,12 @@ def _place(document: Any, axis: str, value: str) -> KeyPath:
     return ()
 
 
-def _leaves(node: Any, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    items: Any = node.items() if isinstance(node, Mapping) else enumerate(node)
+def _leaves(node: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    items: Iterable[tuple[str | int, object]] = ()
+    if isinstance(node, Mapping):
+        items = node.items()
+    elif isinstance(node, list):
+        items = enumerate(node)
     for key, child in items:
         if isinstance(child, Mapping | list):
             yield from _leaves(child, (*place, key))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from orchestrator.store.run import INCOMPLETE
 from tasks.spec.attempt import StartMethod
+from tasks.spec.axes import Values
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 
@@ -69,15 +70,15 @@ class RunOptions:
         """Return the options of a second run: only what is missing or failed."""
         return replace(self, fresh=False, retry=frozenset(), only=frozenset())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Values:
         """Return the options as run.json stores them."""
         stored = {name: getattr(self, name) for name in _STORED}
         return stored | {"retry": sorted(self.retry), "only": sorted(self.only)}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> RunOptions:
+    def from_json(cls, stored: Values) -> RunOptions:
         """Read stored options, without those that only another version knows."""
-        read: dict[str, Any] = {name: stored[name] for name in _STORED if name in stored}
+        read: Values = {name: stored[name] for name in _STORED if name in stored}
         for name in {"retry", "only"} & read.keys():
             read[name] = frozenset(read[name])
         if "retry" in read:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orchestrator.common.errors import RunMismatch
 from orchestrator.common.provenance import PROGRAM_SOURCE, describe_program
@@ -20,6 +20,7 @@ from orchestrator.planning.plan import Plan
 from orchestrator.planning.preflight import Notify
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
+from tasks.spec.axes import Values
 from tasks.spec.status import Status
 
 # A folder may be moved: where compilers cache their code changes no result.
@@ -132,7 +133,7 @@ def _valid_rows(run: Run) -> Iterator[_Row]:
         yield from valid or [row for row in own if row.status == Status.OOM][-1:]
 
 
-def _other_env(facts: Mapping[str, Any], config: SweepConfig) -> str:
+def _other_env(facts: Values, config: SweepConfig) -> str:
     """Return how the environment variables of a result differ; empty if they do not."""
     env = facts.get("env")
     if env is None or _without_caches(env) == _without_caches(config.env):

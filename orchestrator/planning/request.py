@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
@@ -33,6 +32,7 @@ from orchestrator.store.mirror import open_run
 from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.axes import Values
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import default_values
 from tasks.spec.registry import all_tasks
@@ -106,7 +106,7 @@ class SweepRequest:
             model: source_digest(model, self.search_path) for model in sorted(filter(None, models))
         }
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> Values:
         """Return the identity of the command, independent of the order of words."""
         selection = asdict(self.selection)
         for axis, values in self.selection.where.items():
@@ -122,8 +122,8 @@ class SweepRequest:
         return dict(json.loads(json.dumps(identity)))
 
     def manifest(
-        self, fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], invocation: Invocation
-    ) -> dict[str, Any]:
+        self, fingerprints: Mapping[str, Sequence[Mapping[str, object]]], invocation: Invocation
+    ) -> Values:
         """Return the run's manifest with this sweep and one more invocation."""
         sweep = {
             "config_path": str(self.config_path),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 from orchestrator.common.errors import NoNodeLeft, PlatformError
 from orchestrator.common.text import format_seconds
@@ -143,7 +143,7 @@ class NodeHealth:
             self._notify(f"waiting for {names} to answer, for up to {format_seconds(limit_s)}")
             self._ray.wait(late, num_returns=len(late), timeout=limit_s - _LATE_S)
 
-    def _answer(self, answer: object, limit_s: float) -> list[Any]:
+    def _answer(self, answer: object, limit_s: float) -> list[Answer]:
         """Return the answer in a list, which is empty for a node that is gone.
 
         Raises PlatformError.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.execution.attempt import recover
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
@@ -133,7 +133,7 @@ class RayScheduler(Scheduler):
 
     def _start_task(
         self, task: Callable[..., object], attempt: Attempt, *arguments: object, **options: str
-    ) -> Any:
+    ) -> object:
         resources = self._placement.resources(attempt)
         # max_calls=0: the worker only supervises, so it may serve the next cell. max_retries=0: by
         # default Ray starts a crashing cell four times without a message. Both have an effect in

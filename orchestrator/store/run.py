@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -38,6 +38,8 @@ from orchestrator.store.tables import (
 if TYPE_CHECKING:
     import pandas as pd
 
+# The values of a row of a table in the order of the columns that were asked for.
+StoredRow: TypeAlias = tuple[Any, ...]
 INCOMPLETE = "incomplete"  # the status of a cell whose measured rows are missing in part
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
@@ -121,7 +123,7 @@ class Run:
         frame: pd.DataFrame = self._read_table(table, columns).to_pandas()
         return frame
 
-    def rows(self, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
+    def rows(self, table: str, columns: list[str]) -> Iterator[StoredRow]:
         """Yield the rows of a table, without importing pandas."""
         for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)

@@ -6,7 +6,7 @@ function are not seen, so that the composites that the model uses are listed, to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import (
     AbstractContextManager,
     ContextDecorator,
@@ -20,9 +20,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from tasks.prediction.kernels import SdpaCall, fused_attention
+from tasks.prediction.shapes import Arguments, Keywords
 
 # Lists and rules of ATen/autocast_mode.h, torch 2.13: functions whose inputs become the narrow
 # dtype, or fp32, and functions whose result becomes fp32.
@@ -46,7 +48,9 @@ _CUDA = "cuda"
 
 
 @contextmanager
-def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterator[GpuFunctions]:
+def gpu_emulated(
+    labelling: Callable[[str], AbstractContextManager[object]], kind: str = "meta"
+) -> Iterator[GpuFunctions]:
     """Replace torch's functions that need a GPU, and yield the mode to enter in the forward pass.
 
     kind: device whose tensors stand for those on a GPU. labelling: `labelling(role)` is entered
@@ -56,24 +60,29 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
 
     # Without a GPU `torch.autocast("cuda")` switches itself off, and the CPU's autocast has other
     # lists.
-    def autocast(device_type: str, *args: Any, **options: Any) -> _Autocast:
-        return _Autocast(emulation, *args, **options)
+    def autocast(
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = True,
+    ) -> _Autocast:
+        return _Autocast(emulation, dtype, enabled, cache_enabled)
 
     # The backward pass leaves all modes. The Python code that it calls, such as a checkpoint's, may
     # be code of a forward pass.
-    def apply(node: Any, *args: Any) -> Any:
+    def apply(node: object, *args: object) -> object:
         with emulation.resumed():
             return call_backward(node, *args)
 
-    def make_hooks(hooks: Any, pack: Any, unpack: Any) -> None:
-        def unpack_emulated(packed: Any) -> Any:
+    def make_hooks(hooks: object, pack: object, unpack: Callable[[object], object]) -> None:
+        def unpack_emulated(packed: object) -> object:
             with emulation.resumed():
                 return unpack(packed)
 
         init_hooks(hooks, pack, unpack_emulated)
 
-    call_backward: Any = torch.autograd.function.BackwardCFunction.apply
-    init_hooks = torch.autograd.graph.saved_tensors_hooks.__init__
+    call_backward: Callable[..., object] = torch.autograd.function.BackwardCFunction.apply
+    init_hooks: Callable[..., None] = torch.autograd.graph.saved_tensors_hooks.__init__
     replaced = {
         "torch.autograd.function.BackwardCFunction.apply": apply,
         "torch.autograd.graph.saved_tensors_hooks.__init__": make_hooks,
@@ -116,7 +125,7 @@ class _Autocast(ContextDecorator):
         emulation.depth += 1
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         emulation = self._emulation
         emulation.enabled, emulation.dtype, emulation.caches = self._outside.pop()
         emulation.depth -= 1
@@ -128,9 +137,10 @@ class _Scaler(torch.amp.GradScaler):
     """Gradient scaler that never skips a step: without data no gradient is known to overflow."""
 
     def _maybe_opt_step(
-        self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        return optimizer.step(*args, **kwargs)
+        self, optimizer: Optimizer, optimizer_state: object, *args: object, **kwargs: object
+    ) -> float | None:
+        step: Callable[..., float | None] = optimizer.step
+        return step(*args, **kwargs)
 
 
 class GpuFunctions(TorchFunctionMode):
@@ -140,7 +150,7 @@ class GpuFunctions(TorchFunctionMode):
     weight; each entry also holds the weight itself, so that no other tensor gets its id.
     """
 
-    def __init__(self, labelling: Callable[[str], Any]) -> None:
+    def __init__(self, labelling: Callable[[str], AbstractContextManager[object]]) -> None:
         super().__init__()
         self.enabled = False
         self.dtype = torch.float16
@@ -149,19 +159,19 @@ class GpuFunctions(TorchFunctionMode):
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._labelling = labelling
 
-    def resumed(self) -> AbstractContextManager[Any]:
+    def resumed(self) -> AbstractContextManager[object]:
         """Return a context in which the mode is active, in whatever state it is now."""
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         return nullcontext() if self in modes else self
 
     def __torch_function__(
         self,
-        func: Any,
+        func: Callable[..., object],
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        options = dict(kwargs or {})
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
+        options = kwargs or {}
         name = getattr(func, "__name__", "")
         if self.enabled:
             if name == "cross_entropy":
@@ -174,14 +184,14 @@ class GpuFunctions(TorchFunctionMode):
         return func(*args, **options)
 
     def _cast_inputs(
-        self, name: str, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, name: str, args: Arguments, options: Keywords
+    ) -> tuple[Arguments, Keywords]:
         if name in _LOW:
             return _map(self._low, args), _map(self._low, options)
         if name in _FP32:
             return _map(_fp32, args), _map(_fp32, options)
         if name in _FP32_RESULT and _is_low(args[0]) and options.get("dtype") is None:
-            options["dtype"] = torch.float32
+            options = {**options, "dtype": torch.float32}
         return args, options
 
     def _low(self, tensor: Tensor) -> Tensor:
@@ -230,7 +240,7 @@ def _map(cast: Callable[[Tensor], Tensor], value: Any) -> Any:
     return value
 
 
-def _is_low(value: Any) -> bool:
+def _is_low(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 

@@ -7,12 +7,12 @@ computes again is counted separately: checkpoints, and the scores of fused atten
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
+
+from tasks.prediction.shapes import Arguments, Keywords, Operation
 
 
 class FlopCount:
@@ -23,7 +23,7 @@ class FlopCount:
         self.repeated: Counter[str] = Counter()
 
     def add(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, phase: str
+        self, func: Operation, args: Arguments, kwargs: Keywords, result: object, phase: str
     ) -> None:
         """Count one operation."""
         formula = flop_registry.get(func.overloadpacket)
@@ -44,11 +44,11 @@ class FlopCount:
         counted[phase] += flops
 
 
-def _shapes(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _shapes(args: Arguments) -> tuple[object, ...]:
     return tuple(arg.shape if isinstance(arg, Tensor) else arg for arg in args)
 
 
-def _of_all_heads(shapes: tuple[Any, ...]) -> tuple[Any, ...]:
+def _of_all_heads(shapes: tuple[object, ...]) -> tuple[object, ...]:
     """Return the shapes with as many heads of keys and values as of queries, which formulas need."""
     large = [shape for shape in shapes if isinstance(shape, torch.Size) and len(shape) == 4]
     heads = max(shape[1] for shape in large)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tasks.prediction.reductions import reduction_scratch
+from tasks.prediction.shapes import Arguments
 
 _aten = torch.ops.aten
 _FP32 = 4
@@ -30,7 +31,7 @@ NOT_ON_META = frozenset({"_fused_sgd_", "_fused_adagrad_"})
 # flash, efficient and cuDNN attention need 80.5 MiB in bf16, three gradients of 16 MiB, a sum in
 # fp32 of 32 MiB and sums of rows of 0.5 MiB. The one of efficient attention in fp32 needs 128.5
 # MiB, three gradients of 32 MiB and the same sums.
-def _backward_sums(args: tuple[Any, ...]) -> tuple[int, ...]:
+def _backward_sums(args: Arguments) -> tuple[int, ...]:
     """Return the scratch for (grad_out, query, key, …).
 
     The query's gradient in fp32 and a sum per row; gradients of keys and values for every query
@@ -44,7 +45,7 @@ def _backward_sums(args: tuple[Any, ...]) -> tuple[int, ...]:
     return (*sums, expanded, expanded)
 
 
-def _grad_times_output(args: tuple[Any, ...]) -> tuple[int, ...]:
+def _grad_times_output(args: Arguments) -> tuple[int, ...]:
     """Return the scratch for (grad_out, output, …): their product (ATen/native/cuda/SoftMax.cu).
 
     The CPU's kernel does not need it.
@@ -53,7 +54,7 @@ def _grad_times_output(args: tuple[Any, ...]) -> tuple[int, ...]:
     return (grad.nbytes,)
 
 
-def _masked_scores(args: tuple[Any, ...]) -> tuple[int, ...]:
+def _masked_scores(args: Arguments) -> tuple[int, ...]:
     """Return the scratch for (scores, dim): a byte per score and per row.
 
     They mark scores that are minus infinity (ATen/native/transformers/attention.cpp).
@@ -62,7 +63,7 @@ def _masked_scores(args: tuple[Any, ...]) -> tuple[int, ...]:
     return scores.numel(), scores.numel() // scores.shape[-1]
 
 
-SCRATCH: Mapping[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
+SCRATCH: Mapping[str, Callable[[Arguments], tuple[int, ...]]] = {
     "_scaled_dot_product_flash_attention_backward": _backward_sums,
     "_scaled_dot_product_cudnn_attention_backward": _backward_sums,
     "_scaled_dot_product_efficient_attention_backward": _backward_sums,

@@ -6,16 +6,15 @@ kernel runs. Each operation that makes such a tensor from others like it is repe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tasks.prediction.shapes import tensors_of
+from tasks.prediction.shapes import Arguments, Keywords, Operation, tensors_of
 
 _MOST_ELEMENTS = 1 << 22  # masks of 2,048 positions; larger ones would take time and memory
 
@@ -24,16 +23,14 @@ class KnownValues:
     """The tensors on the CPU that hold the values of tensors on the `meta` device."""
 
     def __init__(self) -> None:
-        self._twins: Any = WeakTensorKeyDictionary()
+        self._twins: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 
     def read(self, tensor: Tensor) -> int | float | bool | None:
         """Return the number in a tensor of one element, or None if it is not known."""
         twin = self._twins.get(tensor)
         return None if twin is None else twin.item()
 
-    def follow(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
+    def follow(self, func: Operation, args: Arguments, kwargs: Keywords, result: object) -> None:
         """Store the values of an operation's results if those of its arguments are known."""
         made = tensors_of(result)
         if not all(_may_be_known(tensor) for tensor in made):
@@ -59,7 +56,7 @@ class KnownValues:
             if values.untyped_storage().data_ptr() == address:
                 del self._twins[other]
 
-    def _on_cpu(self, value: Any) -> Any:
+    def _on_cpu(self, value: object) -> object:
         if isinstance(value, Tensor):
             return self._twins[value] if value.is_meta else value
         is_meta = isinstance(value, torch.device) and value.type == "meta"

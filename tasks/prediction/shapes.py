@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
+# Of an operation that torch dispatches. Each operation has types of its own, and torch checks them.
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = Mapping[str, Any]
+# An operation as torch dispatches it, and its result: a tensor, a number, or several of them.
+Operation: TypeAlias = OpOverload[..., Any]
 _Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
@@ -38,11 +44,11 @@ class ShapeMemory:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, _NewTensors | str] = {}
+        self._known: dict[tuple[object, ...], _NewTensors | str] = {}
 
     def call(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, Iterable[Tensor]]:
+        self, func: Operation, args: Arguments, kwargs: Keywords
+    ) -> tuple[object, Iterable[Tensor]]:
         """Return the result, and the tensors in it that may have a new storage."""
         # An operation is slow to hash, so its id stands for it. `torch.empty(shape)` depends on the
         # default dtype, which no argument names.
@@ -63,14 +69,14 @@ class ShapeMemory:
         return result, tensors_of(result)
 
 
-def tensors_of(result: Any) -> Sequence[Tensor]:
+def tensors_of(result: object) -> Sequence[Tensor]:
     """Return the tensors in nested tuples, lists and dicts."""
     if isinstance(result, Tensor):
         return (result,)
     return [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
 
 
-def _signature(value: Any) -> Any:
+def _signature(value: object) -> object:
     if isinstance(value, Tensor):
         return type(value), value.is_meta, value.dtype, value.shape, value.stride()
     if isinstance(value, list | tuple):
@@ -78,7 +84,7 @@ def _signature(value: Any) -> Any:
     return type(value), value
 
 
-def _summary(func: Any, args: tuple[Any, ...], result: Any) -> _NewTensors | str:
+def _summary(func: Operation, args: Arguments, result: object) -> _NewTensors | str:
     if any(map(is_traceable_wrapper_subclass, tensors_of((args, result)))):
         return _CALL_TORCH  # what it holds is made by its class
     if args and result is args[0]:
@@ -95,7 +101,7 @@ def _summary(func: Any, args: tuple[Any, ...], result: Any) -> _NewTensors | str
     return _NewTensors(shapes, isinstance(result, Tensor))
 
 
-def _are_new(func: Any, args: tuple[Any, ...], results: Iterable[Tensor]) -> bool:
+def _are_new(func: Operation, args: Arguments, results: Iterable[Tensor]) -> bool:
     # The schema alone is not enough: `_unsafe_view` returns the storage that it was given, and does
     # not declare that.
     shared = _addresses(tensors_of(args)) & _addresses(results)

@@ -5,9 +5,8 @@ data.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch._dynamo  # imported here: an import within an operation would keep its tensors alive
@@ -18,7 +17,7 @@ from tasks.harness.workload import Workload
 from tasks.prediction.flops import FlopCount
 from tasks.prediction.kernels import MULTIPLIES, NOT_ON_META, SCRATCH
 from tasks.prediction.known_values import KnownValues
-from tasks.prediction.shapes import ShapeMemory
+from tasks.prediction.shapes import Arguments, Keywords, Operation, ShapeMemory
 from tasks.prediction.trace import Label, Step, TensorLifetime, Trace
 
 PARTS = {
@@ -46,7 +45,7 @@ _PUT_COPY, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.inde
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
 
 
-class _Reference(weakref.ref[Any]):
+class _Reference(weakref.ref[torch.UntypedStorage]):
     """A weak reference to a storage, with its index in the trace and its address."""
 
     __slots__ = ("address", "index")
@@ -79,11 +78,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: Operation,
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
         if func is _PUT_COPY and _in_backward():
             # torch works in place unless it is watched (index_backward in FunctionsManual.cpp).
             func = _PUT_IN_PLACE
@@ -104,7 +103,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._pass_by(SCRATCH[name](args))
         return result
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._event = _ignore  # the workload itself is released after this
 
@@ -182,7 +181,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reference.index = self._allocate(storage.nbytes(), self._label_of(tensor))
             self._known[address] = reference
 
-    def _freed(self, reference: Any) -> None:
+    def _freed(self, reference: _Reference) -> None:
         del self._known[reference.address]
         self._event(~reference.index)
 
@@ -224,13 +223,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._square_label if is_square else self._label
 
     def _entering(self, part: str) -> Callable[..., None]:
-        def entering(*_: Any) -> None:
+        def entering(*_: object) -> None:
             self._parts.append(part or (self._parts[-1] if self._parts else ""))
             self._relabel()
 
         return entering
 
-    def _leaving(self, *_: Any) -> None:
+    def _leaving(self, *_: object) -> None:
         self._parts.pop()
         self._relabel()
 

@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from tasks.process import clock
+from tasks.spec.axes import Values
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
@@ -111,7 +112,7 @@ def read_journal(path: Path) -> JournalContents:
     stage, before_s, final = "", 0.0, None
     stage_s: dict[str, float] = {}
     facts: dict[str, object] = {}
-    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    rows: dict[str, list[Values]] = defaultdict(list)
     for entry in entries:
         # Journals of older versions have wall-clock times only.
         now_s = float(entry.get("after_s", entry["time"] - entries[0]["time"]))
@@ -145,7 +146,7 @@ def _is_damaged(content: bytes) -> bool:
     return is_whole and int(checksum.rstrip(b"}\n")) != zlib.crc32(before)
 
 
-def _complete_lines(content: bytes) -> Iterator[dict[str, Any]]:
+def _complete_lines(content: bytes) -> Iterator[Values]:
     for line in content.split(b"\n"):
         try:
             entry = json.loads(line)

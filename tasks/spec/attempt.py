@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from tasks.spec.axes import Values
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 
@@ -42,9 +43,9 @@ class Settings:
     cores: tuple[int, ...] | None = None
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Settings:
+    def from_json(cls, stored: Values) -> Settings:
         """Read stored settings, without the keys that only another version knows."""
-        read: dict[str, Any] = {}
+        read: Values = {}
         for name in sorted({known.name for known in fields(cls)} & stored.keys()):
             value = stored[name]
             read[name] = tuple(value) if isinstance(value, list) else value

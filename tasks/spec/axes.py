@@ -11,13 +11,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+)
 
 from pydantic import Field
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
+
+T = TypeVar("T")
+# Values by name: of parameters, of a config, or of stored JSON. Each name has a type of its own.
+Values: TypeAlias = dict[str, Any]
+FrozenValues: TypeAlias = Mapping[str, Any]  # that no reader changes
 
 
 class Affects(Flag):
@@ -52,14 +67,28 @@ class Axis:
     memory_order: tuple[str, ...] | None = None
     part_of: str = ""
 
-    def __call__(self, schema: dict[str, Any]) -> None:
+    def __call__(self, schema: Values) -> None:
         """Add the unit to the axis's JSON Schema."""
         if self.unit:
             schema["x-unit"] = self.unit
 
 
-def axis(default: Any, doc: str, *, alias: str | None = None, **declared: Any) -> Any:
-    """Declare an axis as the default of a parameter's field; `...` makes it required.
+class AxisProperties(TypedDict, total=False):
+    """The optional attributes of `Axis`."""
+
+    unit: str
+    affects: Affects
+    memory_order: tuple[str, ...] | None
+    part_of: str
+
+
+REQUIRED: Any = ...
+
+
+def axis(
+    default: T, doc: str, *, alias: str | None = None, **declared: Unpack[AxisProperties]
+) -> T:
+    """Declare an axis as the default of a parameter's field; REQUIRED stands for no default.
 
     The default of a new axis must be what was measured before: cell ids hash only what differs from
     the defaults, so that stored results then belong to the same cells.
@@ -67,7 +96,7 @@ def axis(default: Any, doc: str, *, alias: str | None = None, **declared: Any) -
     declared: further attributes of `Axis`.
     """
     # Pydantic calls `json_schema_extra` to complete the schema; here it also carries the record.
-    extra: Callable[[dict[str, Any]], None] = Axis(doc, **declared)
+    extra: Callable[[Values], None] = Axis(doc, **declared)
     return Field(default, alias=alias, description=doc, json_schema_extra=extra)
 
 
@@ -124,7 +153,7 @@ def words_of(params: type[BaseModel], name: str) -> tuple[str, ...]:
     return ()
 
 
-def _words(annotation: Any) -> Iterator[str]:
+def _words(annotation: object) -> Iterator[str]:
     if get_origin(annotation) is Literal:
         yield from (word for word in get_args(annotation) if isinstance(word, str))
         return

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from tasks.spec.messages import escape_unprintable
 from tasks.spec.parameters import Params, axis_names
@@ -47,7 +46,7 @@ class Cell:
 def varying_axes(cells: Iterable[Cell]) -> list[str]:
     """Return the axes in which some of the cells differ, in the order of their declaration."""
     cells = list(cells)
-    given: dict[str, list[Any]] = {}
+    given: dict[str, list[object]] = {}
     for cell in cells:
         for name, value in cell.params.non_default().items():
             given.setdefault(name, []).append(value)

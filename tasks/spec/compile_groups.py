@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
-from tasks.spec.axes import Affects, axes_without
+from tasks.spec.axes import Affects, Values, axes_without
 from tasks.spec.cell import Cell
 
 # Seen with torch 2.13 on the CPU with compiled blocks: a cell with another seed, number of steps,
@@ -36,7 +34,7 @@ def shared_graph(cell: Cell) -> str | None:
     return repr((cell.task, cell.version, sorted(traced.items())))
 
 
-def _traced_values(cell: Cell, values: Mapping[str, Any]) -> dict[str, Any]:
+def _traced_values(cell: Cell, values: Values) -> Values:
     """Return the parameters that enter the graphs, with a size replaced by its dimensions."""
     untraced = axes_without(type(cell.params), Affects.GRAPH)
     traced = {name: value for name, value in values.items() if name not in untraced}

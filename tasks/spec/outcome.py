@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tasks.spec.attempt import Attempt
+from tasks.spec.axes import Values
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
@@ -23,8 +22,8 @@ class Outcome:
     status: Status
     stage: str
     phase: str
-    evidence: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    evidence: Values
+    facts: Values
     samples: tuple[Sample, ...]
     started_at: float
     wall_s: float

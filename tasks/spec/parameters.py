@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from tasks.spec.axes import WORK, Affects, axes_of, axis
+from tasks.spec.axes import REQUIRED, WORK, Affects, FrozenValues, Values, axes_of, axis
 from tasks.spec.order_statistics import FEWEST
 
+T = TypeVar("T")
 AttentionName = Literal[
     "naive", "torch_softmax", "weights_only", "recompute",
     "math", "efficient", "flash", "cudnn", "flex", "sdpa",
@@ -54,16 +55,16 @@ class Axes(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _fits_a_column(cls, value: Any) -> Any:
+    def _fits_a_column(cls, value: object) -> object:
         if isinstance(value, int) and abs(value) > LARGEST_INT:
             raise ValueError("integers must fit in 63 bits")
         _require_json(value, "")
         return value
 
 
-def _require_json(value: Any, place: str) -> None:
+def _require_json(value: object, place: str) -> None:
     """Raise ValueError for a value that JSON would change: cells are compared and stored as JSON."""
-    inner: Iterable[tuple[str, Any]] = ()
+    inner: Iterable[tuple[str, object]] = ()
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
@@ -96,7 +97,7 @@ class Params(Axes):
     # A grid over kinds of GPU then gives one cell on the CPU.
     @model_validator(mode="before")
     @classmethod
-    def _drop_gpu_kind(cls, values: Any) -> Any:
+    def _drop_gpu_kind(cls, values: object) -> object:
         return _without_unless_on_gpu(values, "gpu_kind", str)
 
     @property
@@ -114,20 +115,20 @@ class Params(Axes):
         """Number of GPUs that the cell has to itself."""
         return int(getattr(self, "gpus", 1)) if self.device == "cuda" else 0
 
-    def values(self) -> Mapping[str, Any]:
+    def values(self) -> FrozenValues:
         """Return every parameter under its name in the config, as JSON can hold it."""
         return self._values
 
     @cached_property
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> Values:
         return self.model_dump(mode="json", by_alias=True)
 
-    def non_default(self) -> Mapping[str, Any]:
+    def non_default(self) -> FrozenValues:
         """Return the parameters that differ from their defaults: the cell's id is made of them."""
         return self._non_default
 
     @cached_property
-    def _non_default(self) -> dict[str, Any]:
+    def _non_default(self) -> Values:
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
@@ -140,7 +141,7 @@ class MultiGpuParams(Params):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_gpus(cls, values: Any) -> Any:
+    def _drop_gpus(cls, values: object) -> object:
         return _without_unless_on_gpu(values, "gpus", int)
 
 
@@ -148,12 +149,12 @@ class ImportedParams(Params):
     """Parameters of a cell that another program measured."""
 
     # Nsys names its files report1, report2 and so on in every folder, so the name is not enough.
-    file: str = axis(..., "name of the imported file")
-    content: str = axis(..., "digest of the file: another content is another cell")
+    file: str = axis(REQUIRED, "name of the imported file")
+    content: str = axis(REQUIRED, "digest of the file: another content is another cell")
     rank: str = axis("", "process and GPU, if the file has several")
 
 
-def _without_unless_on_gpu(values: Any, name: str, kind: type) -> Any:
+def _without_unless_on_gpu(values: object, name: str, kind: type) -> object:
     """Drop an axis of GPUs on other devices. A value of another type is refused later."""
     if not isinstance(values, dict) or values.get("device", "cuda") == "cuda":
         return values
@@ -180,7 +181,7 @@ _OF_FIXED = ("warmup_steps", "measured_steps")
 _OF_ADAPTIVE = {"half_width": 0.01, "most_steps": 100, "most_seconds": 5.0}
 
 
-def timing_axis(default: Any, doc: str, unit: str = "") -> Any:
+def timing_axis(default: T, doc: str, unit: str = "") -> T:
     """Declare an axis that is null with the other `timing`."""
     return axis(default, doc, unit=unit, affects=Affects.NONE, part_of="timing")
 
@@ -226,7 +227,7 @@ class TimedParams(Params):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_other_timing(cls, values: Any) -> Any:
+    def _drop_other_timing(cls, values: object) -> object:
         """Drop the axes of the other `timing`, so that a grid of both gives one adaptive cell.
 
         A value that is not a number remains and is refused later.
@@ -283,7 +284,7 @@ class CompiledParams(TimedParams):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_mode_of_eager(cls, values: Any) -> Any:
+    def _drop_mode_of_eager(cls, values: object) -> object:
         """Drop the compiler's axes from eager cells: a grid of modes then gives one eager cell.
 
         A word that is no mode remains and is refused later.
@@ -314,12 +315,12 @@ class AttentionAxisParams(CompiledParams):
         return super().compiled or self.attention == "flex"
 
 
-def work_axis(default: Any, doc: str, unit: str = "") -> Any:
+def work_axis(default: T, doc: str, unit: str = "") -> T:
     """Declare an axis that changes how much is computed, and never less memory with more of it."""
     return axis(default, doc, unit=unit, affects=WORK, memory_order=())
 
 
-def pass_axis(default: str, words: tuple[str, ...]) -> Any:
+def pass_axis(default: T, words: tuple[str, ...]) -> T:
     """Declare the axis `pass` of a task that supports these words, in the order of their memory."""
     return axis(
         default,
@@ -330,7 +331,7 @@ def pass_axis(default: str, words: tuple[str, ...]) -> Any:
     )
 
 
-def default_values(params: type[Params]) -> dict[str, Any]:
+def default_values(params: type[Params]) -> Values:
     """Return the default of each axis, under its name in the config."""
     defaults = {}
     for name, field in params.model_fields.items():
@@ -343,7 +344,7 @@ def axis_names(params: type[Params]) -> list[str]:
     return list(default_values(params))
 
 
-def check_value(params: type[Params], name: str, value: Any) -> None:
+def check_value(params: type[Params], name: str, value: object) -> None:
     """Raise pydantic.ValidationError if an axis cannot have this value, whatever the others are."""
     _single_axis(params, name).model_validate({name: value})
 
@@ -351,7 +352,7 @@ def check_value(params: type[Params], name: str, value: Any) -> None:
 @cache
 def _single_axis(params: type[Params], axis_name: str) -> type[Axes]:
     """Return a model of one axis, without the validators that drop values of other axes unread."""
-    fields: dict[str, Any] = {}
+    fields: Values = {}
     for name, field in params.model_fields.items():
         if axis_name == (field.alias or name):
             fields[name] = (field.annotation, field)

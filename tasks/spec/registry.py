@@ -7,17 +7,20 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tasks.spec.axes import Axis, axes_of, words_of
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import ImportedParams, MultiGpuParams, Params
 
+# The parameters of one task: its functions take its own subclass of Params.
+OwnParams: TypeAlias = Any
+
 
 class HasFacts(Protocol):
     """A device that reports facts about itself."""
 
-    def facts(self) -> Mapping[str, Any]: ...
+    def facts(self) -> Mapping[str, object]: ...
 
 
 class Built(Protocol):
@@ -30,7 +33,7 @@ class Built(Protocol):
     def device(self) -> HasFacts: ...
 
     @property
-    def facts(self) -> Mapping[str, Any]: ...
+    def facts(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class Task:
     name: str
     version: int
     params: type[Params]
-    build: Callable[[Any], Built]
-    work: Callable[[Any], float | None]
+    build: Callable[[OwnParams], Built]
+    work: Callable[[OwnParams], float | None]
 
 
 @cache
@@ -82,7 +85,7 @@ def _all_params() -> list[type[Params]]:
     return [task.params for task in all_tasks().values()]
 
 
-def make_cell(task_name: str, values: Mapping[str, Any]) -> Cell:
+def make_cell(task_name: str, values: Mapping[str, object]) -> Cell:
     """Return the cell with these parameters. Raises KeyError or pydantic.ValidationError."""
     task = all_tasks()[task_name]
     return Cell(task.name, task.version, task.params.model_validate(dict(values)))

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
+    SelectiveCheckpointContext,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
@@ -26,6 +26,7 @@ from tasks.harness.model_parts import blocks_of
 from tasks.training.parameters import TrainStepParams
 
 _aten = torch.ops.aten
+_checkpoint: Callable[..., object] = checkpoint  # which takes the keywords of any function
 # Overloads, because a policy is called with these: packets such as `aten.mm` never match
 # (pytorch issue 176065).
 _LINEAR = frozenset({_aten.mm.default, _aten.addmm.default})
@@ -67,15 +68,17 @@ def checkpoint_blocks(model: nn.Module, params: TrainStepParams) -> None:
         block.forward = _checkpointed(block.forward, options)
 
 
-def _checkpointed(call: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+def _checkpointed(
+    call: Callable[..., object], options: Mapping[str, object]
+) -> Callable[..., object]:
     # A function, and not a partial of torch's: torch does not trace frames of its files.
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(call, *args, use_reentrant=False, **options, **kwargs)
+    def run(*args: object, **kwargs: object) -> object:
+        return _checkpoint(call, *args, use_reentrant=False, **options, **kwargs)
 
     return run
 
 
-def _selective_contexts(stored_every: int) -> Any:
+def _selective_contexts(stored_every: int) -> object:
     """Return the contexts of one checkpoint that stores matrix products and attention.
 
     stored_every: 1 stores all products with a weight, 2 every second one (torchtitan's default).
@@ -83,7 +86,9 @@ def _selective_contexts(stored_every: int) -> Any:
     # The forward pass and its repetition must decide alike, so that each counts from 0.
     counts: Counter[bool] = Counter()
 
-    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    def policy(
+        context: SelectiveCheckpointContext, operation: object, *args: object, **kwargs: object
+    ) -> CheckpointPolicy:
         is_stored = operation in _ATTENTION
         if operation in _LINEAR:
             is_stored = counts[context.is_recompute] % stored_every == 0
@@ -100,17 +105,21 @@ class _Group:
     calls: the other blocks that were called in this forward pass, with their further arguments.
     """
 
-    calls: list[Callable[[Tensor], Any]] = field(default_factory=list)
+    calls: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
     entered: Tensor | None = None
 
-    def postpone(self, call: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def postpone(
+        self, call: Callable[..., Tensor], x: Tensor, *args: object, **kwargs: object
+    ) -> Tensor:
         """Note the call of a block, and return its input instead of its output."""
         self._require_unchanged(x)
         self.entered = x
         self.calls.append(lambda hidden: call(hidden, *args, **kwargs))
         return x
 
-    def run(self, call: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def run(
+        self, call: Callable[..., Tensor], x: Tensor, *args: object, **kwargs: object
+    ) -> object:
         """Run all calls of the group in one checkpoint."""
         self._require_unchanged(x)
         calls = (*self.calls, lambda hidden: call(hidden, *args, **kwargs))
@@ -127,7 +136,7 @@ class _Group:
             )
 
 
-def _run_in_turn(calls: tuple[Callable[[Tensor], Any], ...], x: Tensor) -> Any:
+def _run_in_turn(calls: tuple[Callable[[Tensor], Tensor], ...], x: Tensor) -> Tensor:
     for call in calls:
         x = call(x)
     return x

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from tasks.training.parameters import TrainStepParams
 from tasks.training.presets import PRESETS
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _IMPLEMENTATIONS = {"naive": "eager", "sdpa": "sdpa"}
 
@@ -26,7 +29,7 @@ def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module
     return _from_config(config, _IMPLEMENTATIONS[params.attention], dtype)
 
 
-def _from_config(config: Any, attention: str, dtype: torch.dtype) -> nn.Module:
+def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     make = AutoModelForCausalLM.from_config
@@ -40,7 +43,7 @@ def _from_config(config: Any, attention: str, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _config(params: TrainStepParams) -> Any:
+def _config(params: TrainStepParams) -> PretrainedConfig:
     try:
         from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError as error:

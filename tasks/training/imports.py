@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from tasks.spec.source_digest import shadowed_spec
 
 
-def import_named(path: str, axis: str) -> Any:
+def import_named(path: str, axis: str) -> Callable[..., Any]:
     """Import an object by its path. Raise ImportError or AttributeError, which name what is missing."""
     module, _, name = path.partition(":")
     top, dot, rest = module.partition(".")
@@ -26,7 +27,8 @@ def import_named(path: str, axis: str) -> Any:
             f"{axis}: there is no module {top!r}. Install its package, or add its folder to PYTHONPATH",
             name=top,
         ) from error
-    return getattr(imported, name)
+    found: Callable[..., Any] = getattr(imported, name)
+    return found
 
 
 def _import_as(name: str, spec: ModuleSpec) -> str:

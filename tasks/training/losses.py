@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,7 @@ class Logits:
         if not self._is_checked:
             require_logits(logits, self._params)
             self._is_checked = True
-        return logits  # type: ignore[no-any-return]
+        return logits
 
 
 class CrossEntropy:
@@ -123,10 +122,13 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _first_tensor(output: Any) -> Any:
-    """Return the logits in what a model returns: `.logits`, or the first member of a tuple."""
-    output = getattr(output, "logits", output)
-    return output[0] if isinstance(output, tuple) else output
+def _first_tensor(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return the logits in what a model returns: `.logits`, or the first member of a tuple.
+
+    The result is not checked: see `require_logits`.
+    """
+    logits: Tensor | tuple[Tensor, ...] = getattr(output, "logits", output)
+    return logits[0] if isinstance(logits, tuple) else logits
 
 
 def require_logits(logits: object, params: TrainStepParams) -> None:

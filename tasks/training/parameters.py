@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
-from tasks.spec.axes import WORK, Affects, axis
+from tasks.spec.axes import WORK, Affects, Values, axis
 from tasks.spec.parameters import (
     AttentionAxisParams,
     PositiveInt,
@@ -87,7 +87,7 @@ class TrainStepParams(AttentionAxisParams):
         "your own model: package.module:Factory, from token ids to logits; or hf:NAME, a model of "
         "transformers by a preset, a config class, a folder or its name on the hub",
     )
-    model_args: dict[str, Any] = axis(
+    model_args: Values = axis(
         {}, "keyword arguments of the factory, or values of the hf: config", affects=WORK
     )
     context_length: PositiveInt = work_axis(512, "length of each sequence", "tokens")
@@ -107,7 +107,7 @@ class TrainStepParams(AttentionAxisParams):
         "rank of low-rank adapters of all linear layers in the blocks, with alpha of twice the "
         "rank; all other weights are frozen; null: none",
     )
-    optimizer_args: dict[str, Any] = axis(
+    optimizer_args: Values = axis(
         {}, "keyword arguments of the optimizer, such as momentum", affects=WORK & ~Affects.GRAPH
     )
     optimizer_step: Literal["after", "in_backward"] = axis(
@@ -137,7 +137,7 @@ class TrainStepParams(AttentionAxisParams):
 
     @model_validator(mode="before")
     @classmethod
-    def _normalise(cls, values: Any) -> Any:
+    def _normalise(cls, values: object) -> object:
         """Give values that mean the same one form, so that they are one cell.
 
         Axes of a backward pass are dropped from inference, and a named model gets its vocabulary.

@@ -6,9 +6,9 @@ weights and without network access.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from tasks.spec.axes import Values
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Preset:
 
     model_type: str
     parameters: int
-    config: Mapping[str, Any]
+    config: Values
 
     @property
     def vocab_size(self) -> int:
@@ -32,14 +32,14 @@ class Preset:
         return self.config.get("n_positions")
 
 
-def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
+def _gpt2(width: int, layers: int, heads: int) -> Values:
     shape = {"n_embd": width, "n_layer": layers, "n_head": heads}
     return {**shape, "vocab_size": 50_257, "n_positions": 1024}
 
 
 def _decoder(
-    widths: tuple[int, int], layers: int, heads: tuple[int, int], vocab_size: int, **others: Any
-) -> dict[str, Any]:
+    widths: tuple[int, int], layers: int, heads: tuple[int, int], vocab_size: int, **others: object
+) -> Values:
     """Return the config of a Llama-like model. heads: of queries, and of keys and values."""
     return {
         "hidden_size": widths[0],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 
 from orchestrator.cli.commands.ending import end_with
 from orchestrator.cli.commands.options import (
+    Chosen,
     Decorator,
     config_options,
     execution_options,
@@ -50,7 +50,7 @@ def limit_options(axis: str, granularity: int, up_to: int) -> Decorator:
 @config_options
 @limit_options("context_length", 128, 131072)
 @execution_options
-def max_context(**chosen: Any) -> None:
+def max_context(**chosen: object) -> None:
     """Find the largest context length that fits, for each cell of CONFIG.
 
     The context lengths in CONFIG are ignored. The limit is predicted, which needs no GPU.
@@ -65,7 +65,7 @@ def max_context(**chosen: Any) -> None:
 @config_options
 @limit_options("batch_size", 1, 4096)
 @execution_options
-def max_batch(**chosen: Any) -> None:
+def max_batch(**chosen: object) -> None:
     """Find the largest batch size that fits, for each cell of CONFIG.
 
     The batch sizes in CONFIG are ignored. The limit is predicted, which needs no GPU. --confirm
@@ -77,7 +77,7 @@ def max_batch(**chosen: Any) -> None:
     print_limits("batch_size", chosen)
 
 
-def print_limits(axis: str, chosen: dict[str, Any]) -> None:
+def print_limits(axis: str, chosen: Chosen) -> None:
     """Find and print the limits along an axis, and exit with 1 if one was not found."""
     from orchestrator.cli.text.capacity import describe_limits
     from orchestrator.execution.host_probe import probe_here

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -30,10 +29,12 @@ class ReferenceDevice(click.ParamType[str]):
 
     name = "device"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         from orchestrator.common.reference_devices import find_device
 
-        return find_device(value)
+        return find_device(str(value))
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return f"[{'|'.join(self._names())}]"
@@ -56,9 +57,11 @@ class WordChoice(click.Choice[str]):
         super().__init__(words)
         self._former = former
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value in self._former:
-            current = self._former[value]
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        current = self._former.get(str(value))
+        if current is not None:
             click.echo(f"{_option(param)} {value} is now called {current}", err=True)
             value = current
         return super().convert(value, param, ctx)
@@ -70,7 +73,7 @@ class Percentage(click.ParamType[float]):
     name = "percentage"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         # The sign is required: 3 could mean 3 % or 300 %.
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value).strip())
@@ -85,11 +88,11 @@ class Megabytes(click.ParamType[float]):
     name = "megabytes"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         # click.FloatRange accepts `nan`: no comparison with it is true, so no bound excludes it.
         try:
-            size = float(value)
+            size = float(str(value))
         except ValueError:
             size = math.nan
         if not 0 <= size < math.inf:

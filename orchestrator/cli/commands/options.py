@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import click
 
@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from orchestrator.planning.options import ExecutionOptions, RunOptions
     from orchestrator.planning.request import SweepRequest
 
-Decorator = Callable[[Any], Any]
+# What click decorates: a function, or the command that it made of one.
+Command = TypeVar("Command", bound=Callable[..., object])
+# The options of a command by parameter, as click passes them.
+Chosen: TypeAlias = Mapping[str, Any]
+
+
+class Decorator(Protocol):
+    """A decorator that adds options to a command."""
+
+    def __call__(self, command: Command, /) -> Command: ...
+
 
 # The words of --retry and --only, which `planning.options` declares too. Importing that module loads
 # pydantic (0.4 s), and `sweep --help` needs 0.1 s in all. A test compares the lists.
@@ -32,7 +42,7 @@ STATUSES = (
 def with_options(*options: Decorator) -> Decorator:
     """Return a decorator that adds options to a command, in this order in its help."""
 
-    def add(command: Any) -> Any:
+    def add(command: Command, /) -> Command:
         # As with stacked decorators, the last one is applied first.
         for option in reversed(options):
             command = option(command)
@@ -130,7 +140,7 @@ execution_options = with_options(
 )
 
 
-def parse_request(chosen: Mapping[str, Any]) -> SweepRequest:
+def parse_request(chosen: Chosen) -> SweepRequest:
     """Return the request of a command line. Raise ConfigError if it is not valid."""
     from orchestrator.config.selection import parse_selection
     from orchestrator.planning.request import resolve
@@ -147,7 +157,7 @@ def parse_request(chosen: Mapping[str, Any]) -> SweepRequest:
     return request
 
 
-def _parse_options(chosen: Mapping[str, Any]) -> RunOptions:
+def _parse_options(chosen: Chosen) -> RunOptions:
     from orchestrator.planning.options import RunOptions
 
     # A cell with a flaw is a success: `--only ok` selects it.
@@ -170,7 +180,7 @@ def _parse_options(chosen: Mapping[str, Any]) -> RunOptions:
     )
 
 
-def _parse_execution(chosen: Mapping[str, Any]) -> ExecutionOptions:
+def _parse_execution(chosen: Chosen) -> ExecutionOptions:
     from orchestrator.planning.options import ExecutionOptions
 
     needs_ray = {"--address": chosen["address"] is not None, "--cpu-cells": chosen["cpu_cells"] > 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Estimate the duration, and with --memory what fits, for this GPU, such as 'RTX 5090'.",
 )
-def plan(config: Path, memory: bool, gpu: str | None, **chosen: Any) -> None:
+def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     """Show which cells of CONFIG would run, why, and for how long.
 
     Starts nothing.
@@ -52,7 +52,7 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: Any) -> None:
     if message := describe_resumption(request):
         click.echo(message)
     cost = describe_cost(request, planned, model)
-    for line in describe_plan(planned, request.expansion.label, cost, chosen["all"]):
+    for line in describe_plan(planned, request.expansion.label, cost, bool(chosen["all"])):
         click.echo(line)
     for line in describe_prior_results(request, planned, invocation):
         click.echo(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -23,7 +22,7 @@ from orchestrator.common.output import say
 @cell_options
 @execution_options
 @flag("--skip-predicted-oom", "Leave out the cells that are predicted to run out of memory.")
-def run(config: Path, **chosen: Any) -> None:
+def run(config: Path, **chosen: object) -> None:
     """Measure the cells of CONFIG that are missing or failed.
 
     Run the same command again to continue where it stopped.

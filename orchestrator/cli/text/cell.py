@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from orchestrator.common.text import end_location, evidence_text, parameter_texts
 from orchestrator.store.artifacts import read_artifacts
@@ -14,6 +14,8 @@ from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from orchestrator.analysis.axes import Row
 
 
 def describe_cell(run: Run, prefix: str) -> Iterator[str]:
@@ -47,7 +49,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
         yield "logs and artifacts are not published, nor how to measure this cell by hand"
 
 
-def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
+def _attempt(row: Row) -> Iterator[str]:
     end = str(row["status"])
     if where := end_location(row["stage"], row["phase"]):
         end += f" in {where}"
