@@ -1,7 +1,7 @@
 """Comparison of two runs, or of two cells: a real difference, or noise?
 
 A difference is real if the intervals of both times leave a gap and it exceeds the cell's noise from
-process to process, which is known if both sides were measured several times. If the GPU clocks
+process to process, which is known if both were measured several times. If the GPU clocks
 differ, that must also hold in clock cycles; if the cell depends on the CPU, it must hold in
 operations of the CPU, at the speeds that were measured.
 """
@@ -57,8 +57,8 @@ class Comparison:
     """Comparison of one cell. reason: why the verdict is AMBIGUOUS."""
 
     label: str
-    before: CellTiming
-    after: CellTiming
+    a: CellTiming
+    b: CellTiming
     noise: Noise
     verdict: Verdict
     reason: str = ""
@@ -70,29 +70,29 @@ class Comparison:
         Processes that do the same differ by 0.1 % on one machine and by 100 % on another, and from
         cell to cell, so nothing can be assumed of a cell that was measured once.
         """
-        return min(len(self.before.medians_ms), len(self.after.medians_ms)) > 1
+        return _are_repeated(self.a, self.b)
 
     @property
     def noise_threshold(self) -> float:
         """The relative difference that noise alone may cause."""
-        return self.noise.threshold(len(self.before.medians_ms), len(self.after.medians_ms))
+        return _noise_threshold(self.a, self.b, self.noise)
 
     @property
     def ratio(self) -> RatioInterval:
         """B's time over A's."""
-        return self.after.over(self.before)
+        return self.b.over(self.a)
 
     @property
     def kernel_ratio(self) -> RatioInterval | None:
         """B's kernel time over A's, or None if one of them is unknown."""
-        if self.before.kernels is None or self.after.kernels is None:
+        if self.a.kernels is None or self.b.kernels is None:
             return None
-        return self.after.kernels.over(self.before.kernels)
+        return self.b.kernels.over(self.a.kernels)
 
     @property
     def bound_by(self) -> BoundBy | None:
         """CPU-bound if either time is, GPU-bound if both are, and None if that is unknown."""
-        limits = (self.before.bound_by, self.after.bound_by)
+        limits = (self.a.bound_by, self.b.bound_by)
         if BoundBy.CPU in limits:
             return BoundBy.CPU
         return None if None in limits else BoundBy.GPU
@@ -105,9 +105,9 @@ class Comparison:
     @property
     def is_distribution_free(self) -> bool:
         """True if the difference is real whatever the distribution of the noise is."""
-        before, after = self.before.medians_ms, self.after.medians_ms
-        is_apart = max(before) < min(after) or max(after) < min(before)
-        fewest = min(len(before), len(after))
+        a, b = self.a.medians_ms, self.b.medians_ms
+        is_apart = max(a) < min(b) or max(b) < min(a)
+        fewest = min(len(a), len(b))
         return self.differs and is_apart and fewest >= _DISTRIBUTION_FREE_ATTEMPTS
 
 
@@ -140,17 +140,17 @@ class ComparisonReport:
         return statistics.geometric_mean(one.ratio.middle for one in self.comparisons)
 
 
-def compare_runs(before: Run, after: Run, cells: tuple[str, str] | None = None) -> ComparisonReport:
+def compare_runs(a: Run, b: Run, cells: tuple[str, str] | None = None) -> ComparisonReport:
     """Compare the steps of every cell that both runs measured, or of two cells.
 
     If a run timed no steps and both runs have kernel times, those are compared.
-    cells: how the id of each cell begins, the first in `before` and the second in `after`.
+    cells: how the id of each cell begins, the first in `a` and the second in `b`.
     Raise RunError if there is nothing to compare.
     """
-    first, second = load_timings(before.require()), load_timings(after.require())
+    first, second = load_timings(a.require()), load_timings(b.require())
     of_kernels = not (first.steps and second.steps) and bool(first.kernels and second.kernels)
     timings = (first.kernels, second.kernels) if of_kernels else (first.steps, second.steps)
-    for run, measured in zip((before, after), timings, strict=True):
+    for run, measured in zip((a, b), timings, strict=True):
         if not measured:
             remedy = "`sweep status` lists its cells; traces are compared with --table kernel-diff"
             raise RunError(f"{run}: has no cell that was timed", remedy)
@@ -158,8 +158,8 @@ def compare_runs(before: Run, after: Run, cells: tuple[str, str] | None = None) 
     if cells:
         kind = "measured cell"
         named = (
-            find_cell(cells[0], timings[0], before, kind),
-            find_cell(cells[1], timings[1], after, kind),
+            find_cell(cells[0], timings[0], a, kind),
+            find_cell(cells[1], timings[1], b, kind),
         )
         pairs, unmatched = [named], 0
         parameters = _differing_parameters(first.results, second.results, named)
@@ -170,7 +170,7 @@ def compare_runs(before: Run, after: Run, cells: tuple[str, str] | None = None) 
         pairs = [(cell, cell) for cell in labels if cell in common]
         unmatched = len(timings[0]) + len(timings[1]) - 2 * len(pairs)
     if not pairs:
-        problem = f"{before} and {after}: have no measured cell in common"
+        problem = f"{a} and {b}: have no measured cell in common"
         raise RunError(problem, "Name cells as RUN:CELL")
     medians_a, medians_b = _medians(timings[0]), _medians(timings[1])
     medians = [*medians_a.values(), *medians_b.values()]
@@ -188,72 +188,79 @@ def _medians(timings: Mapping[str, CellTiming]) -> dict[str, tuple[float, ...]]:
     return {cell: timing.medians_ms for cell, timing in timings.items()}
 
 
-def compare_cell(label: str, before: CellTiming, after: CellTiming, noise: Noise) -> Comparison:
+def compare_cell(label: str, a: CellTiming, b: CellTiming, noise: Noise) -> Comparison:
     """Compare two timings of one cell."""
-    comparison = Comparison(label, before, after, noise, Verdict.SAME)
-    verdict, reason = _verdict(comparison)
-    return Comparison(label, before, after, noise, verdict, reason)
+    verdict, reason = _verdict(a, b, noise)
+    return Comparison(label, a, b, noise, verdict, reason)
 
 
-def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
-    before, after = comparison.before, comparison.after
-    if not comparison.noise_is_known:
-        return Verdict.AMBIGUOUS, _measured_once(before, after)
-    threshold = math.log1p(comparison.noise_threshold)
-    verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
-    has_gap = _has_gap(before, after, verdict)
+def _verdict(a: CellTiming, b: CellTiming, noise: Noise) -> tuple[Verdict, str]:
+    """Return the verdict, and why it is AMBIGUOUS."""
+    if not _are_repeated(a, b):
+        return Verdict.AMBIGUOUS, _measured_once(a, b)
+    relative = _noise_threshold(a, b, noise)
+    threshold = math.log1p(relative)
+    verdict = Verdict.SLOWER if b.ms > a.ms else Verdict.FASTER
+    has_gap = _has_gap(a, b, verdict)
     # The median resists one disturbed attempt, but the noise is that of the mean: both must agree.
-    by_median = math.log(after.ms / before.ms)
-    by_mean = math.log(after.mean_ms / before.mean_ms)
+    by_median = math.log(b.ms / a.ms)
+    by_mean = math.log(b.mean_ms / a.mean_ms)
     differ = abs(by_median) > threshold, abs(by_mean) > threshold
     if not any(differ):
         is_large = has_gap or abs(by_median) > math.log1p(_MAX_NOISE)
-        if comparison.noise_threshold > _MAX_NOISE and is_large:
+        if relative > _MAX_NOISE and is_large:
             return Verdict.AMBIGUOUS, "repetitions differ by as much"
         return Verdict.SAME, ""
     if not all(differ) or by_median * by_mean < 0:
         return Verdict.AMBIGUOUS, "median and mean disagree"
     if not has_gap:
         return Verdict.AMBIGUOUS, "the intervals overlap"
-    reason = _clock_explanation(before, after, verdict) or _cpu_explanation(before, after, verdict)
+    reason = _clock_explanation(a, b, verdict) or _cpu_explanation(a, b, verdict)
     if reason:
         return Verdict.AMBIGUOUS, reason
     return verdict, ""
 
 
-def _measured_once(before: CellTiming, after: CellTiming) -> str:
-    is_single = [len(side.medians_ms) == 1 for side in (before, after)]
-    if all(is_single):
+def _are_repeated(a: CellTiming, b: CellTiming) -> bool:
+    return min(len(a.medians_ms), len(b.medians_ms)) > 1
+
+
+def _noise_threshold(a: CellTiming, b: CellTiming, noise: Noise) -> float:
+    return noise.threshold(len(a.medians_ms), len(b.medians_ms))
+
+
+def _measured_once(a: CellTiming, b: CellTiming) -> str:
+    if len(a.medians_ms) == len(b.medians_ms) == 1:
         return "measured once on each side"
-    return "measured once in A" if is_single[0] else "measured once in B"
+    return "measured once in A" if len(a.medians_ms) == 1 else "measured once in B"
 
 
-def _has_gap(before: CellTiming, after: CellTiming, verdict: Verdict) -> bool:
+def _has_gap(a: CellTiming, b: CellTiming, verdict: Verdict) -> bool:
     """Return True if there is a gap between the intervals, in the direction of the verdict."""
     if verdict is Verdict.SLOWER:
-        return after.low_ms > before.high_ms
-    return after.high_ms < before.low_ms
+        return b.low_ms > a.high_ms
+    return b.high_ms < a.low_ms
 
 
-def _clock_explanation(before: CellTiming, after: CellTiming, verdict: Verdict) -> str:
+def _clock_explanation(a: CellTiming, b: CellTiming, verdict: Verdict) -> str:
     """Return why the GPU clock may explain the difference, or an empty string."""
-    first, second = before.clock_mhz, after.clock_mhz
+    first, second = a.clock_mhz, b.clock_mhz
     if not first or not second or abs(second / first - 1) <= _CLOCK_TOLERANCE:
         return ""
-    if _has_gap(_scaled(before, first, first), _scaled(after, second, second), verdict):
+    if _has_gap(_scaled(a, first, first), _scaled(b, second, second), verdict):
         return ""
     return f"GPU clock: {first:.0f} → {second:.0f} MHz"
 
 
-def _cpu_explanation(before: CellTiming, after: CellTiming, verdict: Verdict) -> str:
+def _cpu_explanation(a: CellTiming, b: CellTiming, verdict: Verdict) -> str:
     """Return why the CPU of the slower time may explain the difference, or an empty string."""
-    slower, faster = (after, before) if verdict is Verdict.SLOWER else (before, after)
+    slower, faster = (b, a) if verdict is Verdict.SLOWER else (a, b)
     depends = slower.depends_on_cpu or faster.depends_on_cpu
-    # The speed is known before and after the timing, but not in between: the whole range counts.
+    # The speed is known at both ends of the timing, but not in between: the whole range counts.
     if depends and slower.dispatch_rates and faster.dispatch_rates:
         had_slower_cpu = slower.dispatch_rates[0] < faster.dispatch_rates[0]
-        if had_slower_cpu and not _has_gap(_in_operations(before), _in_operations(after), verdict):
-            return f"CPU speed: {_rates(before)} → {_rates(after)} operations per ms"
+        if had_slower_cpu and not _has_gap(_in_operations(a), _in_operations(b), verdict):
+            return f"CPU speed: {_rates(a)} → {_rates(b)} operations per ms"
     if slower.waited_for_core > MAX_CORE_WAIT:
         return f"other processes used the cores {slower.waited_for_core:.0%} of the time"
     return ""
@@ -287,13 +294,13 @@ def cell_labels(
 
 
 def _differing_parameters(
-    before: Results, after: Results, cells: tuple[str, str]
+    a: Results, b: Results, cells: tuple[str, str]
 ) -> dict[str, tuple[str, str]]:
     """Return both values of the task, and of each parameter, in which two cells differ."""
-    first = before.cells.set_index("cell").loc[cells[0]].to_dict()
-    second = after.cells.set_index("cell").loc[cells[1]].to_dict()
+    first = a.cells.set_index("cell").loc[cells[0]].to_dict()
+    second = b.cells.set_index("cell").loc[cells[1]].to_dict()
     differing = {}
-    for name in dict.fromkeys([_TASK, *before.axes, *after.axes]):
+    for name in dict.fromkeys([_TASK, *a.axes, *b.axes]):
         values = axis_text(first.get(name)), axis_text(second.get(name))
         if values[0] != values[1]:
             differing[name] = values
@@ -301,12 +308,12 @@ def _differing_parameters(
 
 
 def _differing_fingerprints(
-    before: RunTimings, after: RunTimings, pairs: list[tuple[str, str]]
+    a: RunTimings, b: RunTimings, pairs: list[tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
     """Return both values of each fact about hardware and software in which the cells differ."""
-    cells_before, cells_after = zip(*pairs, strict=True)
-    first = before.results.cells[before.results.cells["cell"].isin(cells_before)]
-    second = after.results.cells[after.results.cells["cell"].isin(cells_after)]
+    cells_a, cells_b = zip(*pairs, strict=True)
+    first = a.results.cells[a.results.cells["cell"].isin(cells_a)]
+    second = b.results.cells[b.results.cells["cell"].isin(cells_b)]
     differing = {}
     for name in _FINGERPRINT:
         values = _distinct_values(first, name), _distinct_values(second, name)

@@ -91,8 +91,8 @@ class TimeLimit:
     skipped: int = 0
     shortest_skipped_s: float | None = None
 
-    def skips(self, duration_s: float) -> bool:
-        """Return True, and count it, if an attempt of this duration would not end in time."""
+    def skip_if_too_long(self, duration_s: float) -> bool:
+        """Count an attempt that would not end in time as skipped. Return True if it is."""
         if self.deadline is None or time.monotonic() + duration_s < self.deadline:
             return False
         self.skipped += 1
@@ -194,7 +194,7 @@ class AttemptQueue:
             cell = self._order.take(running, self._slots, self._estimator)
             if cell.id in self._failed or self._infer(cell):
                 continue
-            if self._limit.skips(self._estimator.upper_bound_s(cell) or 0.0):
+            if self._limit.skip_if_too_long(self._estimator.upper_bound_s(cell) or 0.0):
                 continue
             attempt = self._factory.create(cell)
             self._running[cell.id, attempt.number] = RunningCell(cell, time.monotonic())

@@ -17,7 +17,7 @@ KERNEL_DIFF = "kernel-diff"
 _LISTED, _SHOWN = 8, 20
 
 
-def compare_kernels(before: Run, after: Run, cells: tuple[str, str] = ("", "")) -> RenderedTable:
+def compare_kernels(a: Run, b: Run, cells: tuple[str, str] = ("", "")) -> RenderedTable:
     """Return the kernels that differ most between two cells.
 
     cells: how the id of each cell begins; empty for the only one of its run that has kernels.
@@ -26,14 +26,14 @@ def compare_kernels(before: Run, after: Run, cells: tuple[str, str] = ("", "")) 
     table = next(one for one in TABLES if one.name == KERNEL_DIFF)
     sides: list[pd.DataFrame] = []
     names: list[str] = []
-    for side, run, prefix in zip("AB", (before, after), cells, strict=True):
+    for side, run, prefix in zip("AB", (a, b), cells, strict=True):
         results = load_results(run.require())
         cell, kernels = _kernels(results, run, prefix)
         sides.append(kernels)
         names.append(f"{side}: {_described(results, cell)}, cell {cell} of {run}")
     known = [bool(kernels["steps"].notna().all()) for kernels in sides]
     if known[0] != known[1]:
-        unknown = (before, after)[known.index(False)]
+        unknown = (a, b)[known.index(False)]
         problem = f"{unknown}: the number of steps in its trace is not known"
         raise RunError(problem, "Import it again with --steps N")
     grid = Difference(_SHOWN).between((sides[0], sides[1]), ["A", "B"])

@@ -14,8 +14,8 @@ from orchestrator.store.remote_address import RunLocation, is_address, require_n
 
 
 @click.command()
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
 @click.option(
     "--fail-on",
     type=click.Choice(["slower", "faster", "ambiguous"]),
@@ -34,9 +34,7 @@ from orchestrator.store.remote_address import RunLocation, is_address, require_n
     type=click.Choice(["kernel-diff"]),
     help="Show the kernels that differ most between two cells or imported traces.",
 )
-def compare(
-    before: str, after: str, fail_on: tuple[str, ...], threshold: float, table: str | None
-) -> None:
+def compare(a: str, b: str, fail_on: tuple[str, ...], threshold: float, table: str | None) -> None:
     """Show which cells of B are faster or slower than in A.
 
     A and B are two runs, or two cells as RUN:CELL. Measure both with --repeat: a difference must
@@ -52,7 +50,7 @@ def compare(
     from orchestrator.report.text.comparison_text import describe_comparison
     from orchestrator.store.mirror import open_run
 
-    (run_a, cell_a), (run_b, cell_b) = _run_and_cell(before), _run_and_cell(after)
+    (run_a, cell_a), (run_b, cell_b) = _run_and_cell(a), _run_and_cell(b)
     if table:
         cells = (cell_a, cell_b)
         kernels = compare_kernels(open_run(run_a), open_run(run_b), cells)
@@ -60,7 +58,7 @@ def compare(
         return
     if bool(cell_a) != bool(cell_b):
         raise ConfigError(
-            f"{before} and {after}: one is a run and the other a cell",
+            f"{a} and {b}: one is a run and the other a cell",
             "Name two runs, or two cells as RUN:CELL",
         )
     pair = (cell_a, cell_b) if cell_a else None

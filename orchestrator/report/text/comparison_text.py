@@ -29,8 +29,8 @@ _BOUND_BY = {
 
 def describe_comparison(report: ComparisonReport) -> Iterator[str]:
     """Yield the lines of a comparison of two runs or cells."""
-    for name, (before, after) in report.differences.items():
-        yield f"{name}: {before} → {after}"
+    for name, (a, b) in report.differences.items():
+        yield f"{name}: {a} → {b}"
     yield _noise(report)
     if report.of_kernels:
         yield "one run timed no steps: kernel times are compared"
@@ -80,8 +80,8 @@ def _row(one: Comparison) -> dict[str, str]:
         kernels = f"{one.kernel_ratio.middle:.4f}"
     return {
         "cell": one.label,
-        "A ms": format_ms(one.before.ms),
-        "B ms": format_ms(one.after.ms),
+        "A ms": format_ms(one.a.ms),
+        "B ms": format_ms(one.b.ms),
         "B / A": f"{one.ratio.middle:.4f}",
         "interval": _interval(one.ratio),
         "noise": noise,

@@ -428,7 +428,7 @@ def test_pipelined_steps_are_compared_rather_than_synced_ones(
     )
     both = Outcome(**{**vars(outcome), "samples": (*outcome.samples, *pipelined)})
     (comparison,) = compare_runs(*[write(tmp_path / "a", both)] * 2).comparisons
-    assert comparison.before.ms == pytest.approx(7.0)
+    assert comparison.a.ms == pytest.approx(7.0)
 
 
 def queued(outcome: Outcome, step_ms: float, lead_ms: float) -> Outcome:
