@@ -23,7 +23,7 @@ from orchestrator.config.hints import unknown_name
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection, choose_sample, matches
 from orchestrator.config.yaml_source import KeyPath, Source, config_error
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, leave_out, select
 from tasks.spec.cell import Cell, varying_axes
 from tasks.spec.parameters import axis_names, default_values
 from tasks.spec.registry import make_cell
@@ -156,13 +156,12 @@ def _grid_cells(
         for i, override in enumerate(grid.override):
             if matches(_nested({**defaults, **values}), override.when):
                 # The command line wins over an override.
-                values.update(override.set | {name: values[name] for name in narrowed})
+                values.update(override.set | select(values, narrowed))
                 overridden.add(i)
         try:
             cell = make_cell(grid.task, _nested(values))
         except ValidationError as error:
-            written = {name: value for name, value in values.items() if name not in narrowed}
-            locate = partial(_place_in_file, grid, at, written)
+            locate = partial(_place_in_file, grid, at, leave_out(values, narrowed))
             explain = partial(_explain_unknown, known)
             raise config_error(error, source, locate, explain) from error
         yield cell, overridden
@@ -177,7 +176,7 @@ def _nested(values: Values) -> Values:
     dotted = [name for name in values if "." in name]
     if not dotted:
         return values
-    nested = {name: value for name, value in values.items() if "." not in name}
+    nested = leave_out(values, dotted)
     for name in dotted:
         axis, _, key = name.partition(".")
         nested[axis] = {**(nested.get(axis) or {}), key: values[name]}

@@ -10,7 +10,7 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.common.hashing import text_digest
 from orchestrator.config.hints import LONGEST_VALUE
 from orchestrator.config.yaml_source import load_yaml, plain
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, select
 from tasks.spec.cell import Cell
 from tasks.spec.messages import shorten
 
@@ -33,7 +33,7 @@ class Selection:
     @classmethod
     def from_json(cls, stored: Values) -> Selection:
         """Read a stored selection, without the keys that only another version has."""
-        return cls(**{one.name: stored[one.name] for one in fields(cls) if one.name in stored})
+        return cls(**select(stored, [one.name for one in fields(cls)]))
 
 
 def parse_selection(

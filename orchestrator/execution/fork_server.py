@@ -25,6 +25,7 @@ from tasks.process.fork_server import (
     ForkRequest,
 )
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
+from tasks.spec.axes import select
 from tasks.spec.messages import error_text
 
 # The variable with the template's socket and the environment that it serves.
@@ -96,7 +97,7 @@ class ForkServer:
             attempt=str(attempt.path / ATTEMPT_FILE),
             journal=str(attempt.path / JOURNAL_FILE),
             folder=os.getcwd(),
-            variables={name: environment[name] for name in READ_LATE if name in environment},
+            variables=select(environment, READ_LATE),
         )
         try:
             socket.send_fds(self.channel, [request.to_message()], [log, lifeline])

@@ -16,7 +16,7 @@ from orchestrator.common.text import shell_command
 from orchestrator.planning.options import RunOptions
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import Run
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, select
 
 INVOCATION = "invocation"  # the key in a row's facts: the time of the command that measured it
 FINISHED = "finished"  # the key of an entry
@@ -46,7 +46,7 @@ class Invocation:
     @classmethod
     def from_json(cls, stored: Values) -> Invocation:
         """Read an entry, without the keys that only another version has."""
-        read = {one.name: stored[one.name] for one in fields(cls) if one.name in stored}
+        read = select(stored, [one.name for one in fields(cls)])
         return cls(**{**read, "command": tuple(stored.get("command", ()))})
 
     def to_json(self) -> Values:
@@ -82,7 +82,7 @@ class Invocation:
 
 def measurement_settings(config: Values) -> Values:
     """Return the settings of a stored config that go into the facts of each row."""
-    return {name: config[name] for name in ("env", "instruments") if name in config}
+    return select(config, ("env", "instruments"))
 
 
 def current_command() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from orchestrator.store.run import INCOMPLETE
 from tasks.spec.attempt import StartMethod
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, select
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 
@@ -78,7 +78,7 @@ class RunOptions:
     @classmethod
     def from_json(cls, stored: Values) -> RunOptions:
         """Read stored options, without those that only another version knows."""
-        read: Values = {name: stored[name] for name in _STORED if name in stored}
+        read = select(stored, _STORED)
         for name in {"retry", "only"} & read.keys():
             read[name] = frozenset(read[name])
         if "retry" in read:

@@ -35,6 +35,7 @@ from tasks.prediction.records import (
     unknown,
     unsupported_reason,
 )
+from tasks.spec.axes import leave_out
 from tasks.spec.cell import Cell
 from tasks.spec.messages import error_text
 from tasks.spec.tables import Sample
@@ -101,7 +102,7 @@ def _predict(
     )
     cached = {key: _read_cached(key, request) for key, request in requests.items()}
     found = {key: prediction for key, prediction in cached.items() if prediction}
-    missing = {key: request for key, request in requests.items() if key not in found}
+    missing = leave_out(requests, found)
     for key, prediction in _ask_all(missing, idle):
         found[key] = prediction
         _write_cached(key, missing[key], prediction)

@@ -20,7 +20,7 @@ from orchestrator.planning.plan import Plan
 from orchestrator.planning.preflight import Notify
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, leave_out
 from tasks.spec.status import Status
 
 # A folder may be moved: where compilers cache their code changes no result.
@@ -136,14 +136,11 @@ def _valid_rows(run: Run) -> Iterator[_Row]:
 def _other_env(facts: Values, config: SweepConfig) -> str:
     """Return how the environment variables of a result differ; empty if they do not."""
     env = facts.get("env")
-    if env is None or _without_caches(env) == _without_caches(config.env):
+    ignored = _CACHE_VARIABLES
+    if env is None or leave_out(env, ignored) == leave_out(config.env, ignored):
         return ""
     here = _describe_env(config.env)
     return f"with other environment variables: {_describe_env(env)} (here {here})"
-
-
-def _without_caches(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name not in _CACHE_VARIABLES}
 
 
 def _describe_env(env: Mapping[str, str]) -> str:

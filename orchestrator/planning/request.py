@@ -32,7 +32,7 @@ from orchestrator.store.mirror import open_run
 from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, select
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import default_values
 from tasks.spec.registry import all_tasks
@@ -134,7 +134,7 @@ class SweepRequest:
         before = self.run.read_manifest()
         # A search for limits visits other cells; the folder's sweep stays as it was.
         if self.is_search and "config" in before:
-            sweep = {name: before[name] for name in sweep if name in before}
+            sweep = select(before, sweep)
         sweep |= {"name": self.config.name, "fingerprints": fingerprints}
         tasks = {grid.task: all_tasks()[grid.task].params for grid in self.config.grids}
         defaults = {name: default_values(params) for name, params in tasks.items()}

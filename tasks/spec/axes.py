@@ -7,7 +7,7 @@ which axes memory grows, follow from the declarations through the functions belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cache
@@ -30,9 +30,20 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
+V = TypeVar("V")
 # Values by name: of parameters, of a config, or of stored JSON. Each name has a type of its own.
 Values: TypeAlias = dict[str, Any]
 FrozenValues: TypeAlias = Mapping[str, Any]  # that no reader changes
+
+
+def select(values: Mapping[str, V], names: Iterable[str]) -> dict[str, V]:
+    """Return the values of these names, in their order, without names that have none."""
+    return {name: values[name] for name in names if name in values}
+
+
+def leave_out(values: Mapping[str, V], names: Container[str]) -> dict[str, V]:
+    """Return the values of all other names."""
+    return {name: value for name, value in values.items() if name not in names}
 
 
 class Affects(Flag):

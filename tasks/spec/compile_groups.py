@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from tasks.spec.axes import Affects, Values, axes_without
+from tasks.spec.axes import Affects, Values, axes_without, leave_out
 from tasks.spec.cell import Cell
 
 # Seen with torch 2.13 on the CPU with compiled blocks: a cell with another seed, number of steps,
@@ -30,17 +30,15 @@ def shared_graph(cell: Cell) -> str | None:
         return None
     traced = _traced_values(cell, values)
     if values.get("compile") == "blocks":
-        traced = {name: value for name, value in traced.items() if name not in _AROUND_THE_BLOCKS}
+        traced = leave_out(traced, _AROUND_THE_BLOCKS)
     return repr((cell.task, cell.version, sorted(traced.items())))
 
 
 def _traced_values(cell: Cell, values: Values) -> Values:
     """Return the parameters that enter the graphs, with a size replaced by its dimensions."""
-    untraced = axes_without(type(cell.params), Affects.GRAPH)
-    traced = {name: value for name, value in values.items() if name not in untraced}
+    traced = leave_out(values, axes_without(type(cell.params), Affects.GRAPH))
     traced["pass"] = _GRADIENTS.get(values.get("pass", ""), values.get("pass"))
     dimensions = getattr(cell.params, "dimensions", None)
     if dimensions is None:
         return traced
-    others = {name: value for name, value in traced.items() if name not in _NAMES_OF_DIMENSIONS}
-    return {**others, **vars(dimensions)}
+    return {**leave_out(traced, _NAMES_OF_DIMENSIONS), **vars(dimensions)}

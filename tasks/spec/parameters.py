@@ -10,7 +10,16 @@ from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from tasks.spec.axes import REQUIRED, WORK, Affects, FrozenValues, Values, axes_of, axis
+from tasks.spec.axes import (
+    REQUIRED,
+    WORK,
+    Affects,
+    FrozenValues,
+    Values,
+    axes_of,
+    axis,
+    leave_out,
+)
 from tasks.spec.order_statistics import FEWEST
 
 T = TypeVar("T")
@@ -160,7 +169,7 @@ def _without_unless_on_gpu(values: object, name: str, kind: type) -> object:
         return values
     if not isinstance(values.get(name), kind):
         return values
-    return {other: value for other, value in values.items() if other != name}
+    return leave_out(values, {name})
 
 
 @dataclass(frozen=True)
