@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 from model.config import VOCAB_SIZE, Dimensions
 
-BACKWARD_BEGINS, BACKWARD_ENDS, IN_OPTIMIZER = (
-    "as the backward pass begins",
-    "as the backward pass ends",
-    "in the optimizer",
-)
+BACKWARD_BEGINS = "as the backward pass begins"
+BACKWARD_ENDS = "as the backward pass ends"
+IN_OPTIMIZER = "in the optimizer"
 
 _FP32, _INT64 = 4, 8  # bytes
 
@@ -54,16 +52,16 @@ def forward_flops(
 def backward_flops(
     dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE
 ) -> int:
-    """Return the FLOPs of a backward pass: two products for each forward one, by input and by weight."""
+    """Return the FLOPs of a backward pass: two products for each product of the forward pass."""
     return 2 * forward_flops(dims, batch_size, context_length, vocab_size)
 
 
 def attention_flops(batch_size: int, length: int, d_head: int, causal: bool) -> int:
     """Return the FLOPs of a forward pass of attention alone: scores, and weights times values.
 
-    Under a causal mask only unmasked pairs count, as in other benchmarks of attention: an implementation
-    that computes the whole square does up to twice as much. The backward pass needs twice as many, without
-    what a fused kernel computes again.
+    Under a causal mask only unmasked pairs count, as in other benchmarks of attention: an
+    implementation that computes the whole square does up to twice as much. The backward pass needs
+    twice as many, without what a fused kernel computes again.
     """
     pairs = length * (length + 1) // 2 if causal else length**2
     return 4 * batch_size * pairs * d_head
@@ -75,7 +73,7 @@ def attention_matmul_flops(batch_size: int, heads: int, length: int, d_head: int
 
 
 def softmax_flops(batch_size: int, heads: int, length: int) -> int:
-    """Return the forward FLOPs of a written-out softmax: five operations per element of the square."""
+    """Return the forward FLOPs of a written-out softmax: five operations for each score."""
     return 5 * batch_size * heads * length**2
 
 
@@ -84,9 +82,9 @@ def activation_bytes(
 ) -> dict[str, int]:
     """Return the bytes that the forward pass saves, by part, in fp32 with naive attention.
 
-    A layer saves ten tensors of `(batch, context, d_model)`, five of `(batch, context, d_ff)` and two
-    squares of `(batch, heads, context, context)`. Tensors that are smaller by a factor of the width, such
-    as the scales of the norms, are left out.
+    A layer saves ten tensors of `(batch, context, d_model)`, five of `(batch, context, d_ff)` and
+    two squares of `(batch, heads, context, context)`. Tensors that are smaller by a factor of the
+    width, such as the scales of the norms, are left out.
     """
     layers, tokens = dims.num_layers, batch_size * context_length
     narrow, wide = _FP32 * tokens * dims.d_model, _FP32 * tokens * dims.d_ff
@@ -105,8 +103,8 @@ def activation_bytes(
 def saved_block_bytes(dims: Dimensions, batch_size: int, context_length: int) -> int:
     """Return the exact bytes that one block saves in fp32 with naive causal attention.
 
-    In addition to `activation_bytes`: a scale per token of each norm; of the softmax, the index (int64)
-    of the largest score of each row and the row's sum; and the mask, a byte per element.
+    In addition to `activation_bytes`: a scale per token of each norm; of the softmax, the index
+    (int64) of the largest score of each row and the row's sum; and the mask, a byte per element.
     """
     tokens, rows = batch_size * context_length, batch_size * dims.num_heads * context_length
     large = 10 * tokens * dims.d_model + 5 * tokens * dims.d_ff + 2 * rows * context_length
@@ -118,7 +116,8 @@ def residual_stream_bytes(dims: Dimensions, batch_size: int, context_length: int
     return _FP32 * batch_size * context_length * dims.d_model
 
 
-# Formulas of `activation_bytes`: B sequences, S tokens each, D d_model, F d_ff, H heads, L layers, V words.
+# Formulas of `activation_bytes`: B sequences, S tokens each, D d_model, F d_ff, H heads, L layers,
+# V words.
 ACTIVATION_FORMULAS = {
     "attention squares": "4·L·2·BHS²",
     "ffn": "4·L·5·BSF",
@@ -136,8 +135,8 @@ def state_bytes(
 ) -> dict[str, int]:
     """Return the bytes of parameters, gradients and AdamW's two moments, of any model.
 
-    With N parameters in fp32, 4 N, 4 N and 8 N bytes. `trained` parameters have gradients and moments, if
-    a phase of the step makes them.
+    With N parameters in fp32, 4 N, 4 N and 8 N bytes. `trained` parameters have gradients and
+    moments, if a phase of the step makes them.
     """
     return {
         "parameters": element_bytes * parameters,
@@ -146,10 +145,10 @@ def state_bytes(
     }
 
 
-# Tensors of (sequences, length, length) of attention alone: saved for the backward pass, most together
-# in the forward pass, and most together in the backward pass. Elements have the inputs' dtype, but fp32
-# in `math`. A causal mask adds a byte per element for one sequence. Measured on an H200 with torch 2.11:
-# within 1 % of a square at 16,384 tokens.
+# Tensors of (sequences, length, length) of attention alone: saved for the backward pass, most
+# together in the forward pass, and most together in the backward pass. Elements have the inputs'
+# dtype, but fp32 in `math`. A causal mask adds a byte per element for one sequence. Measured on an
+# H200 with torch 2.11: within 1 % of a square at 16,384 tokens.
 ATTENTION_SQUARES = {
     "naive": (2, 4, 6),  # saved: exponentials and weights
     "torch_softmax": (1, 2, 4),  # saved: weights
@@ -167,7 +166,9 @@ def attention_square_bytes(
     attention: str, batch_size: int, context_length: int, element_bytes: int = _FP32
 ) -> int:
     """Return the bytes of one such tensor."""
-    return batch_size * context_length**2 * (_FP32 if attention == "math" else element_bytes)
+    if attention == "math":
+        element_bytes = _FP32
+    return batch_size * context_length**2 * element_bytes
 
 
 @dataclass(frozen=True)
@@ -192,21 +193,21 @@ def training_moments_bytes(
     - as the backward pass begins: 12 N + A + 2·4·BSV, with two temporaries of the logits' size and
       no gradient yet;
     - as it ends: 16 N + A/L, with all gradients and the activations of one layer;
-    - in the optimizer: 16 N + T, where T is five temporaries of the embedding's size in the course's
+    - in the optimizer: 16 N + T, where T is five temporaries of the embedding's size in the
+    course's
       loop, 4 N in torch's foreach AdamW, and nothing in its fused one.
 
     Valid for fp32 with naive attention. Compared with a tracker of all storages, the error in the
     course's 20 cells is -0.9 to 0 %, with torch's optimizers or without one -1.1 to +1.2 %. The
-    textbook's 16 N + A errs by +1.4 to +22 %, because gradients and activations never peak together.
+    textbook's 16 N + A errs by +1.4 to +22 %, because gradients and activations never peak
+    together.
     """
     phases = step.phases
     count = parameter_count(dims, vocab_size)
     state = state_bytes(count, count, phases)
     activations = sum(activation_bytes(dims, batch_size, context_length, vocab_size).values())
-    logits, embedding = (
-        _FP32 * batch_size * context_length * vocab_size,
-        _FP32 * vocab_size * dims.d_model,
-    )
+    logits = _FP32 * batch_size * context_length * vocab_size
+    embedding = _FP32 * vocab_size * dims.d_model
     moments = {
         BACKWARD_BEGINS: {
             **state,

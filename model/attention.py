@@ -1,7 +1,8 @@
-"""Ways to compute attention, from the course's plain one to the fused kernels. Adding one is adding a function.
+"""Implementations of attention, from the course's plain one to the fused kernels.
 
-Each takes query, key and value of shape (..., sequence, d_head) and returns the same shape. They differ in what they
-save for the backward pass: "squares", tensors of (..., sequence, sequence), cost memory that grows with its square.
+Each one is a function that takes query, key and value of shape `(..., sequence, d_head)` and
+returns the same shape. They differ in what they save for the backward pass. The memory of squares,
+which are tensors of `(..., sequence, sequence)`, grows with the square of the length.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from model.parts import part
 
 FLEX_BLOCK = 128  # queries, and keys, of a block of its mask
-Attention = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # with everything settled but query, key and value
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of query, key and value
 
 
 class Implementation(Protocol):
@@ -33,19 +32,22 @@ class Implementation(Protocol):
 
 @part("softmax")
 def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension, written by hand as in the course: shift by the maximum, exponentiate, divide."""
+    """Return the softmax over the last dimension, written out as in the course."""
     shifted = scores - scores.max(dim=-1, keepdim=True).values
     exponentials = torch.exp(shifted)
     return exponentials / exponentials.sum(dim=-1, keepdim=True)
 
 
 def naive(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """Attention of the course: scores, mask and each step of the softmax make a square; two are saved."""
+    """Compute attention as the course does. Scores, mask and each step of the softmax make a square.
+
+    Two of them are saved.
+    """
     return _weigh(softmax(_scores(query, key, causal)), value)
 
 
 def torch_softmax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """Naive attention with torch's softmax, which is one kernel and saves only its result."""
+    """Compute naive attention with torch's softmax: one kernel, which saves only its result."""
     return _weigh(_library_softmax(_scores(query, key, causal)), value)
 
 
@@ -56,24 +58,28 @@ def weights_only(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Ten
 
 
 def recompute(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """Save no square: the backward pass computes the weights again from each row's maximum and sum."""
+    """Save no square: the backward pass computes the weights again.
+
+    It needs the maximum and the sum of each row.
+    """
     result: Tensor = _Recompute.apply(*_autocast_inputs(query, key, value), causal)  # type: ignore[no-untyped-call]
     return result
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """torch's scaled_dot_product_attention with the backend that torch chooses."""
-    heads = query.ndim == 4  # the fused kernels know four dimensions only
-    query, key, value = (x if heads else x.unsqueeze(-3) for x in (query, key, value))
-    result = _fused(query, key, value, causal)
-    return result if heads else result.squeeze(-3)
+    """Call torch's scaled_dot_product_attention with the backend that torch chooses."""
+    if query.ndim == 4:
+        return _fused(query, key, value, causal)
+    # The fused kernels know four dimensions only.
+    query, key, value = (x.unsqueeze(-3) for x in (query, key, value))
+    return _fused(query, key, value, causal).squeeze(-3)
 
 
 @part("fused attention")
 def _fused(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
     is_grouped = key.shape[-3] != query.shape[-3]
     if is_grouped and query.dtype == torch.float32:
-        # Only flash and cuDNN read groups, and neither reads fp32: torch would write out all scores.
+        # Only flash and cuDNN read groups, and neither reads fp32: torch would write out scores.
         key, value = _repeated(key, query), _repeated(value, query)
         is_grouped = False
     return functional.scaled_dot_product_attention(
@@ -132,24 +138,25 @@ def make_attention(name: str, length: int, causal: bool, device: torch.device) -
     if name == "flex":
         return _with_repeated_heads(compiled_flex(length, causal, device))
     attend = partial(IMPLEMENTATIONS[name], causal=causal)
-    return attend if name in _READ_GROUPS else _with_repeated_heads(attend)
+    if name in _READ_GROUPS:
+        return attend
+    return _with_repeated_heads(attend)
 
 
 def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:
     """Return FlexAttention, which is a kernel only if compiled. Its block mask is made once."""
     mask = causal_blocks(length, device) if causal else None
-    compiled: Any = part("fused attention")(
-        torch.compile(flex_attention, fullgraph=True, dynamic=False)
-    )
+    compiled: Any = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    compiled = part("fused attention")(compiled)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        heads = query.ndim == 4
-        query, key, value = (
-            x if heads else x.unsqueeze(-3) for x in _autocast_inputs(query, key, value)
-        )
+        has_heads = query.ndim == 4
+        query, key, value = _autocast_inputs(query, key, value)
+        if not has_heads:
+            query, key, value = (x.unsqueeze(-3) for x in (query, key, value))
         function = flex_attention if torch.compiler.is_compiling() else compiled
         result: Tensor = function(query, key, value, block_mask=mask)
-        return result if heads else result.squeeze(-3)
+        return result if has_heads else result.squeeze(-3)
 
     return attend
 
@@ -161,9 +168,8 @@ def causal_blocks(length: int, device: torch.device) -> BlockMask:
     """
     blocks = torch.arange(math.ceil(length / FLEX_BLOCK), device=device)
     query, key = blocks[:, None], blocks[None, :]
-    full = (key < query) & (
-        (query + 1) * FLEX_BLOCK <= length
-    )  # of rows that the sequence does not fill none is
+    # No block is full in a row of blocks that the sequence does not fill.
+    full = (key < query) & ((query + 1) * FLEX_BLOCK <= length)
     partial = (key <= query) & ~full
     return BlockMask.from_kv_blocks(
         *_ordered(partial),
@@ -191,9 +197,8 @@ def _library_softmax(scores: Tensor) -> Tensor:
 
 @part("scores")
 def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    scores = einsum(query, key, "... query d, ... key d -> ... query key") / math.sqrt(
-        query.shape[-1]
-    )
+    products = einsum(query, key, "... query d, ... key d -> ... query key")
+    scores = products / math.sqrt(query.shape[-1])
     return torch.where(_mask(query), scores, float("-inf")) if causal else scores
 
 
@@ -260,9 +265,9 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `inputs` (query, key and value) from the output's gradient.
 
-    With the weights P and their gradient dP, the gradient of the scores is P * (dP - rowsum(P * dP)).
-    That sum equals rowsum(dO * O), as in FlashAttention (Dao et al., 2022, appendix B.2), so that one
-    square in addition to P is enough.
+    With the weights P and their gradient dP, the gradient of the scores is P * (dP - rowsum(P *
+    dP)). That sum equals rowsum(dO * O), as in FlashAttention (Dao et al., 2022, appendix B.2), so
+    that one square in addition to P is enough.
     """
     query, key, value = inputs
     d_weights, d_value = _through_output(grad, weights, value)

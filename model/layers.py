@@ -79,7 +79,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x, `(..., sequence, d_head)`, rotated; the sequence is at most the context length."""
+        """Return x, `(..., sequence, d_head)`, rotated. It may be shorter than the context length."""
         sequence = x.shape[-2]
         cos, sin = self.cos[:sequence], self.sin[:sequence]
         even, odd = rearrange(x, "... (half pair) -> pair ... half", pair=2)
@@ -117,7 +117,10 @@ class CausalSelfAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """w2(silu(w1 x) * w3 x). The written-out silu of the course saves one tensor more than a fused one."""
+    """The feed-forward module w2(silu(w1 x) * w3 x).
+
+    The course writes the silu out, which saves one tensor more than a fused one.
+    """
 
     def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__()

@@ -20,8 +20,8 @@ WEIGHT_DECAY = 0.01
 class CourseAdamW(Optimizer):
     """AdamW as the course writes it: a loop over the parameters, each update out of place.
 
-    It launches about ten small kernels a parameter and holds a handful of temporaries of the largest
-    one. Torch's own optimizer does neither, so the two are worth comparing.
+    It launches about ten small kernels a parameter and holds a handful of temporaries of the
+    largest one. Torch's own optimizer does neither, so the two are worth comparing.
     """
 
     def __init__(self, params: Iterable[nn.Parameter]) -> None:
@@ -31,7 +31,7 @@ class CourseAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = closure() if closure is not None else None
+        loss = None if closure is None else closure()
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for parameter in group["params"]:

@@ -27,8 +27,8 @@ def part(name: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Argum
 
         @wraps(function)
         def named(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            # With this test first, the compiler never traces the namer, and does not compile again when
-            # an instrument watches.
+            # With this test first, the compiler never traces the namer, and does not compile again
+            # when an instrument watches.
             if torch.compiler.is_compiling() or _namer is None:
                 return function(*args, **kwargs)
             with _namer(name):

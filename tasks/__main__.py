@@ -1,8 +1,8 @@
 """The measuring process: `python -m tasks ATTEMPT.json` measures one cell and writes its journal.
 
-Without `--journal` the journal is printed, which is how a cell is measured again by hand. With one of
-the other options the process does what the orchestrator needs torch for: it answers what this host
-can measure on, or it forks measuring processes (see `tasks/process/fork_server.py`).
+Without `--journal` the journal is printed, which is how a cell is measured again by hand. With one
+of the other options the process does what the orchestrator needs torch for: it answers what this
+host can measure on, or it forks measuring processes (see `tasks/process/fork_server.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Adding up a small number many times, in this precision and that: what the accumulator keeps and what it loses.
+"""Error of a sum of many small numbers, by the dtypes of the sum and of the numbers.
 
-The course's experiment (assignment 2, mixed_precision_accumulation): 0.01 added a thousand times, which should be 10.
+It is the course's experiment (assignment 2, mixed_precision_accumulation): 0.01 is added a thousand
+times, which should give 10.
 """
 
 from __future__ import annotations
@@ -38,43 +39,41 @@ class AccumulationParams(Params):
     )
 
     @model_validator(mode="after")
-    def _one_way_to_add(self) -> Self:
+    def _require_one_way_to_add(self) -> Self:
         if self.upcast and self.at_once:
             raise ValueError("upcast is of adding one by one: it cannot go with at_once")
         return self
 
 
 def build(params: AccumulationParams) -> StaticResult:
-    """The sum, and its error against value times count."""
+    """Return the sum, and its difference from `value` times `count`."""
     import torch
 
+    from tasks.harness.precision import DTYPES
     from tasks.harness.setup import open_capped
     from tasks.harness.workload import StaticResult
     from tasks.spec.tables import Sample
 
-    dtypes = {
-        "fp64": torch.float64,
-        "fp32": torch.float32,
-        "fp16": torch.float16,
-        "bf16": torch.bfloat16,
-    }
     device = open_capped(params)
-    wide, narrow = dtypes[params.accumulator], dtypes[params.addend]
+    wide, narrow = DTYPES[params.accumulator], DTYPES[params.addend]
+    place = device.torch_device
     if params.at_once:
-        total = torch.full(
-            (params.count,), params.value, dtype=narrow, device=device.torch_device
-        ).sum(dtype=wide)
+        addends = torch.full((params.count,), params.value, dtype=narrow, device=place)
+        total = addends.sum(dtype=wide)
     else:
-        total = torch.tensor(0, dtype=wide, device=device.torch_device)
+        total = torch.tensor(0, dtype=wide, device=place)
         for _ in range(params.count):
-            addend = torch.tensor(params.value, dtype=narrow, device=device.torch_device)
-            total += addend.to(wide) if params.upcast else addend
+            addend = torch.tensor(params.value, dtype=narrow, device=place)
+            if params.upcast:
+                addend = addend.to(wide)
+            total += addend
     found, exact = float(total), params.value * params.count
     samples = (Sample("finding", "sum", "1", found), Sample("finding", "error", "1", found - exact))
     return StaticResult(samples, device)
 
 
 def work(params: AccumulationParams) -> float:
+    """Return the number of additions."""
     return float(params.count)
 
 

@@ -1,10 +1,12 @@
 """Attention alone, forward and backward, without heads: as the course benchmarks it.
 
-This module is read when planning, on machines that need no torch: what needs it is imported where it is used.
+Planning imports this module on machines without torch, so what needs torch is imported in
+functions.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from pydantic import model_validator
@@ -37,7 +39,7 @@ PHASES: dict[Pass, tuple[str, ...]] = {
     "forward_backward": ("forward", "backward"),
 }
 _COLUMNS_A_PASS = 64
-_CACHES = 4  # as large as this many caches is what is written to empty one
+_CACHES = 4  # to empty a cache, a buffer as large as this many caches is written
 _AT_LEAST_FLUSHED_BYTES = 64 * 1024**2
 
 
@@ -67,14 +69,14 @@ class AttentionParams(AttentionAxisParams):
     measured_steps: PositiveInt | None = timing_axis(100, MEASURED_STEPS, "steps")
 
     @model_validator(mode="after")
-    def _cold_where_there_is_a_cache(self) -> Self:
+    def _require_a_cache(self) -> Self:
         if self.cold_l2 and self.device != "cuda":
             raise ValueError(f"cold_l2 is of a CUDA device, not of {self.device}")
         return self
 
 
 def build(params: AttentionParams) -> Workload:
-    """Inputs on the device, attention chosen and compiled as asked. Raises Skip, or torch's out-of-memory."""
+    """Prepare inputs and attention on the cell's device. Raise Skip, or torch's out-of-memory."""
     from tasks.harness.setup import set_up
 
     return build_on(set_up(params), params)
@@ -118,21 +120,26 @@ def build_on(device: Device, params: AttentionParams) -> Workload:
 
 
 def work(params: AttentionParams) -> float:
-    """For guessing its duration: a pass over the square of scores costs as much as some columns of a product."""
-    passes = 3 if params.pass_ == "forward_backward" else 1
-    return float(
-        passes * params.batch_size * params.context_length**2 * (params.d_head + _COLUMNS_A_PASS)
-    )
+    """Return a measure of the duration.
+
+    A pass over the square of scores takes as long as `_COLUMNS_A_PASS` columns of a product.
+    """
+    square = params.batch_size * params.context_length**2
+    forward = float(square * (params.d_head + _COLUMNS_A_PASS))
+    return 3 * forward if params.pass_ == "forward_backward" else forward
 
 
 def _square(params: AttentionParams) -> tuple[int, int, int] | None:
-    """None where query, key and value are as wide as long: shapes then tell nothing."""
+    """Return the shape of the scores; None if inputs are as wide as long and so have that shape."""
     length = params.context_length
-    return None if length == params.d_head else (params.batch_size, length, length)
+    if length == params.d_head:
+        return None
+    return params.batch_size, length, length
 
 
 def _by_phase(params: AttentionParams, forward: int) -> dict[str, int]:
-    return {phase: forward * (2 if phase == "backward" else 1) for phase in PHASES[params.pass_]}
+    flops = {"forward": forward, "backward": 2 * forward}
+    return {phase: flops[phase] for phase in PHASES[params.pass_]}
 
 
 def _prepare(
@@ -147,18 +154,17 @@ def _prepare(
     place, dtype, gradients = device.torch_device, stored_dtype(params), params.pass_ != "forward"
     attention = AttentionShape(params.context_length, params.causal, params.d_head, gradients)
     attend = choose_attention(params, attention, place)
-    heads = (
-        (1,) if params.attention == "flex" else ()
-    )  # which is not lowered without, in a graph with more around it
-    shape = (params.batch_size, *heads, params.context_length, params.d_head)
+    shape: tuple[int, ...] = (params.batch_size, params.context_length, params.d_head)
+    if params.attention == "flex":
+        # Within a larger graph, the compiler lowers flex attention only with a dimension of heads.
+        shape = (params.batch_size, 1, params.context_length, params.d_head)
+    make_input = partial(torch.randn, shape, device=place, dtype=dtype, requires_grad=gradients)
     if not params.projections:
-        inputs = tuple(
-            torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients) for _ in range(3)
-        )
+        inputs = tuple(make_input() for _ in range(3))
         return inputs, attend, list(inputs)
     with torch.device(place):
         layer = _projected(params.d_head, attend).to(dtype)
-    x = torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients)
+    x = make_input()
     return (x,), layer, [x, *layer.parameters()]
 
 
@@ -170,9 +176,10 @@ def _projected(width: int, attend: Callable[..., Tensor]) -> nn.Module:
     class Projected(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.q_proj, self.k_proj, self.v_proj, self.output_proj = (
-                Linear(width, width) for _ in range(4)
-            )
+            self.q_proj = Linear(width, width)
+            self.k_proj = Linear(width, width)
+            self.v_proj = Linear(width, width)
+            self.output_proj = Linear(width, width)
 
         def forward(self, x: Tensor) -> Tensor:
             mixed: Tensor = self.output_proj(attend(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
@@ -188,7 +195,7 @@ def _make_step(
     leaves: list[Tensor],
     gradient: Tensor,
 ) -> Callable[[PhaseMarker], None]:
-    """The backward pass starts from `gradient`, which was made beforehand: no timing includes it."""
+    """Return the step. Its backward pass begins with `gradient`, whose making is not timed."""
     import torch
 
     from tasks.harness.compilation import begin_step
@@ -215,14 +222,12 @@ def _make_step(
 
 
 def _flush(device: Device) -> Callable[[], object]:
-    """Writes more than the L2 cache holds."""
+    """Return a function that overwrites the L2 cache."""
     import torch
 
     cache: int = torch.cuda.get_device_properties(device.torch_device).L2_cache_size
-    buffer = torch.empty(
-        max(_CACHES * cache, _AT_LEAST_FLUSHED_BYTES), dtype=torch.int8, device=device.torch_device
-    )
-    return buffer.zero_
+    nbytes = max(_CACHES * cache, _AT_LEAST_FLUSHED_BYTES)
+    return torch.empty(nbytes, dtype=torch.int8, device=device.torch_device).zero_
 
 
 TASK = Task("attention", 2, AttentionParams, build, work)

@@ -1,6 +1,7 @@
-"""Which dtype each part of a small model has under autocast. It differs from device to device, and between versions.
+"""Dtypes of the parts of a small model under autocast, by device and version of torch.
 
-The course's toy model (assignment 2, benchmarking_mixed_precision): linear, ReLU, LayerNorm, linear, cross-entropy.
+It is the course's toy model (assignment 2, benchmarking_mixed_precision): linear, ReLU, LayerNorm,
+linear, cross-entropy.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class AutocastDtypesParams(Params):
 
 
 def build(params: AutocastDtypesParams) -> StaticResult:
-    """The facts `dtype_parameters`, `dtype_fc1`, `dtype_norm`, `dtype_logits`, `dtype_loss`, `dtype_gradients`."""
+    """Return the loss, and the facts `dtype_PART` of the parts, such as `dtype_fc1`."""
     import torch
     from torch import nn
     from torch.nn import functional
 
-    from tasks.harness.precision import dtype_name
+    from tasks.harness.precision import DTYPES, dtype_name
     from tasks.harness.setup import open_capped
     from tasks.harness.workload import StaticResult
     from tasks.spec.tables import Sample
@@ -49,9 +50,7 @@ def build(params: AutocastDtypesParams) -> StaticResult:
         )
         x, y = torch.randn(8, 20), torch.randint(5, (8,))
     seen = _watch_outputs(model)
-    with torch.autocast(
-        params.device, torch.float16 if params.autocast == "fp16" else torch.bfloat16
-    ):
+    with torch.autocast(params.device, DTYPES[params.autocast]):
         parameters = next(model.parameters()).dtype
         loss = functional.cross_entropy(model(x), y)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -59,17 +58,21 @@ def build(params: AutocastDtypesParams) -> StaticResult:
     assert gradient is not None
     fc1, relu, normed, logits = seen
     dtypes = {
-        "parameters": parameters, "fc1": fc1, "relu": relu, "norm": normed, "logits": logits, "loss": loss.dtype,
+        "parameters": parameters,
+        "fc1": fc1,
+        "relu": relu,
+        "norm": normed,
+        "logits": logits,
+        "loss": loss.dtype,
         "gradients": gradient.dtype,
-    }  # fmt: skip
+    }
     samples = (Sample("finding", "loss", "nat", float(loss.detach())),)
-    return StaticResult(
-        samples, device, {f"dtype_{part}": dtype_name(dtype) for part, dtype in dtypes.items()}
-    )
+    facts = {f"dtype_{part}": dtype_name(dtype) for part, dtype in dtypes.items()}
+    return StaticResult(samples, device, facts)
 
 
 def _watch_outputs(model: nn.Sequential) -> list[torch.dtype]:
-    """Filled, in the order of the layers, when the model runs."""
+    """Return a list to which the layers append the dtypes of their outputs when the model runs."""
     seen: list[torch.dtype] = []
 
     def note(layer: nn.Module, inputs: object, output: Tensor) -> None:
@@ -81,6 +84,7 @@ def _watch_outputs(model: nn.Sequential) -> list[torch.dtype]:
 
 
 def work(params: AutocastDtypesParams) -> float:
+    """Return a constant: all cells take equally long."""
     return 1.0
 
 

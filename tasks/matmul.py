@@ -21,7 +21,7 @@ class MatmulParams(TimedParams):
 
 
 def build(params: MatmulParams) -> Workload:
-    """Two random factors in the dtype that matrix products of this precision have. Raises Skip."""
+    """Prepare two random factors in the dtype of the precision. Raise Skip."""
     import torch
 
     from tasks.harness.precision import dtype_name, matmul_dtype, precision_facts
@@ -43,6 +43,7 @@ def build(params: MatmulParams) -> Workload:
 
 
 def work(params: MatmulParams) -> float:
+    """Return the FLOPs of the product."""
     return 2.0 * params.matrix_size**3
 
 

@@ -43,15 +43,19 @@ class NormSensitivityParams(Params):
 
 
 def build(params: NormSensitivityParams) -> StaticResult:
-    """`KIND_error`: the largest error of an element over the root mean square of the exact result, of the rows that came
-    out finite; `KIND_nonfinite`: the share of elements that did not."""
+    """Return the errors of the three ways, as samples `WAY_error` and `WAY_nonfinite`.
+
+    The error is the largest one of an element in finite rows, over the root mean square of the
+    exact result. `WAY_nonfinite` is the share of elements that are not finite.
+    """
     import torch
 
+    from tasks.harness.precision import DTYPES
     from tasks.harness.setup import open_capped
     from tasks.harness.workload import StaticResult
 
     device = open_capped(params)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[params.dtype]
+    dtype = DTYPES[params.dtype]
     generator = torch.Generator().manual_seed(params.seed)
     rows = torch.randn(_ROWS, params.width, generator=generator, dtype=torch.float64)
     x = ((rows + params.mean) * params.scale).to(device.torch_device, dtype)
@@ -61,9 +65,10 @@ def build(params: NormSensitivityParams) -> StaticResult:
         "wide": _normalise(x.float(), params, _sum).to(dtype),
         "library": _by_torch(x, params),
     }
-    return StaticResult(
-        tuple(sample for way, y in ways.items() for sample in _judge(way, y, exact)), device
-    )
+    samples: list[Sample] = []
+    for way, result in ways.items():
+        samples += _errors(way, result, exact)
+    return StaticResult(tuple(samples), device)
 
 
 def _normalise(
@@ -83,7 +88,7 @@ def _sum(x: Tensor) -> Tensor:
 
 
 def _sum_one_by_one(x: Tensor) -> Tensor:
-    """Rounded to the dtype after each addition, which torch's sum is not: its accumulator is fp32."""
+    """Return the sum, rounded to the dtype after each addition. Torch's sum rounds once."""
     import torch
 
     total = torch.zeros_like(x[:, :1])
@@ -100,14 +105,13 @@ def _by_torch(x: Tensor, params: NormSensitivityParams) -> Tensor:
     return functional.rms_norm(x, (params.width,), eps=params.eps)
 
 
-def _judge(way: str, y: Tensor, exact: Tensor) -> list[Sample]:
+def _errors(way: str, y: Tensor, exact: Tensor) -> list[Sample]:
     finite = y.isfinite().all(dim=-1)
-    error = None
+    error, note = None, "no row came out finite"
     if finite.any():
         unit = exact[finite].square().mean().sqrt()
-        error = float((y[finite].double() - exact[finite]).abs().max() / unit)
+        error, note = float((y[finite].double() - exact[finite]).abs().max() / unit), ""
     share = float((~y.isfinite()).double().mean())
-    note = "" if error is not None else "no row came out finite"
     return [
         Sample("finding", f"{way}_error", "1", error, note=note),
         Sample("finding", f"{way}_nonfinite", "1", share),
@@ -115,6 +119,7 @@ def _judge(way: str, y: Tensor, exact: Tensor) -> list[Sample]:
 
 
 def work(params: NormSensitivityParams) -> float:
+    """Return the width of a row, in whose number the duration grows."""
     return float(params.width)
 
 

@@ -1,6 +1,7 @@
 """One training step of a Transformer language model, or a part of it, phase by phase.
 
-This module is read when planning, on machines that need no torch: what needs it is imported where it is used.
+Planning imports this module on machines without torch, so what needs torch is imported in
+functions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 
 
 def build(params: TrainStepParams) -> Workload:
-    """Model, optimizer and inputs on the device, ready to step. Raises Skip, or torch's out-of-memory."""
+    """Prepare model, optimizer and inputs on the cell's device.
+
+    Raise Skip, or torch's out-of-memory.
+    """
     from tasks.harness.setup import set_up
 
     return build_on(set_up(params), params)
@@ -105,12 +109,14 @@ def _flops(params: TrainStepParams) -> dict[str, int] | None:
 
 
 def _square(params: TrainStepParams) -> tuple[int, int, int] | None:
-    """None also where a head, or with one head any width, is as long as the context: shapes then tell nothing."""
+    """Return the shape of the scores; None if it is unknown, or other tensors have it, too."""
     dims, length = params.dimensions, params.context_length
-    if dims is None or length in (
-        dims.d_head,
-        *((dims.d_model, dims.d_ff) if dims.num_heads == 1 else ()),
-    ):
+    if dims is None:
+        return None
+    widths = [dims.d_head]
+    if dims.num_heads == 1:
+        widths += [dims.d_model, dims.d_ff]
+    if length in widths:
         return None
     return params.batch_size * dims.num_heads, length, length
 
@@ -142,7 +148,7 @@ def _expected_parameters(params: TrainStepParams) -> int | None:
 
 
 def _attention_flops(params: TrainStepParams) -> dict[str, int]:
-    """Return the FLOPs of softmax and of attention's matrix products in a forward pass, all layers."""
+    """Return the FLOPs of softmax and of attention's products in a forward pass, all layers."""
     dims = params.dimensions
     if dims is None:
         return {}

@@ -14,8 +14,8 @@ import numpy as np
 
 SIGNIFICANCE = 0.01  # share of equal cells that may be called faster or slower
 # Other cells say something about the noise of a cell if both sides have this many attempts, and if
-# there are this many cells. Where the noise of cells differs by a factor of three, two attempts gave
-# 2.8 % false alarms instead of 1 %, and three attempts of 2 cells 2.1 %, but of 8 cells 1.1 %.
+# there are this many cells. Where the noise of cells differs by a factor of three, two attempts
+# gave 2.8 % false alarms instead of 1 %, and three attempts of 2 cells 2.1 %, but of 8 cells 1.1 %.
 _MIN_ATTEMPTS = 3
 _MIN_CELLS = 8
 # Two runs of the same cells a few minutes apart may differ by this much, however small their noise.

@@ -1,6 +1,7 @@
 """Checks of a config's grids before they are expanded.
 
-They refuse unknown axes, impossible values and too many combinations, each at its place in the file.
+They refuse unknown axes, impossible values and too many combinations, each at its place in the
+file.
 """
 
 from __future__ import annotations

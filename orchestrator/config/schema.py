@@ -1,7 +1,7 @@
 """The config of a sweep: its fields, its checks, and its JSON Schema for editors.
 
-A text enters, a SweepConfig leaves. Validation is strict: an unknown key or a number in quotes is an
-error, and each error names its place in the file.
+A text enters, a SweepConfig leaves. Validation is strict: an unknown key or a number in quotes is
+an error, and each error names its place in the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copies an attempt's files from a host that does not share the driver's file system.
 
-The driver writes a token into the attempt's folder. A host that does not find it measures in a local
-folder, sends the files through Ray, and keeps only what its compilers have cached.
+The driver writes a token into the attempt's folder. A host that does not find it measures in a
+local folder, sends the files through Ray, and keeps only what its compilers have cached.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Clients of the fork servers; tasks/process/fork_server.py has the servers themselves.
 
 Each slot has a fork server. A driver also starts a template on its own host before Ray is up: it
-imports torch while Ray starts, once for all slots, and forks a fork server for each slot whose cells
-have the same environment. Any other slot starts a fork server by itself.
+imports torch while Ray starts, once for all slots, and forks a fork server for each slot whose
+cells have the same environment. Any other slot starts a fork server by itself.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-# Torch's own limit of threads that compile. It is set explicitly because torch counts the cores when it is imported, and a
-# fork server may be allowed more cores than its children.
+# Torch's own limit of threads that compile. It is set explicitly because torch counts the cores
+# when it is imported, and a fork server may be allowed more cores than its children.
 _MAX_COMPILE_THREADS = 32
 
 # Limits of this process and of the system. They say nothing about the file being opened.

@@ -168,7 +168,8 @@ class DurationEstimator:
         likely_s = self.seconds(cell) * _MARGIN
         if self._kind(cell) in self._measured:
             return likely_s
-        # No cell of this kind has finished. Starting one cell too few is better than cutting one off.
+        # No cell of this kind has finished. Starting one cell too few is better than cutting one
+        # off.
         return max(likely_s, self._longest_s)
 
     def _kind(self, cell: Cell) -> _Kind:

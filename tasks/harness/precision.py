@@ -16,6 +16,8 @@ from tasks.spec.parameters import Params, TimedParams
 _OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 _OVERRULES = {"fp32": "1", "tf32": "0"}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# The dtypes of a task's axis that names one.
+DTYPES = {**_AUTOCAST, "fp32": torch.float32, "fp64": torch.float64}
 
 Setting = TypeVar("Setting")
 
@@ -81,7 +83,8 @@ def require_threads(expected: int, params: Params) -> None:
     if found != expected:
         raise RuntimeError(
             f"torch had {expected} threads at the start of the cell and has {found} now: remove "
-            f"torch.set_num_threads from {_source(params)}, or set OMP_NUM_THREADS under env in the config"
+            f"torch.set_num_threads from {_source(params)}, or set OMP_NUM_THREADS under env in the "
+            "config"
         )
 
 

@@ -64,9 +64,9 @@ class Prediction:
     """Predicted peaks, as samples with the names of measured ones, and a verdict for each limit.
 
     how: how it was predicted. `tracked`: every storage was followed. `modelled`: the same, with a
-        model of fused kernels. `as eager`: an upper bound for a compiled cell. `closed form`: memory
-        of parameters, gradients and AdamW's moments, a lower bound for a model that does not run
-        without data. Empty: nothing is known.
+        model of fused kernels. `as eager`: an upper bound for a compiled cell. `closed form`:
+        memory of parameters, gradients and AdamW's moments, a lower bound for a model that does not
+        run without data. Empty: nothing is known.
     reason: why there is no peak.
     verdicts: by limit, in bytes.
     """

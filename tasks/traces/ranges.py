@@ -31,7 +31,8 @@ PHASE_NAMES = tuple(_PHASE_WORDS)
 _ALL_PHASE_WORDS = frozenset().union(*_PHASE_WORDS.values())
 _STEP_WORDS = frozenset({"step", "iteration", "iter"})
 _OTHER_WORDS = _STEP_WORDS | {
-    "a", "and", "batch", "call", "compute", "full", "loss", "mb", "micro", "microbatch", "model", "of", "parameter",
+    "a", "and", "batch", "call", "compute", "full", "loss", "mb", "micro", "microbatch",
+    "model", "of", "parameter",
     "parameters", "params", "pass", "phase", "profiler", "range", "region", "run", "section", "steps", "the", "time", "total",
     "train", "training", "w", "weight", "weights",
 }  # fmt: skip

@@ -24,7 +24,8 @@ def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module
     config = _config(params)
     if config.vocab_size < params.vocab_size:
         raise ValueError(
-            f"vocab_size {params.vocab_size} is larger than the {config.vocab_size} of {params.model}"
+            f"vocab_size {params.vocab_size} is larger than the {config.vocab_size} of "
+            f"{params.model}"
         )
     return _from_config(config, _IMPLEMENTATIONS[params.attention], dtype)
 

@@ -13,7 +13,7 @@ from tasks.spec.source_digest import shadowed_spec
 
 
 def import_named(path: str, axis: str) -> Callable[..., Any]:
-    """Import an object by its path. Raise ImportError or AttributeError, which name what is missing."""
+    """Import an object by its path. Raise ImportError or AttributeError with what is missing."""
     module, _, name = path.partition(":")
     top, dot, rest = module.partition(".")
     if spec := shadowed_spec(top, sys.path):
@@ -24,7 +24,8 @@ def import_named(path: str, axis: str) -> Callable[..., Any]:
         if error.name != top:
             raise
         raise ModuleNotFoundError(
-            f"{axis}: there is no module {top!r}. Install its package, or add its folder to PYTHONPATH",
+            f"{axis}: there is no module {top!r}. Install its package, or add its folder to "
+            "PYTHONPATH",
             name=top,
         ) from error
     found: Callable[..., Any] = getattr(imported, name)

@@ -52,7 +52,8 @@ _OF_BACKWARD = {"checkpointing": str, "gradient_accumulation": int, "loss": str}
 class TrainStepParams(AttentionAxisParams):
     """Parameters of a training step.
 
-    The model is named by `size` and `year`, described by its dimensions, or made by your own factory.
+    The model is named by `size` and `year`, described by its dimensions, or made by your own
+    factory.
     """
 
     size: Size | None = axis(

@@ -30,8 +30,8 @@ class Decorator(Protocol):
     def __call__(self, command: Command, /) -> Command: ...
 
 
-# The words of --retry and --only, which `planning.options` declares too. Importing that module loads
-# pydantic (0.4 s), and `sweep --help` needs 0.1 s in all. A test compares the lists.
+# The words of --retry and --only, which `planning.options` declares too. Importing that module
+# loads pydantic (0.4 s), and `sweep --help` needs 0.1 s in all. A test compares the lists.
 FLAWS = ("cpu-contended", "interval-wide")
 STATUSES = (
     "ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost",

@@ -20,7 +20,8 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
     if any(group.measured for group in groups):
         measured_bytes = _measured_bytes(request)
     header = [
-        "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "of GiB", "OOM from", "its reserved GiB",
+        "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "of GiB", "OOM from",
+        "its reserved GiB",
         "measured up to", "measured GiB", "OOM at", "note"
     ]  # fmt: skip
     rows = [
@@ -35,7 +36,10 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
     yield format_table(header, rows)
     if any(_is_undecided_between(group, bounds) for group in groups):
         undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
-        yield f"between `fits up to` and `OOM from`: {undecided}; on the GPU itself --confirm measures it"
+        yield (
+            f"between `fits up to` and `OOM from`: {undecided};"
+            " on the GPU itself --confirm measures it"
+        )
 
 
 def _predicted_oom(group: Limit) -> int | None:
