@@ -25,9 +25,14 @@ def shell_word(word: str) -> str:
     return f"$'{escape_unprintable(escaped)}'"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 cell" or "3 cells"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def cell_count(count: int) -> str:
     """Return "1 cell" or "3 cells"."""
-    return "1 cell" if count == 1 else f"{count} cells"
+    return counted(count, "cell")
 
 
 def and_more(count: int) -> str:

@@ -53,8 +53,10 @@ class Source:
     def where(self, place: KeyPath) -> str:
         """Return the file, line and key of a place, such as `full.yaml:12: grids[0].axes`."""
         line = _line(self.document, place)
-        texts = (text if text.isprintable() else repr(text) for text in map(str, place))
-        steps = [shorten(text, LONGEST_VALUE) for text in texts]
+        steps = []
+        for step in map(str, place):
+            printable = step if step.isprintable() else repr(step)
+            steps.append(shorten(printable, LONGEST_VALUE))
         path = re.sub(r"\.(\d+)", r"[\1]", ".".join(steps))
         return ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, path]))
 
@@ -86,7 +88,7 @@ def config_error(
             words = map("".join, choices)
             return ConfigError(*unknown_value(where, str(first["loc"][0]), value, words))
         case "list_type" if not isinstance(value, dict):
-            item = shorten(value if isinstance(value, str) else repr(value), LONGEST_VALUE)
+            item = shorten(str(value), LONGEST_VALUE)
             fixed = ", or put it under fixed" if "axes" in place else ""
             return ConfigError(f"{where}: is not a list", f"Write [{item}]{fixed}.")
         case "missing":

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from orchestrator.common.text import counted
 from orchestrator.hardware.gpu_catalog import peak_tflops
 from tasks.spec.attempt import Settings
 from tasks.spec.axes import Affects, axes_with
@@ -43,7 +44,7 @@ _SPAWNED_START_S = 5.3
 _UNTIMED_STEPS = 3  # without timing: until the memory is steady
 _CPU_TFLOPS = 0.05
 # An A100's, fp32 and tf32, for a GPU without a peak in gpus.toml.
-_UNKNOWN_TFLOPS = {"fp32": 19.5, "narrow": 156.0}
+_UNKNOWN_FP32_TFLOPS, _UNKNOWN_TFLOPS = 19.5, 156.0
 # Launching the kernels of one phase of one layer takes this long, however small the layer is.
 _LAUNCH_S = {"eager": 1.7e-3, "compiled": 0.3e-3}
 _PHASES = {"forward_backward": 2, "train_step": 3}
@@ -228,13 +229,17 @@ class DurationEstimate:
     def __str__(self) -> str:
         basis = "from FLOPs; after the first cells, from what they took"
         if self.learned:
-            plural = "s" if self.learned > 1 else ""
-            basis = f"from what {self.learned} finished cell{plural} took"
+            basis = f"from what {counted(self.learned, 'finished cell')} took"
         hours = self.gpu_s / 3600
         if not hours:
             return f"({basis})"
-        shown = f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"
-        return f"{shown if hours >= 0.005 else 'less than 0.01'} GPU-hours ({basis})"
+        return f"{_rounded(hours)} GPU-hours ({basis})"
+
+
+def _rounded(hours: float) -> str:
+    if hours < 0.005:
+        return "less than 0.01"
+    return f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"
 
 
 def expect(
@@ -253,7 +258,9 @@ def expect(
     wall_s = 0.0
     for device, queue in by_device.items():
         count = slots.get(device, 1)
-        widths, durations = zip(*(sorted(queue, reverse=True) if count > 1 else queue), strict=True)
+        if count > 1:
+            queue.sort(reverse=True)
+        widths, durations = zip(*queue, strict=True)
         wall_s += makespan_s(durations, count, widths=widths)
     gpu_s = sum(width * seconds for width, seconds in by_device.get("cuda", ()))
     return DurationEstimate(wall_s, gpu_s, estimator.learned)
@@ -311,9 +318,8 @@ def _step_s(cell: Cell, gpu: str | None) -> float:
         mode = "compiled" if cell.params.compiled else "eager"
         launch_s = dimensions.num_layers * phases * _LAUNCH_S[mode]
     precision = str(values.get("precision", "fp32"))
-    peak = (
-        peak_tflops(gpu, precision) or _UNKNOWN_TFLOPS["fp32" if precision == "fp32" else "narrow"]
-    )
+    unknown = _UNKNOWN_FP32_TFLOPS if precision == "fp32" else _UNKNOWN_TFLOPS
+    peak = peak_tflops(gpu, precision) or unknown
     if cell.params.device == "cpu":
         peak = _CPU_TFLOPS
     work = all_tasks()[cell.task].work(cell.params)

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TypedDict, TypeVar
 
 from orchestrator.common.errors import NoNodeLeft, PlatformError
-from orchestrator.common.text import format_seconds
+from orchestrator.common.text import counted, format_seconds
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.host_probe import TIMEOUT_S
 from orchestrator.hardware.gpu_catalog import matches_kind
@@ -265,5 +265,4 @@ def _requirement(attempt: Attempt) -> str:
     params = attempt.cell.params
     if not params.gpu_count:
         return "a core"
-    kind = f"{params.gpu_kind} " if params.gpu_kind else ""
-    return f"{params.gpu_count} {kind}GPU{'s' if params.gpu_count > 1 else ''}"
+    return counted(params.gpu_count, " ".join(filter(None, [params.gpu_kind, "GPU"])))

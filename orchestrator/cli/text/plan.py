@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from orchestrator.cli.text import format_counts
-from orchestrator.common.text import cell_count, format_seconds
+from orchestrator.common.text import cell_count, counted, format_seconds
 from orchestrator.hardware.gpu_catalog import GpuModel, driver_name
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
@@ -112,7 +112,7 @@ def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], wi
         return f"{widest} × {card.name}," if widest > 1 else f"one {card.name},"
     if len(gpus) < widest:
         return f"a host with {widest} GPUs," if widest > 1 else "one GPU,"
-    return f"this machine's {len(gpus)} GPU{'s' if len(gpus) > 1 else ''},"
+    return f"this machine's {counted(len(gpus), 'GPU')},"
 
 
 def _measured_on(request: SweepRequest) -> set[str]:
