@@ -64,13 +64,9 @@ class Results:
         return self.read_table(table).merge(self.cells[["cell", "attempt"]])
 
 
-def load_results(run: Run, every_version: bool = False) -> Results:
-    """Read the results of a run.
-
-    every_version: also read cells that were measured by an older version of their task, although
-        the run has newer ones.
-    """
-    results, samples = load_with_samples(run, every_version)
+def load_results(run: Run) -> Results:
+    """Read the results of a run."""
+    results, samples = load_with_samples(run)
     # The samples are the largest table: their memory is free before the report allocates its own.
     del samples
     trim_memory()
@@ -81,6 +77,9 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     """Read the results of a run, and all its samples, with texts as categories.
 
     Only the Parquet parts are read, never cells.parquet: after a kill it may be older than they.
+
+    every_version: also read cells that were measured by an older version of their task, although
+        the run has newer ones.
     """
     attempts, manifest = read_attempts(run), run.read_manifest()
     # A row that was written before a parameter existed has its default, as the cell's id has.
