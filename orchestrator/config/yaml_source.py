@@ -182,8 +182,11 @@ def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
     """Return the number of values in a document with its aliases written out."""
     if id(node) not in sizes:
         sizes[id(node)] = MAX_NODES + 1  # for a node that contains itself
-        children = [child for _, *pair in _items(node) for child in filter(None, pair)]
-        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in children)
+        size = 1
+        for _, *pair in _items(node):
+            for child in filter(None, pair):
+                size += _expanded_size(child, sizes)
+        sizes[id(node)] = size
     return sizes[id(node)]
 
 

@@ -85,7 +85,9 @@ def _numa_nodes(
     Virtual machines report nodes that are unknown, empty or overlapping. Then all GPUs share all
     cores: a wrong node would give one GPU fewer cores than another.
     """
-    nodes = {name: allowed if cores is None else cores & allowed for name, cores in near.items()}
+    nodes = {}
+    for name, cores in near.items():
+        nodes[name] = allowed if cores is None else cores & allowed
     distinct = set(nodes.values())
     are_disjoint = sum(map(len, distinct)) == len(frozenset().union(*distinct))
     if all(nodes.values()) and are_disjoint:

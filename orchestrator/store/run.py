@@ -283,8 +283,8 @@ def _join(columns: list[pd.Series]) -> pd.Series | pd.Categorical:
         return pd.concat(columns, ignore_index=True)
     # pd.concat would turn categories that differ between batches into text.
     # A batch of nulls has no categories, not even of text, and cannot be joined with others.
-    text = [
-        column if len(column.cat.categories) else column.cat.set_categories([""])
-        for column in columns
-    ]
-    return union_categoricals(text)
+    texts = []
+    for column in columns:
+        has_values = len(column.cat.categories) > 0
+        texts.append(column if has_values else column.cat.set_categories([""]))
+    return union_categoricals(texts)

@@ -126,7 +126,8 @@ def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
 
 
 def _span_ns(works: Sequence[Work]) -> int:
-    return max(1, max(work.end_ns for work in works) - min(work.start_ns for work in works))
+    last_ns = max(work.end_ns for work in works)
+    return max(1, last_ns - min(work.start_ns for work in works))
 
 
 def _busy_ns(works: Sequence[Work]) -> int:

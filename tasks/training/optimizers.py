@@ -73,12 +73,11 @@ class StepCounter:
         """Return the number of steps so far."""
         # A gradient scaler skips the fused optimizer's step on the device, where no hook of torch
         # sees it; only the optimizer's own count stands still. SGD has no count.
-        counts = [
-            float(state["step"])
-            for optimizer in self._optimizers
-            for state in optimizer.state.values()
-            if "step" in state
-        ]
+        counts = []
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                if "step" in state:
+                    counts.append(float(state["step"]))
         return int(max(counts, default=self._calls))
 
     def _count(self, *_: object) -> None:
