@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
-# Of an operation that torch dispatches. Each operation has types of its own, and torch checks them.
+# Arguments of an operation that torch dispatches. Their types are those that the operation takes.
 Arguments: TypeAlias = tuple[Any, ...]
 Keywords: TypeAlias = Mapping[str, Any]
 # An operation as torch dispatches it, and its result: a tensor, a number, or several of them.

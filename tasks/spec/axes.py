@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 V = TypeVar("V")
-# Values by name: of parameters, of a config, or of stored JSON. Each name has a type of its own.
+# Values by name: of parameters, of a config, or of stored JSON. Each name has another type.
 Values: TypeAlias = dict[str, Any]
 FrozenValues: TypeAlias = Mapping[str, Any]  # that no reader changes
 
