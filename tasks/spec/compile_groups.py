@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from tasks.spec.axes import Affects, Values, axes_without, leave_out
+from tasks.spec.axes import Affects, FrozenValues, Values, axes_without, leave_out
 from tasks.spec.cell import Cell
 
 # Seen with torch 2.13 on the CPU with compiled blocks: a cell with another seed, number of steps,
@@ -34,7 +34,7 @@ def shared_graph(cell: Cell) -> str | None:
     return repr((cell.task, cell.version, sorted(traced.items())))
 
 
-def _traced_values(cell: Cell, values: Values) -> Values:
+def _traced_values(cell: Cell, values: FrozenValues) -> Values:
     """Return the parameters that enter the graphs, with a size replaced by its dimensions."""
     traced = leave_out(values, axes_without(type(cell.params), Affects.GRAPH))
     traced["pass"] = _GRADIENTS.get(values.get("pass", ""), values.get("pass"))
