@@ -1,11 +1,12 @@
-"""Memory, peak rates and bandwidth of known GPUs, from gpus.toml."""
+"""Memory and peak rates of known GPUs, from gpus.toml, and the rules by which a name finds one."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 
@@ -13,13 +14,11 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.common.units import GIB, MIB
 from tasks.spec.axes import Values
 
-# fp16 and pure bf16 use the same tensor cores at the same rate as bf16.
-_PEAK_ENTRY = {"fp16": "bf16", "bf16_pure": "bf16"}
-_BRANDS = frozenset({"nvidia", "geforce", "tesla", "quadro", "rtx", "gtx", "amd", "instinct"})
-# These have less memory than the GPU whose name they follow.
-_VARIANTS = frozenset({"laptop", "mobile", "mig"})
 _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORECASE)
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
+_SIZE = "the size: --gpu 24GiB"
+# Operations per cycle of one SM of a GeForce; see the head of gpus.toml.
+_GEFORCE_RATES = {"fp32": 256, "tf32": 256, "bf16": 512}
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class GpuMemoryClass:
 class GpuModel:
     """A GPU that a prediction is made for. `usable_bytes` excludes the CUDA context.
 
-    device: the name in gpus.toml of the variant whose peaks are used; None: any variant's.
+    device: the name that the driver gives it; None for a GPU of which only the size is known.
     """
 
     name: str
@@ -43,25 +42,66 @@ class GpuModel:
     compute_capability: float | None
     device: str | None = field(default=None, compare=False)
 
+    @property
+    def is_amd(self) -> bool:
+        return self.device is not None and self.device.startswith("AMD ")
+
+
+@dataclass(frozen=True)
+class _Card:
+    """An entry of gpus.toml. `peaks` are dense TFLOP/s by precision."""
+
+    name: str
+    memory_mib: int
+    compute_capability: float | None
+    devices: tuple[str, ...]
+    aliases: tuple[str, ...]
+    peaks: dict[str, float]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.devices, *self.aliases)
+
+    @property
+    def model(self) -> GpuModel:
+        usable = _usable_bytes(self.memory_mib)
+        return GpuModel(self.name, usable, self.compute_capability, self.devices[0])
+
 
 @cache
 def known_gpus() -> tuple[GpuMemoryClass, ...]:
     """Return the memory classes of known GPUs, smallest first."""
+    by_name = {card.name: card for card in _cards()}
     classes = []
-    for gpu in _data()["gpu"]:
-        if "name" in gpu:
-            usable, capabilities = _usable_bytes(gpu["memory_mib"]), gpu["cards"].values()
-            classes.append(GpuMemoryClass(gpu["name"], usable, min(capabilities)))
+    for name, members in _data()["memory_classes"].items():
+        cards = [by_name[member] for member in members]
+        usable = _usable_bytes(min(card.memory_mib for card in cards))
+        capability = min(card.compute_capability or 0.0 for card in cards)
+        classes.append(GpuMemoryClass(name, usable, capability))
     return tuple(sorted(classes, key=lambda gpu: gpu.usable_bytes))
 
 
 @cache
-def _known_models() -> tuple[GpuModel, ...]:
-    models = []
-    for gpu in _data()["gpu"]:
-        for name, capability in gpu["cards"].items():
-            models.append(GpuModel(name, _usable_bytes(gpu["memory_mib"]), capability))
-    return tuple(models)
+def _cards() -> tuple[_Card, ...]:
+    cards = []
+    for entry in _data()["card"]:
+        card = _Card(
+            entry["name"],
+            entry["memory_mib"],
+            entry.get("compute_capability"),
+            tuple(entry["devices"]),
+            tuple(entry.get("aliases", ())),
+            _peaks_of(entry),
+        )
+        cards.append(card)
+    return tuple(cards)
+
+
+def _peaks_of(entry: dict[str, Any]) -> dict[str, float]:
+    if "sms" not in entry:
+        return {name: entry[name] for name in ("fp32", "tf32", "fp16", "bf16") if name in entry}
+    cycles_per_s = entry["sms"] * entry["boost_ghz"] * 1e9
+    return {name: round(rate * cycles_per_s / 1e12, 1) for name, rate in _GEFORCE_RATES.items()}
 
 
 def _usable_bytes(memory_mib: int) -> int:
@@ -82,98 +122,123 @@ def find_gpu(name: str) -> GpuModel:
         usable_bytes = int(float(size[1]) * GIB) - _data()["context_mib"] * MIB
         if usable_bytes > 0:
             return GpuModel(f"GPU of {size[1]} GiB", usable_bytes, None)
-    models = _models_named(name)
-    if not models:
-        remedy = "Give its memory: --gpu 24GiB, or --set memory_limit_gib=24"
-        raise ConfigError(f"--gpu {name}: is not known", remedy)
-    if len(models) > 1:
-        names = ", ".join(model.name for model in models)
-        raise ConfigError(f"--gpu {name}: there are several", f"Say which: {names}")
-    return replace(models[0], device=_closest_device(name, models[0]))
+    words = _words(name)
+    if words & set(_data()["shared_memory_words"]):
+        remedy = "Give the free memory instead, for example --gpu 32GiB"
+        raise ConfigError(f"--gpu {name}: this GPU shares the host's memory", remedy)
+    cards = _cards_named(name)
+    if not cards:
+        raise ConfigError(f"--gpu {name}: is not known", _nearest(name, words))
+    size_is_open = _memory_gb(name) is None and _memory_gb(cards[0].name) is not None
+    if len(cards) > 1 or size_is_open:
+        names = ", ".join(card.name for card in cards)
+        remedy = f"Choose one of: {names}; or give {_SIZE}"
+        raise ConfigError(f"--gpu {name}: comes in several sizes", remedy)
+    return cards[0].model
 
 
 def gpu_from_driver(name: str, memory_bytes: int) -> GpuModel:
     """Return the model of a GPU that exists here, with the memory that its driver reports."""
-    alike = [model for model in _known_models() if matches_kind(name, model.name)]
-    capability = alike[0].compute_capability if alike else None
+    cards = _cards_named(name)
+    capability = cards[0].compute_capability if cards else None
     return GpuModel(name, memory_bytes - _data()["context_mib"] * MIB, capability, name)
-
-
-def driver_name(model: GpuModel) -> str | None:
-    """Return the driver's name of a GPU with known peaks, or None without any."""
-    return model.device or _closest_device(model.name, model)
 
 
 def matches_kind(device: str, kind: str) -> bool:
     """Return True if the name of a GPU contains all words of this kind, such as `RTX 5090`.
+
+    A word such as `Ti` or `Laptop` in the name alone makes it another GPU.
 
     Args:
         device: the name as the driver or Ray writes it, such as `GeForce-RTX-5090`.
     """
     memory_gb = _memory_gb(kind)
     is_same_size = memory_gb is None or memory_gb == _memory_gb(device)
-    return is_same_size and _words(kind) <= _words(device)
+    more_words = _words(device) - _words(kind)
+    is_variant = bool(more_words & set(_data()["variant_words"]))
+    return is_same_size and _words(kind) <= _words(device) and not is_variant
 
 
-def _models_named(name: str) -> list[GpuModel]:
-    """Return the known GPUs that a name may mean: those with the most words in common."""
-    letters, words = _letters(name), _words(name)
-    exact = [model for model in _known_models() if _letters(model.name) == letters]
-    if exact or words & _VARIANTS:
+def _cards_named(name: str) -> list[_Card]:
+    """Return the known GPUs that a name may mean.
+
+    A name or alias as it is written comes first, then the cards with the most words of the name.
+    No card is meant if a word is left that may name another one.
+    """
+    asked = name.strip().lower()
+    exact = [card for card in _cards() if asked in {known.lower() for known in card.names}]
+    if exact:
         return exact
-    by_count: dict[int, list[GpuModel]] = defaultdict(list)
-    for model in _known_models():
-        if _is_named(model, words, _memory_gb(name)):
-            by_count[len(_words(model.name))].append(model)
-    return by_count[max(by_count, default=0)]
+    words, memory_gb = _words(name), _memory_gb(name)
+    found: list[_Card] = []
+    most = 0
+    for card in _cards():
+        count = max(_words_in_common(known, words) for known in card.names)
+        if count < max(most, 1) or not _has_size(card, memory_gb):
+            continue
+        found = [card] if count > most else [*found, card]
+        most = count
+    return found
 
 
-def _is_named(model: GpuModel, words: frozenset[str], memory_gb: float | None) -> bool:
-    if not _words(model.name) <= words:
-        return False
+def _words_in_common(known: str, words: frozenset[str]) -> int:
+    """Return how many words a known name shares with those asked for, or 0 if it is another GPU."""
+    own = _words(known)
+    unknown = words - own - set(_data()["harmless_words"])
+    return 0 if unknown or not own <= words else len(own)
+
+
+def _has_size(card: _Card, memory_gb: float | None) -> bool:
     if memory_gb is None:
         return True
-    total_bytes = model.usable_bytes + _data()["context_mib"] * MIB
-    difference_gb: float = abs(total_bytes / GIB - memory_gb)
+    difference_gb: float = abs(card.memory_mib * MIB / GIB - memory_gb)
     return difference_gb <= _NOMINAL * memory_gb
 
 
-def _closest_device(name: str, model: GpuModel) -> str | None:
-    """Return the device in gpus.toml that is this GPU, with the most words of a name."""
-    devices = [str(peak["device"]) for peak in _data()["peak"]]
-    same = [device for device in devices if model in _models_named(device)]
-    return max(same, key=lambda device: len(_words(device) & _words(name)), default=None)
+def _nearest(name: str, words: frozenset[str]) -> str:
+    """Return the text that names the known GPUs nearest to a name, and the way without one."""
+    cards = {card.name.lower(): card.name for card in _cards()}
+    near: list[str] = []
+    # A laptop's or a part of a GPU has less memory than the card whose name it carries.
+    if words and not words & set(_data()["variant_words"]):
+        near = [lower for lower in cards if words <= _words(lower)]
+        near = near or get_close_matches(name.lower(), cards, n=3, cutoff=0.5)
+    if not near:
+        return f"Give {_SIZE}"
+    return f"Did you mean {_or([cards[lower] for lower in near[:3]])}? Or give {_SIZE}"
+
+
+def _or(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _memory_gb(name: str) -> float | None:
-    size = _MEMORY.search(name)
+    size = _MEMORY.search(name.replace("_", " "))
     return float(size[1]) if size else None
-
-
-def _letters(name: str) -> str:
-    """Return a name without its brand and separators: `RTX-4090` and `4090` are the same."""
-    letters = re.sub(r"[^a-z0-9]", "", name.lower())
-    return re.sub(rf"^(?:{'|'.join(_BRANDS)})+", "", letters)
 
 
 def _words(name: str) -> frozenset[str]:
     """Return the words of a name that distinguish GPUs: without the brand and the memory."""
-    without_memory = _MEMORY.sub(" ", name.lower())
-    # `RTX4090` is `RTX 4090`.
-    parted = re.sub(r"\b(rtx|gtx)(?=\w)", r"\1 ", without_memory)
+    without_memory = _MEMORY.sub(" ", name.lower().replace("_", " "))
+    # `RTX4070Ti` is `RTX 4070 Ti`; `L40S` stays one word.
+    parted = re.sub(r"\b(rtx|gtx)(?=\w)|(?<=\d)(?=ti\b|super\b|tisuper\b)", r"\1 ", without_memory)
+    parted = parted.replace("tisuper", "ti super")
     words = frozenset(re.findall(r"[a-z0-9]+", parted))
-    return words - _BRANDS or words
+    return words - set(_data()["harmless_words"]) or words
 
 
 def peak_tflops(device: str | None, precision: str | None) -> float | None:
-    """Return the dense peak of matrix products in this precision, or None if no source is known."""
-    return _figure(device, _PEAK_ENTRY.get(str(precision), str(precision)))
+    """Return the dense peak of matrix products in this precision, or None if no source is known.
 
-
-def _figure(device: str | None, name: str) -> float | None:
-    for peak in _data()["peak"]:
-        if peak["device"] == device and name in peak:
-            return float(peak[name])
+    Args:
+        device: the name that the driver gives.
+        precision: fp16 and pure bf16 run at the rate of bf16, unless fp16 has its own.
+    """
+    entry = "bf16" if precision == "bf16_pure" else str(precision)
+    for card in _cards():
+        if device in card.devices:
+            return card.peaks.get(entry, card.peaks.get("bf16") if entry == "fp16" else None)
     return None
 
 

@@ -126,7 +126,7 @@ class DurationEstimator:
             self._cached_graphs.add(graph)
 
     def can_estimate(self, cells: Iterable[Cell]) -> bool:
-        """True if a cell was measured, or if all cells run on a GPU whose peak is known.
+        """True if a cell was measured, or if all run on a GPU whose peak in their precision is known.
 
         False if neither the FLOPs of a cell are known nor the duration of another of its kind.
         """
@@ -135,8 +135,13 @@ class DurationEstimator:
             return False
         if self._walls_s:
             return True
-        has_peak = peak_tflops(self._conditions.gpu, "bf16") is not None
-        return has_peak and all(cell.params.device == "cuda" for cell in cells)
+        are_on_gpu = all(cell.params.device == "cuda" for cell in cells)
+        return are_on_gpu and not self.precisions_without_peak(cells)
+
+    def precisions_without_peak(self, cells: Iterable[Cell]) -> list[str]:
+        """Return the precisions of these cells for which no source gives the GPU's peak."""
+        precisions = sorted({_precision(cell) for cell in cells})
+        return [name for name in precisions if peak_tflops(self._conditions.gpu, name) is None]
 
     def lacks_formula(self, cell: Cell) -> bool:
         """True if nothing says how long a cell takes: no formula, and no measured cell like it."""
@@ -309,6 +314,10 @@ def _work_s(cell: Cell, conditions: DurationConditions) -> float:
     return step_s * float(values.get("warmup_steps", 0) + modes * measured)
 
 
+def _precision(cell: Cell) -> str:
+    return str(cell.params.values().get("precision", "fp32"))
+
+
 def _step_s(cell: Cell, gpu: str | None) -> float:
     """Return the duration of one step: its FLOPs at the usual share of the peak, or its launches."""
     values = cell.params.values()
@@ -317,7 +326,7 @@ def _step_s(cell: Cell, gpu: str | None) -> float:
         phases = _PHASES.get(values.get("pass", ""), 1)
         mode = "compiled" if cell.params.compiled else "eager"
         launch_s = dimensions.num_layers * phases * _LAUNCH_S[mode]
-    precision = str(values.get("precision", "fp32"))
+    precision = _precision(cell)
     unknown = _UNKNOWN_FP32_TFLOPS if precision == "fp32" else _UNKNOWN_TFLOPS
     peak = peak_tflops(gpu, precision) or unknown
     if cell.params.device == "cpu":

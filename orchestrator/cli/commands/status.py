@@ -31,7 +31,13 @@ def status(run_folder: RunLocation) -> None:
 @click.command()
 @click.argument("run_folder", metavar="RUN", type=RunLocationType())
 @click.argument("cell")
-def show(run_folder: RunLocation, cell: str) -> None:
+@click.option(
+    "--traceback",
+    "with_traceback",
+    is_flag=True,
+    help="End with the whole message and traceback of the last attempt.",
+)
+def show(run_folder: RunLocation, cell: str, with_traceback: bool) -> None:
     """Show everything about one CELL of RUN.
 
     Prints its parameters, attempts, samples and log, and the command that measures it again by
@@ -48,5 +54,5 @@ def show(run_folder: RunLocation, cell: str) -> None:
     name, separator, cell_of_run = cell.partition(RUN_SEPARATOR)
     if separator and is_publication(run_folder):
         run_folder, cell = Path(run_folder) / name, cell_of_run
-    for line in describe_cell(open_run(run_folder), cell):
+    for line in describe_cell(open_run(run_folder), cell, with_traceback):
         click.echo(line)

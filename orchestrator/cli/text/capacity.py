@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.cli.text import format_gib, format_table
 from orchestrator.config.grid import Expansion
@@ -10,6 +10,7 @@ from orchestrator.planning.prediction_requests import cap_bytes
 from orchestrator.planning.request import SweepRequest
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from tasks.prediction.records import MARGIN
+from tasks.spec.cell import Cell
 
 
 def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iterator[str]:
@@ -34,12 +35,24 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
         for group, cell in zip(groups, cells.cells, strict=True)
     ]
     yield format_table(header, rows)
+    yield from _what_is_equal(cells.cells, bounds.axis)
     if any(_is_undecided_between(group, bounds) for group in groups):
         undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
         yield (
             f"between `fits up to` and `OOM from`: {undecided};"
             " on the GPU itself --confirm measures it"
         )
+
+
+def _what_is_equal(cells: Sequence[Cell], axis: str) -> Iterator[str]:
+    """Return the batch size of a search for a context, or the reverse, if all cells share it.
+
+    The label of a cell has it if it varies.
+    """
+    other = {"context_length": "batch_size", "batch_size": "context_length"}[axis]
+    values = {cell.params.values().get(other) for cell in cells}
+    if len(values) == 1 and None not in values:
+        yield f"all cells: {other}={values.pop()}"
 
 
 def _predicted_oom(group: Limit) -> int | None:

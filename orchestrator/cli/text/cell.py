@@ -6,7 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from orchestrator.common.text import end_location, evidence_text, parameter_texts
+from orchestrator.common.text import (
+    end_location,
+    evidence_text,
+    failure_reason,
+    parameter_texts,
+    shell_word,
+)
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE
@@ -18,8 +24,15 @@ if TYPE_CHECKING:
     from orchestrator.analysis.axes import Row
 
 
-def describe_cell(run: Run, prefix: str) -> Iterator[str]:
-    """Return a cell's parameters, attempts with evidence, result, samples, log and command."""
+# Evidence that says at length what the reason says in one line.
+_LONG_EVIDENCE = ("reason", "exception", "message", "traceback", "log_tail")
+
+
+def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterator[str]:
+    """Return a cell's parameters, attempts with evidence, result, samples, log and command.
+
+    with_traceback: end with the whole message and traceback of the last attempt.
+    """
     from orchestrator.analysis.results import read_attempts
 
     attempts = read_attempts(run.require())
@@ -47,6 +60,14 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
         yield f"by hand: {artifacts.rerun_command}"
     if run.is_published:
         yield "logs and artifacts are not published, nor how to measure this cell by hand"
+    evidence = json.loads(last["evidence"])
+    texts = {name: evidence_text(name, evidence.get(name) or "") for name in _LONG_EVIDENCE}
+    if with_traceback:
+        for name, text in texts.items():
+            if text:
+                yield f"{name}: " + "\n  ".join(map(_printable, text.split("\n")))
+    elif any(set(texts.values()) - {"", evidence.get("exception"), failure_reason(evidence)}):
+        yield f"message and traceback: sweep show {shell_word(str(run))} {cell} --traceback"
 
 
 def _attempt(row: Row) -> Iterator[str]:
@@ -54,12 +75,23 @@ def _attempt(row: Row) -> Iterator[str]:
     if where := end_location(row["stage"], row["phase"]):
         end += f" in {where}"
     yield f"attempt {row['attempt']}: {end}, {row['wall_s']:.1f} s, {row['started_at']}"
+    evidence = json.loads(row["evidence"])
+    if evidence:
+        yield f"  {failure_reason(evidence) or 'no reason is known'}"
+    if frame := _last_frame(str(evidence.get("traceback") or "")):
+        yield f"  raised at: {_printable(frame)}"
     # Of the facts, only those on timing: `sweep report` shows the others.
     facts = json.loads(row["facts"])
     shown = {name: value for name, value in facts.items() if name.startswith("timing_")}
-    for name, value in {**shown, **json.loads(row["evidence"])}.items():
-        lines = evidence_text(name, value).split("\n")
-        yield f"  {name}: " + "\n    ".join(map(_printable, lines))
+    short = {name: value for name, value in evidence.items() if name not in _LONG_EVIDENCE}
+    for name, value in {**shown, **short}.items():
+        yield f"  {name}: {_printable(evidence_text(name, value))}"
+
+
+def _last_frame(traceback: str) -> str:
+    """Return the innermost line of a traceback that names a file, such as `File "a.py", line 3`."""
+    frames = [line.strip() for line in traceback.split("\n") if line.strip().startswith("File ")]
+    return frames[-1] if frames else ""
 
 
 def _printable(line: str) -> str:

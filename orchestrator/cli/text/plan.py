@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from orchestrator.cli.text import format_counts
 from orchestrator.common.text import cell_count, counted, format_seconds
-from orchestrator.hardware.gpu_catalog import GpuModel, driver_name
+from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
 from orchestrator.planning.fingerprints import known_fingerprints
@@ -74,7 +74,7 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     gpus: Sequence[str] = ()  # of this machine
     histories = plan.histories
     if on_gpu and card is not None:
-        gpu, name = driver_name(card), card.name
+        gpu, name = card.device, card.name
         # Durations on another GPU say nothing about this card.
         if gpu not in _measured_on(request):
             histories = {}
@@ -88,18 +88,36 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     if expected:
         where = _where(cells, card, gpus, widest)
         return f"expected: {format_seconds(expected.wall_s)} on {where} {expected}"
-    unknown = next(filter(estimator.lacks_formula, cells), None)
-    if unknown is not None:
-        model = unknown.params.values().get("model") or unknown.task
-        return (
-            f"expected time: unknown, no formula is known for {model}; an estimate is available when"
-            " the first of these cells has ended"
-        )
-    if not on_gpu:
+    return _why_unknown(estimator, cells, gpu, name)
+
+
+def _why_unknown(
+    estimator: DurationEstimator, cells: Sequence[Cell], gpu: str | None, name: str | None
+) -> str:
+    """Return why no duration can be estimated and what to do, or nothing for cells on the CPU.
+
+    gpu: the name that the driver gives; None if only the memory of the GPU is known.
+    name: the GPU's name for the reader; None without a GPU.
+    """
+    later = "an estimate is available when the first of these cells has ended"
+    without_formula = next(filter(estimator.lacks_formula, cells), None)
+    on_gpu = [cell for cell in cells if cell.params.device == "cuda"]
+    precisions = estimator.precisions_without_peak(on_gpu)
+    if without_formula is not None:
+        model = without_formula.params.values().get("model") or without_formula.task
+        reason = f"no formula is known for {model}; {later}"
+    elif not on_gpu:
         return ""
-    if name is None:
-        return "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
-    return f"expected time: unknown, no source gives a peak speed of {name}"
+    elif name is None:
+        reason = "no GPU is here; add --gpu H200 for an estimate"
+    elif gpu is None:
+        reason = "--gpu gave only a memory size; name the GPU, for example --gpu 'RTX 4090'"
+    elif precisions:
+        peaks = f"the peak speed of {name} in {' and '.join(precisions)}"
+        reason = f"no source was found for {peaks}; {later}"
+    else:
+        reason = f"some cells run on the CPU; {later}"
+    return f"expected time: unknown, {reason}"
 
 
 def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], widest: int) -> str:

@@ -39,12 +39,20 @@ def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
     if request.run.is_published:
         yield from _continuation_in_copy(request.run, plan)
     else:
-        cells = f"{len(to_run)} of {cell_count(len(plan.decisions))}{repetition_note(plan)}"
-        yield f"{last_command(request.run)} would run {cells}"
+        yield _continuation(request.run, plan, len(to_run))
     for cell in to_run[:SHOWN_CELLS]:
         yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > SHOWN_CELLS:
         yield f"  … and {len(to_run) - SHOWN_CELLS} more"
+
+
+def _continuation(run: Run, plan: Plan, to_run: int) -> str:
+    """Return how many cells are left to measure, and the command that measures them."""
+    requested = cell_count(len(plan.decisions))
+    if not to_run:
+        return f"nothing is left to measure of {requested}"
+    left = f"{to_run} of {requested}{repetition_note(plan)}"
+    return f"left to measure: {left}. To continue: {last_command(run)}"
 
 
 def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
@@ -59,7 +67,7 @@ def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
             copy = copy.with_name(f"{copy.name}-copy")
         yield f"to continue, copy it: cp -r {shell_word(str(run))} {shell_word(str(copy))}"
         yield f"then: {command_in_copy(run, copy)}"
-        yield f"which would run {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
+        yield f"which measures {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
 
 
 def _failures(request: SweepRequest) -> Iterator[str]:

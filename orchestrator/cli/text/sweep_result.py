@@ -11,22 +11,25 @@ from orchestrator.common.text import cell_count, format_seconds, shell_word
 if TYPE_CHECKING:
     from orchestrator.sweep.result import SweepResult
 
-# What the end of a sweep prints about the cells with each quality flag.
+# What the end of a sweep prints about the cells with each quality flag, and the options that
+# measure them again.
 _FLAGS = {
     "cpu-contended": (
-        "timed while another program used the cores of the host;"
-        " once it has ended, --retry cpu-contended measures again"
+        "timed while another program used the cores of the host. Once it has ended, measure again",
+        "--retry cpu-contended",
     ),
     "interval-wide": (
-        "with steps that vary so much that the interval of their median is wider than 5 %;"
-        " --retry interval-wide measures again"
+        "with steps that vary so much that the interval of their median is wider than 5 %."
+        " To measure again",
+        "--retry interval-wide",
+    ),
+    "concurrent": (
+        "CPU-bound while other cells used the same host; the times may be too long."
+        " To measure one cell at a time (--where selects cells)",
+        # --fresh: what is measured again replaces these times, and they no longer count here.
+        "--scheduler serial --fresh",
     ),
 }
-_CONCURRENT = (
-    "CPU-bound while other cells used the same host; the times may be too long."
-    # --fresh: what is measured again replaces these times, and their cells no longer count here.
-    " --scheduler serial --fresh measures one cell at a time (--where selects cells)"
-)
 OUT_OF_MEMORY = ("oom", "oom_inferred")
 _FAILURES = ("failed", "crashed", "timeout", "host_oom", "lost")
 
@@ -46,12 +49,12 @@ def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
         stopped = f"stopped by {result.stop_reason} with {remaining} left. To continue: {command}"
         return [*lines, stopped], EXIT_INTERRUPTED
     folder = shell_word(result.folder)
-    lines += [*_quality(result), f"tables: sweep report {folder}"]
+    lines += [*_quality(result, command), f"tables: sweep report {folder}"]
     if result.exhausted:
         retry = " ".join(f"--retry {name}" for name in _FAILURES if name in result.before)
         lines += [
-            f"skipped {cell_count(result.exhausted)}, which failed too often before;"
-            f" {retry} tries again"
+            f"skipped {cell_count(result.exhausted)}, which failed too often before."
+            f" To try again: {command} {retry}"
         ]
     if result.exhausted or set(_FAILURES) & set(result.counts):
         return [*lines, f"what failed: sweep status {folder}"], EXIT_FAILURES
@@ -97,10 +100,9 @@ def _out_of_time(result: SweepResult, command: str) -> list[str]:
     return lines
 
 
-def _quality(result: SweepResult) -> list[str]:
-    notes = {**_FLAGS, "concurrent": _CONCURRENT}
+def _quality(result: SweepResult, command: str) -> list[str]:
     return [
-        f"{cell_count(result.quality[flag])} {note}"
-        for flag, note in notes.items()
+        f"{cell_count(result.quality[flag])} {note}: {command} {options}"
+        for flag, (note, options) in _FLAGS.items()
         if result.quality.get(flag)
     ]

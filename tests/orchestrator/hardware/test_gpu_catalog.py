@@ -1,79 +1,156 @@
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.units import GIB, MIB
-from orchestrator.hardware.gpu_catalog import driver_name, find_gpu, matches_kind
+from orchestrator.hardware import gpu_catalog
+from orchestrator.hardware.gpu_catalog import (
+    find_gpu,
+    gpu_from_driver,
+    matches_kind,
+    peak_tflops,
+)
+
+CARDS = tomllib.loads(Path(gpu_catalog.__file__).with_name("gpus.toml").read_text())["card"]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: str(card["name"]))
+def test_every_card_has_its_sources_and_is_found_by_all_its_names(card: dict[str, Any]) -> None:
+    assert card["memory_source"].startswith("https://")
+    has_peak = any(key in card for key in ("fp32", "tf32", "fp16", "bf16"))
+    assert has_peak == card.get("peak_source", "").startswith("https://")
+    name, devices = card["name"], card["devices"]
+    for spelling in (name, name.lower(), name.replace(" ", "-"), name.replace(" ", "_")):
+        assert find_gpu(spelling).name == name
+    for alias in card.get("aliases", ()):
+        assert find_gpu(alias).name == name
+    is_one_size = re.search(r"\d GB|\dGB", name) is None or "GB" in devices[0]
+    assert not is_one_size or {find_gpu(device).name for device in devices} == {name}
+    assert find_gpu(name).device == devices[0]
 
 
 @pytest.mark.parametrize(
     ("name", "gpu"),
     [
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H100 PCIe", "H100"),
-        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA T4", "T4"),
         ("H100-SXM", "H100"),
-        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 80GB"),
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+        ("NVIDIA H100 SXM5 80GB", "H100"),
         ("A100-40GB", "A100 40GB"),
-        ("Tesla T4", "T4"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
-        ("NVIDIA RTX A6000", "RTX A6000"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("a100_80gb", "A100 80GB"),
+        ("A100-SXM4-80GB", "A100 80GB"),
+        ("V100-SXM2-32GB", "V100 32GB"),
         ("RTX4090", "RTX 4090"),
-        ("rtx-4090", "RTX 4090"),
-        ("3090", "RTX 3090"),
+        ("4090", "RTX 4090"),
+        ("rtx4070ti", "RTX 4070 Ti"),
+        ("RTX 4070 Ti Super", "RTX 4070 Ti SUPER"),
+        ("4070tisuper", "RTX 4070 Ti SUPER"),
+        ("RTX 4060 Ti 16 GB", "RTX 4060 Ti 16GB"),
+        ("RTX 6000 Ada Gen", "RTX 6000 Ada"),
+        ("A6000", "RTX A6000"),
+        ("GH200", "GH200 96GB"),
+        ("Instinct MI300X OAM", "MI300X"),
     ],
 )
-def test_a_gpu_is_found_by_its_drivers_name_and_by_other_spellings(name: str, gpu: str) -> None:
+def test_a_gpu_is_found_by_other_spellings(name: str, gpu: str) -> None:
+    if gpu == "GH200 96GB":
+        name += " 96GB"
     assert find_gpu(name).name == gpu
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "remedy"),
     [
-        *("L4", "NVIDIA A10G", "Tesla V100-SXM2-16GB", "MI300X", "GH200", "RTX 3060", "H2000"),
-        *("RTX 6000", "A100 20GB", "NVIDIA GeForce RTX 4090 Laptop GPU", "", "rtx", "0GiB"),
-        "9" * 400 + "GiB",
+        ("A100", "Choose one of: A100 40GB, A100 80GB; or give the size: --gpu 24GiB"),
+        ("V100", "Choose one of: V100 16GB, V100 32GB; or give the size: --gpu 24GiB"),
+        (
+            "NVIDIA GeForce RTX 4060 Ti",
+            "Choose one of: RTX 4060 Ti 16GB; or give the size: --gpu 24GiB",
+        ),
     ],
 )
-def test_a_gpu_that_is_not_known_is_described_by_its_memory(name: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_a_name_of_several_sizes_is_a_question(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match="comes in several sizes") as refused:
         find_gpu(name)
-    assert refused.value.message.endswith(": is not known")
-    assert refused.value.remedy == "Give its memory: --gpu 24GiB, or --set memory_limit_gib=24"
-
-
-def test_a_name_of_several_gpus_is_a_question() -> None:
-    with pytest.raises(ConfigError, match=r"Say which: A100 40GB, A100 80GB"):
-        find_gpu("A100")
-
-
-def test_a_memory_stands_for_any_gpu_of_this_size() -> None:
-    gpu = find_gpu("24GiB")
-    assert gpu.usable_bytes == 24 * GIB - 600 * MIB
-    assert driver_name(gpu) is None
+    assert refused.value.remedy == remedy
 
 
 @pytest.mark.parametrize(
-    ("name", "device"),
+    ("name", "remedy"),
     [
-        ("H100", "NVIDIA H100 80GB HBM3"),
-        ("H100 PCIe", "NVIDIA H100 PCIe"),
-        ("A100-40GB", "NVIDIA A100-SXM4-40GB"),
-        ("T4", None),
+        ("RTX 6000", "Did you mean RTX 6000 Ada, RTX PRO 6000 or RTX PRO 6000 Max-Q? Or give"),
+        ("RTX 4070 Supper", "Did you mean RTX 4070 SUPER"),
+        ("MI250", "Did you mean MI250X"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "Give the size: --gpu 24GiB"),
+        ("NVIDIA GeForce RTX 5090 D", "Give the size"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "Give the size"),
+        ("NVIDIA A40-48Q", ""),
+        ("NVIDIA H20-3e", ""),
+        ("A100 20GB", ""),
+        ("NVIDIA H800 PCIe", ""),
+        ("H2000", ""),
+        ("L400", ""),
+        ("", "Give the size"),
+        ("rtx", ""),
+        ("0GiB", "Give the size"),
+        ("9" * 400 + "GiB", "Give the size"),
     ],
 )
-def test_the_peaks_are_those_of_the_variant_that_is_named(name: str, device: str | None) -> None:
-    assert driver_name(find_gpu(name)) == device
+def test_a_gpu_that_is_not_known_is_not_taken_for_another(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        find_gpu(name)
+    assert refused.value.message.endswith(": is not known")
+    assert refused.value.remedy.startswith(remedy)
+    assert refused.value.remedy.lower().endswith("give the size: --gpu 24gib")
+
+
+@pytest.mark.parametrize("name", ["Jetson", "NVIDIA Jetson AGX Orin", "DGX Spark", "Apple M3"])
+def test_a_gpu_that_shares_the_hosts_memory_is_described_by_its_free_memory(name: str) -> None:
+    with pytest.raises(ConfigError, match="shares the host's memory") as refused:
+        find_gpu(name)
+    assert refused.value.remedy == "Give the free memory instead, for example --gpu 32GiB"
+
+
+@pytest.mark.parametrize("size", ["24GiB", "24GB", "24 GB", "24g"])
+def test_a_memory_stands_for_any_gpu_of_this_size(size: str) -> None:
+    gpu = find_gpu(size)
+    assert gpu.usable_bytes == 24 * GIB - 600 * MIB
+    assert (gpu.compute_capability, gpu.device) == (None, None)
+
+
+def test_peaks_hold_for_a_drivers_name_and_are_unknown_without_a_source() -> None:
+    assert peak_tflops("NVIDIA H200", "fp32") == 67.0
+    assert peak_tflops("NVIDIA H200", "fp16") == peak_tflops("NVIDIA H200", "bf16") == 989.0
+    assert peak_tflops("NVIDIA GeForce RTX 4090", "bf16_pure") == 165.2
+    assert peak_tflops("NVIDIA GeForce RTX 5090", "tf32") == 104.8
+    assert peak_tflops("Tesla T4", "fp16") == 65.0
+    assert peak_tflops("Tesla T4", "bf16") is None
+    assert peak_tflops("NVIDIA H100 NVL", "fp32") is None
+    assert peak_tflops("NVIDIA H200 NVL", "bf16") is None
+    assert peak_tflops("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16") is None
+    assert peak_tflops(None, "bf16") is None
+
+
+@pytest.mark.parametrize(
+    ("device", "capability"),
+    [
+        ("NVIDIA GeForce RTX 4060 Ti", 8.9),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("AMD Instinct MI300X", None),
+    ],
+)
+def test_a_gpu_that_is_here_has_the_memory_of_its_driver(
+    device: str, capability: float | None
+) -> None:
+    model = gpu_from_driver(device, 8 * GIB)
+    assert (model.name, model.usable_bytes) == (device, 8 * GIB - 600 * MIB)
+    assert model.compute_capability == capability
+    assert model.is_amd == device.startswith("AMD")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +169,10 @@ def test_the_peaks_are_those_of_the_variant_that_is_named(name: str, device: str
         ("NVIDIA H200", "H100", False),
         ("NVIDIA A100-SXM4-80GB", "A100", True),
         ("NVIDIA A1000", "A100", False),
+        ("NVIDIA GeForce RTX 4070 Ti", "RTX 4070", False),
+        ("NVIDIA GeForce RTX 4070 Ti", "RTX 4070 Ti", True),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090", False),
+        ("NVIDIA GeForce RTX 2080 Ti", "2080 ti", True),
         ("", "H100", False),
     ],
 )

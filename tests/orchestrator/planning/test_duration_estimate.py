@@ -217,9 +217,9 @@ def test_a_plan_says_how_long_it_will_take(
     assert said("cuda") == f"expected: 20 s on this machine's 2 GPUs, 0.01 {how}"
     monkeypatch.setattr(plan_text, "gpu_names", lambda: ())
     assert said("cuda") == "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
-    assert (
-        said("cuda", "--gpu", "T4") == "expected time: unknown, no source gives a peak speed of T4"
-    )
+    unknown = said("cuda", "--gpu", "A10G")
+    assert "unknown, no source was found for the peak speed of A10G in fp32; an estimate" in unknown
+    assert said("cuda", "--gpu", "24GiB").endswith("name the GPU, for example --gpu 'RTX 4090'")
     assert said("cpu") == ""
 
 
@@ -247,8 +247,11 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
 @pytest.mark.parametrize(
     ("gpu", "remedy"),
     [
-        ("H2000", "is not known. Give its memory: --gpu 24GiB, or --set memory_limit_gib=24"),
-        ("A100", "there are several. Say which: A100 40GB, A100 80GB"),
+        ("Voodoo", "is not known. Give the size: --gpu 24GiB"),
+        (
+            "A100",
+            "comes in several sizes. Choose one of: A100 40GB, A100 80GB; or give the size: --gpu 24GiB",
+        ),
     ],
 )
 def test_an_unknown_gpu_is_one_line(

@@ -234,7 +234,10 @@ def test_plan_and_status_know_of_it(
     monkeypatch.setattr(sys, "argv", ["sweep", "run", config, "--fresh", "--out", out])
     go(request_of(), stopping_at(64), FRESH)
     status = status_lines(request_of().run)
-    assert f"sweep run {config} --fresh --out {out} would run 2 of 4 cells" in status
+    assert (
+        f"left to measure: 2 of 4 cells. To continue: sweep run {config} --fresh --out {out}"
+        in status
+    )
     plan = CliRunner().invoke(main, ["plan", config, "--fresh", "--out", out])
     assert plan.exit_code == 0, plan.output
     assert plan.output.startswith(
@@ -243,7 +246,7 @@ def test_plan_and_status_know_of_it(
     )
     go(request_of(), FakeScheduler(outcome_of), FRESH)
     status = status_lines(request_of().run)
-    assert status[-1] == f"sweep run {config} --out {out} would run 0 of 4 cells"
+    assert status[-1] == "nothing is left to measure of 4 cells"
 
 
 def test_a_command_that_asks_for_pending_cells_alone_goes_on_with_those_alone(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from io import StringIO
@@ -18,8 +17,7 @@ import orchestrator
 from orchestrator.analysis.cells import TIME_SPENT
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import ConfigError
-from orchestrator.hardware import gpu_catalog as gpus
-from orchestrator.hardware.gpu_catalog import known_gpus, peak_tflops, smallest_fitting
+from orchestrator.hardware.gpu_catalog import known_gpus, smallest_fitting
 from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.formats.files import to_csv
 from orchestrator.report.formats.markdown import to_markdown
@@ -762,19 +760,6 @@ def test_what_was_found_has_a_table_with_all_its_digits(results_of: Callable[...
     rows = table(results, "accumulation")
     assert list(rows["sum"]) == ["10.000133514"] * 2
     assert list(rows["addend"]) == ["fp32", "fp16"]
-
-
-def test_peaks_are_known_or_not_there() -> None:
-    assert peak_tflops("NVIDIA H200", "fp32") == 67.0
-    assert peak_tflops("NVIDIA H200", "fp16") == peak_tflops("NVIDIA H200", "bf16") == 989.0
-    assert peak_tflops("NVIDIA H100 NVL", "fp32") is None
-    assert peak_tflops("NVIDIA H200 NVL", "bf16") is None
-    assert peak_tflops(None, "bf16") is None
-
-
-def test_every_peak_has_its_source() -> None:
-    data = tomllib.loads((Path(gpus.__file__).parent / "gpus.toml").read_text())
-    assert all(peak["source"] for peak in data["peak"])
 
 
 def test_compile_and_warm_up(results_of: Callable[..., Results]) -> None:

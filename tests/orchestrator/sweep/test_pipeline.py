@@ -135,10 +135,10 @@ def test_cells_that_need_more_than_an_oom_cell_are_inferred(
     ) == {witness}
     again = FakeScheduler(out_of_memory_from(32))
     assert not go(request_of(), again, RunOptions(infer_oom=True)).counts
-    assert status_lines(request_of().run)[-1].endswith("would run 0 of 4 cells")
+    assert status_lines(request_of().run)[-1] == "nothing is left to measure of 4 cells"
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--infer-oom"])
     go(request_of(sets=["context_length=16,32,64,128,256"]), again, RunOptions(infer_oom=True))
-    assert status_lines(request_of().run)[-1].endswith("would run 0 of 5 cells")
+    assert status_lines(request_of().run)[-1] == "nothing is left to measure of 5 cells"
     assert go(request_of(), again).counts == {
         Status.OOM: 2
     }  # without --infer-oom, inferred cells are measured
@@ -800,9 +800,9 @@ def test_repetitions_do_not_change_the_number_of_cells(
     assert (result.measured_cells, result.queue.remaining) == (4, 4)
     status = status_lines(request_of().run)
     assert status[1] == (
-        f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, "
-        "8 times in all"
+        "left to measure: 4 of 4 cells, 8 times in all. To continue: "
+        f"sweep run c.yaml --repeat 3 --out {request_of().run}"
     )
     result = go(request_of(), FakeScheduler(outcome_of), RunOptions(repeat=3))
     assert (result.measured_cells, result.counts, result.queue.remaining) == (4, {Status.OK: 8}, 0)
-    assert status_lines(request_of().run)[-1].endswith("would run 0 of 4 cells")
+    assert status_lines(request_of().run)[-1] == "nothing is left to measure of 4 cells"

@@ -58,10 +58,31 @@ def test_how_the_number_of_steps_came_about(run: Run) -> None:
 
 def test_the_evidence_and_the_samples(run: Run) -> None:
     lines = shown(run, "oom")
-    assert "  message: it was oom" in lines
+    assert lines[3] == "  out of memory: asked for 2 GiB"
     assert "  asked_bytes: 2,147,483,648" in lines
     assert not any("timing_" in line for line in lines)
     assert "  timing synced forward duration [ms]: 10, 11, 12" in shown(run, "ok")
+
+
+def test_the_reason_comes_first_and_the_traceback_on_request(
+    tmp_path: Path, make_outcome: Callable[..., Outcome], sweep_here: Callable[..., Result]
+) -> None:
+    run = Run(tmp_path / "run")
+    calls = (
+        'Traceback:\n  File "a.py", line 1, in f\n    g()\n  File "b.py", line 2, in g\n    raise'
+    )
+    evidence = {"message": "it broke", "traceback": calls, "log_tail": ""}
+    outcome = replace(make_outcome(Status.FAILED), evidence=evidence)
+    with open_for_writing(run) as writer:
+        writer.write_manifest({"name": "run"})
+        writer.append(outcome, None)
+    cell = outcome.attempt.cell.id
+    lines = sweep_here("show", run.folder, cell).stdout.splitlines()
+    assert lines[3:5] == ["  it broke", '  raised at: File "b.py", line 2, in g']
+    assert not any("a.py" in line for line in lines)
+    assert lines[-1] == f"message and traceback: sweep show {run} {cell} --traceback"
+    whole = sweep_here("show", run.folder, cell, "--traceback").stdout
+    assert whole.endswith('  File "b.py", line 2, in g\n      raise\n')
 
 
 def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
@@ -84,10 +105,11 @@ def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
         (run.attempt_folder(outcome.attempt.cell.id, 1) / LOG_FILE).write_text(
             f"{red} in its log\n"
         )
-    lines = shown(run, "failed")
+    assert "  \\x1b[31m red\\rand back" in shown(run, "failed")
+    lines = list(describe_cell(run, outcome.attempt.cell.id, with_traceback=True))
     assert all(letter.isprintable() or letter == "\n" for line in lines for letter in line)
-    (message,) = (line for line in lines if line.startswith("  message: "))
-    assert message == "  message: \\x1b[31m red\\rand back\n    second  line\\x07"
+    (message,) = (line for line in lines if line.startswith("message: "))
+    assert message == "message: \\x1b[31m red\\rand back\n  second  line\\x07"
     assert any("in its log" in line for line in lines)
     assert failure_reason(outcome.evidence) == "\\x1b[31m red\\rand back"
     assert replace(outcome.attempt.cell, task="bell\x07").describe([]) == "bell\\x07"

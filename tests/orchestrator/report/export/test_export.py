@@ -423,7 +423,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
         "this run is published and closed: 1 of the 2 cells asked for were measured",
         f"to continue, copy it: cp -r {run} results/own",
         f"then: sweep run {copied} --set size=tiny --out results/own",
-        "which would run 1 cell:",
+        "which measures 1 cell:",
     ]
     shutil.copytree(run, "results/own")
     planned = command("plan", *shlex.split(lines[4])[3:])
