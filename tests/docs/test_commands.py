@@ -27,15 +27,7 @@ TINY = (
     "--set compile=eager --set pass=forward --set batch_size=1 --set vocab_size=200 "
     "--set measured_steps=5"
 )
-# The module that the pages call `my_package.gpt`.
-MODEL = """
-from torch import nn
-
-class GPT(nn.Sequential):
-    def __init__(self, n_layer):
-        layers = [nn.Linear(8, 8) for _ in range(n_layer)]
-        super().__init__(nn.Embedding(1000, 8), *layers, nn.Linear(8, 1000))
-"""
+MODEL_PAGE = "docs/how-to/your-own-model.md"
 
 
 def made_small(command: str) -> str:
@@ -46,7 +38,8 @@ def made_small(command: str) -> str:
         small = TINY.replace("device=cpu", "device=cuda")
         return f"{command} --gpu H200 --granularity 64 --up-to 128 {small}"
     if "--memory" in command and "memory.yaml" in command:
-        return f"{command} --where size=small,context_length=128,precision=fp32,pass=forward"
+        small = "--where size=small,context_length=128,precision=fp32,pass=forward"
+        return re.sub(r"--where \S+", small, command)
     if "--address" in command or "gpu_kind" in command or "memory_limit" in command:
         return command.replace("sweep run", "sweep plan").replace("--address auto", "")
     if command.startswith("sweep run configs/full.yaml"):
@@ -93,8 +86,8 @@ def test_every_command_runs(
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(training_step().text))
     snapshot = {"segments": [{"device": 0, "blocks": []}], "device_traces": [[]]}
     (tmp_path / "memory.pickle").write_bytes(pickle.dumps(snapshot))
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "gpt.py").write_text(MODEL)
+    (model,) = re.findall(r"```python\n(.*?)```", TEXTS[MODEL_PAGE], re.DOTALL)
+    (tmp_path / "gpt.py").write_text(model)
     results = tmp_path / "results"
     shown: dict[str, str] = {}
     for command, configs in commands_with_configs():

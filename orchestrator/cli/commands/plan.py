@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @config_options
 @cell_options
-@flag("--all", "Print every cell.")
+@flag("--all", "Print every cell, and with --memory also what is planned for it.")
 @flag("--memory", "Predict the memory that each cell needs on a GPU. Works without a GPU.")
 @click.option(
     "--gpu",
@@ -32,7 +32,7 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
     from orchestrator.cli.text.memory import describe_memory
-    from orchestrator.cli.text.plan import describe_cost, describe_plan
+    from orchestrator.cli.text.plan import SHOWN_CELLS, describe_cost, describe_plan
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.plan import plan_request
     from orchestrator.planning.prior_results import describe_prior_results
@@ -52,7 +52,11 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     if message := describe_resumption(request):
         click.echo(message)
     cost = describe_cost(request, planned, model)
-    for line in describe_plan(planned, request.expansion.label, cost, bool(chosen["all"])):
+    # The table of memory names each cell once more.
+    shown = 0 if memory else SHOWN_CELLS
+    if chosen["all"]:
+        shown = len(planned.decisions)
+    for line in describe_plan(planned, request.expansion.label, cost, shown):
         click.echo(line)
     for line in describe_prior_results(request, planned, invocation):
         click.echo(line)

@@ -59,6 +59,8 @@ def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[st
     if len(request.expansion.cells) <= _EXPLAINED:
         for cell in cells:
             yield from _explain_memory(label(cell), cell, predictions[cell.id])
+    if cells and card:
+        yield from _explain_limit(card)
     used = {prediction.how for prediction in predictions.values()}
     explained = [f"`{how}`: {meaning}" for how, meaning in _HOW.items() if how in used]
     if explained:
@@ -66,6 +68,16 @@ def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[st
     yield from _not_predicted(request.expansion.cells, card)
     if cells:
         yield _count_verdicts(cells, predictions, card)
+
+
+def _explain_limit(card: GpuModel) -> Iterator[str]:
+    """Return how much memory a GPU has for tensors, and when a cell runs out of it."""
+    yield (
+        f"on {card.name}: {format_gib(card.usable_bytes)} GiB without the CUDA context; oom: torch's"
+        " allocator would find no room in them, even after it has returned unused blocks"
+    )
+    if card.is_amd:
+        yield "modelled with the allocator and libraries of CUDA, which is untested on AMD"
 
 
 def _not_predicted(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str]:

@@ -18,12 +18,12 @@ SHOWN_CELLS = 20
 
 
 def describe_plan(
-    plan: Plan, label: Callable[[Cell], str], expected: str, everything: bool
+    plan: Plan, label: Callable[[Cell], str], expected: str, shown: int
 ) -> Iterator[str]:
     """Return how many cells are done, how many will run, for how long, and a line per cell.
 
     expected: the text of describe_cost.
-    everything: show all cells, not only the first ones.
+    shown: number of cells that get a line.
     """
     statuses = format_counts(sorted(plan.statuses().items()))
     yield f"{cell_count(len(plan.decisions))}: {statuses}"
@@ -35,10 +35,9 @@ def describe_plan(
         yield expected
     # Cells that run come first: of a large sweep, only the first cells are shown.
     chosen = sorted(plan.decisions, key=lambda decision: not decision.repetitions)
-    shown = len(chosen) if everything else SHOWN_CELLS
     for decision in chosen[:shown]:
         yield _decision_line(decision, plan, label(decision.cell))
-    if len(chosen) > shown:
+    if shown and len(chosen) > shown:
         yield f"  … and {len(chosen) - shown} more: --all prints them"
 
 
