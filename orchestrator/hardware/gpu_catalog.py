@@ -97,7 +97,7 @@ def _cards() -> tuple[_Card, ...]:
     return tuple(cards)
 
 
-def _peaks_of(entry: dict[str, Any]) -> dict[str, float]:
+def _peaks_of(entry: Values) -> dict[str, float]:
     if "sms" not in entry:
         return {name: entry[name] for name in ("fp32", "tf32", "fp16", "bf16") if name in entry}
     cycles_per_s = entry["sms"] * entry["boost_ghz"] * 1e9

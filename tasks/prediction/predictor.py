@@ -79,6 +79,8 @@ class Predictor:
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
         except Skip as skip:
             return unknown(str(skip))
+        except ImportError as error:  # a package is missing: the message says how to install it
+            return unknown(str(error))
         except Exception as error:  # a user's model may raise anything
             text = " ".join(typed_error_text(error).split())
             reason = f"it does not run without data: {text}"

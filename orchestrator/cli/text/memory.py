@@ -59,9 +59,9 @@ def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[st
     if len(request.expansion.cells) <= _EXPLAINED:
         for cell in cells:
             yield from _explain_memory(label(cell), cell, predictions[cell.id])
-    if cells and card:
+    used = {prediction.how for prediction in predictions.values() if prediction.how}
+    if used and card:
         yield from _explain_limit(card)
-    used = {prediction.how for prediction in predictions.values()}
     explained = [f"`{how}`: {meaning}" for how, meaning in _HOW.items() if how in used]
     if explained:
         yield f"how: {'; '.join(explained)}"

@@ -303,6 +303,9 @@ def test_the_plan_shows_a_table(
     assert "2.00" in text
     assert "the memory of matmul is not predicted" in text
     assert "oom" in text
+    assert "on H200: 139.82 GiB without the CUDA context" in text
+    on_amd = list(describe_memory(request, find_gpu("MI300X")))
+    assert "modelled with the allocator and libraries of CUDA, which is untested on AMD" in on_amd
 
 
 def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(

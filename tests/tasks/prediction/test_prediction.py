@@ -411,6 +411,14 @@ def test_of_other_cells_it_knows_the_parameters_alone() -> None:
     assert not found.moments
 
 
+def test_a_missing_package_is_the_whole_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Predictor, *words: object) -> None:
+        raise ImportError("hf: needs transformers")
+
+    monkeypatch.setattr(Predictor, "_trace", fail)
+    assert prediction_of().reason == "hf: needs transformers"
+
+
 class NeedsData(nn.Module):
     """Looks at its input: without data there is nothing to see. Half of it is frozen."""
 
