@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -34,7 +33,7 @@ class GpuMemoryClass:
 class GpuModel:
     """A GPU that a prediction is made for. `usable_bytes` excludes the CUDA context.
 
-    device: the name that the driver gives it; None for a GPU of which only the size is known.
+    device: the name that the driver gives it; None if only its size is known.
     """
 
     name: str
@@ -60,7 +59,7 @@ class _Card:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.name, *self.devices, *self.aliases)
+        return tuple(map(str.lower, (self.name, *self.devices, *self.aliases)))
 
     @property
     def model(self) -> GpuModel:
@@ -98,10 +97,14 @@ def _cards() -> tuple[_Card, ...]:
 
 
 def _peaks_of(entry: Values) -> dict[str, float]:
-    if "sms" not in entry:
-        return {name: entry[name] for name in ("fp32", "tf32", "fp16", "bf16") if name in entry}
-    cycles_per_s = entry["sms"] * entry["boost_ghz"] * 1e9
-    return {name: round(rate * cycles_per_s / 1e12, 1) for name, rate in _GEFORCE_RATES.items()}
+    peaks: dict[str, float] = {}
+    for name in ("fp32", "tf32", "fp16", "bf16"):
+        if name in entry:
+            peaks[name] = entry[name]
+        elif "sms" in entry and name in _GEFORCE_RATES:
+            operations_per_ns = entry["sms"] * entry["boost_ghz"] * _GEFORCE_RATES[name]
+            peaks[name] = round(operations_per_ns / 1e3, 1)
+    return peaks
 
 
 def _usable_bytes(memory_mib: int) -> int:
@@ -166,14 +169,14 @@ def _cards_named(name: str) -> list[_Card]:
     No card is meant if a word is left that may name another one.
     """
     asked = name.strip().lower()
-    exact = [card for card in _cards() if asked in {known.lower() for known in card.names}]
+    exact = [card for card in _cards() if asked in card.names]
     if exact:
         return exact
     words, memory_gb = _words(name), _memory_gb(name)
     found: list[_Card] = []
     most = 0
     for card in _cards():
-        count = max(_words_in_common(known, words) for known in card.names)
+        count = _words_in_common(card, words)
         if count < max(most, 1) or not _has_size(card, memory_gb):
             continue
         found = [card] if count > most else [*found, card]
@@ -181,11 +184,15 @@ def _cards_named(name: str) -> list[_Card]:
     return found
 
 
-def _words_in_common(known: str, words: frozenset[str]) -> int:
-    """Return how many words a known name shares with those asked for, or 0 if it is another GPU."""
-    own = _words(known)
-    unknown = words - own - set(_data()["harmless_words"])
-    return 0 if unknown or not own <= words else len(own)
+def _words_in_common(card: _Card, words: frozenset[str]) -> int:
+    """Return how many words one of a card's names shares with these, or 0 for another GPU."""
+    most = 0
+    for name in card.names:
+        own = _words(name)
+        unknown = words - own - set(_data()["harmless_words"])
+        if own <= words and not unknown:
+            most = max(most, len(own))
+    return most
 
 
 def _has_size(card: _Card, memory_gb: float | None) -> bool:
@@ -205,10 +212,10 @@ def _nearest(name: str, words: frozenset[str]) -> str:
         near = near or get_close_matches(name.lower(), cards, n=3, cutoff=0.5)
     if not near:
         return f"Give {_SIZE}"
-    return f"Did you mean {_or([cards[lower] for lower in near[:3]])}? Or give {_SIZE}"
+    return f"Did you mean {_or(list(map(cards.__getitem__, near[:3])))}? Or give {_SIZE}"
 
 
-def _or(names: Iterable[str]) -> str:
+def _or(names: list[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 

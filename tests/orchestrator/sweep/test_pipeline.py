@@ -262,9 +262,7 @@ def test_a_plan_lists_the_cells_to_infer(request_of: Callable[..., SweepRequest]
         {next(c for c in request.expansion.cells if c.id == witness)},
     )
     messages = list(
-        describe_plan(
-            plan, lambda cell: str(cell.params.values()["context_length"]), "", everything=True
-        )
+        describe_plan(plan, lambda cell: str(cell.params.values()["context_length"]), "", shown=99)
     )
     assert messages[1] == "0 to run, and 2 are inferred to run out of memory"
     assert [line.split(maxsplit=2)[::2] for line in messages[2:4]] == [

@@ -416,7 +416,7 @@ def test_a_missing_package_is_the_whole_reason(monkeypatch: pytest.MonkeyPatch) 
         raise ImportError("hf: needs transformers")
 
     monkeypatch.setattr(Predictor, "_trace", fail)
-    assert prediction_of().reason == "hf: needs transformers"
+    assert prediction_of(size="small").reason == "hf: needs transformers"
 
 
 class NeedsData(nn.Module):

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[SweepResult, list[str], int]] = {
         [
             "nothing to measure: of 4 cells 1 failed, 3 ok; results in out",
             TABLES,
-            "skipped 1 cell, which failed too often before; --retry failed tries again",
+            "skipped 1 cell, which failed too often before. To try again: sweep run c.yaml --retry failed",
             "what failed: sweep status out",
         ],
         1,
