@@ -199,7 +199,9 @@ def _library_softmax(scores: Tensor) -> Tensor:
 def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     products = einsum(query, key, "... query d, ... key d -> ... query key")
     scores = products / math.sqrt(query.shape[-1])
-    return torch.where(_mask(query), scores, float("-inf")) if causal else scores
+    if causal:
+        return torch.where(_mask(query), scores, float("-inf"))
+    return scores
 
 
 def _mask(query: Tensor) -> Tensor:
@@ -234,7 +236,9 @@ def _scaled(query: Tensor) -> Tensor:
 @part("scores")
 def _scores_in_place(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     scores = _scaled(query) @ key.transpose(-2, -1)
-    return scores.masked_fill_(~_mask(query), float("-inf")) if causal else scores
+    if causal:
+        return scores.masked_fill_(~_mask(query), float("-inf"))
+    return scores
 
 
 def _weights(query: Tensor, key: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:

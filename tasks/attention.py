@@ -126,7 +126,9 @@ def work(params: AttentionParams) -> float:
     """
     square = params.batch_size * params.context_length**2
     forward = float(square * (params.d_head + _COLUMNS_A_PASS))
-    return 3 * forward if params.pass_ == "forward_backward" else forward
+    if params.pass_ == "forward_backward":
+        return 3 * forward
+    return forward
 
 
 def _square(params: AttentionParams) -> tuple[int, int, int] | None:

@@ -202,7 +202,9 @@ def _unfold(column: pd.Series) -> pd.DataFrame:
 
 
 def _as_json(value: object) -> object:
-    return json.dumps(value) if isinstance(value, (dict, list)) else value
+    if isinstance(value, (dict, list)):
+        return json.dumps(value)
+    return value
 
 
 def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
@@ -263,4 +265,6 @@ _HAS_TYPE = {
 def _nullable(column: pd.Series) -> pd.Series:
     # `convert_dtypes` alone would turn measured values into integers if all happen to be whole.
     floating = pd.api.types.infer_dtype(column, skipna=True) in ("floating", "mixed-integer-float")
-    return column.astype("Float64") if floating else column.convert_dtypes()
+    if floating:
+        return column.astype("Float64")
+    return column.convert_dtypes()

@@ -232,7 +232,9 @@ def _noise_threshold(a: CellTiming, b: CellTiming, noise: Noise) -> float:
 def _measured_once(a: CellTiming, b: CellTiming) -> str:
     if len(a.medians_ms) == len(b.medians_ms) == 1:
         return "measured once on each side"
-    return "measured once in A" if len(a.medians_ms) == 1 else "measured once in B"
+    if len(a.medians_ms) == 1:
+        return "measured once in A"
+    return "measured once in B"
 
 
 def _has_gap(a: CellTiming, b: CellTiming, verdict: Verdict) -> bool:

@@ -97,7 +97,9 @@ def cpu_contended(cells: pd.DataFrame) -> pd.Series[bool]:
 def depends_on_cpu(cells: pd.DataFrame) -> pd.Series[bool]:
     """Return for each cell if a slower CPU makes its steps longer: cells on a CPU, or CPU-bound."""
     is_bound = _is_true(cells, "cpu_bound")
-    return (cells["device"] == "cpu") | is_bound if "device" in cells else is_bound
+    if "device" in cells:
+        return (cells["device"] == "cpu") | is_bound
+    return is_bound
 
 
 def bound_by(cells: pd.DataFrame) -> pd.Series:

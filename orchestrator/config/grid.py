@@ -214,4 +214,6 @@ def _place_in_file(grid: Grid, at: KeyPath, written: Values, loc: KeyPath) -> Ke
     if not is_included and name in grid.axes:
         indices = [index for index, one in enumerate(grid.axes[name]) if one is value]
         return (*grid_at, "axes", name, *indices[:1], *loc[1:])
-    return (*grid_at, "fixed", *loc) if name in grid.fixed else ("defaults", *loc)
+    if name in grid.fixed:
+        return (*grid_at, "fixed", *loc)
+    return ("defaults", *loc)

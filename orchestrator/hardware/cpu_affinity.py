@@ -105,7 +105,9 @@ def _equal_part(
 
 def _hyper_threads(core: int) -> frozenset[int]:
     path = Path(_TOPOLOGY.format(core))
-    return parse_cores(path.read_text()) if path.exists() else frozenset({core})
+    if path.exists():
+        return parse_cores(path.read_text())
+    return frozenset({core})
 
 
 def parse_cores(text: str) -> frozenset[int]:

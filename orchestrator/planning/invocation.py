@@ -62,7 +62,9 @@ class Invocation:
     def options(self) -> RunOptions:
         """The options that the command would have if it were given again."""
         options = RunOptions.from_json((self.asks_for or {}).get("choice", {}))
-        return options if self.is_unfinished else options.without_repeated_work()
+        if self.is_unfinished:
+            return options
+        return options.without_repeated_work()
 
     @property
     def skips_predicted_oom(self) -> bool:

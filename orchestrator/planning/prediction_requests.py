@@ -59,7 +59,9 @@ class PredictedCell:
     @property
     def verdict(self) -> Verdict | None:
         """The verdict on the limit; None if nothing can be predicted."""
-        return None if self.limit_bytes is None else self.prediction.verdicts.get(self.limit_bytes)
+        if self.limit_bytes is None:
+            return None
+        return self.prediction.verdicts.get(self.limit_bytes)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -170,7 +172,9 @@ def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
         verdicts = {cap: found.plain_verdict(cap) for cap in request.caps_bytes}
         known = {cap: verdict for cap, verdict in verdicts.items() if verdict}
         found = replace(found, verdicts={**known, **found.verdicts})
-        return found if found.verdicts.keys() >= set(request.caps_bytes) else None
+        if found.verdicts.keys() >= set(request.caps_bytes):
+            return found
+        return None
     return None
 
 

@@ -56,7 +56,9 @@ class Node(TypedDict):
 
 def gpu_type(node: Node) -> str:
     """Return Ray's name of a node's GPUs, such as GeForce-RTX-5090, or an empty string."""
-    return str(node["Labels"].get(GPU_TYPE_LABEL, "")) if capacity(node, "GPU") else ""
+    if capacity(node, "GPU"):
+        return str(node["Labels"].get(GPU_TYPE_LABEL, ""))
+    return ""
 
 
 def capacity(node: Node, resource: str) -> float:

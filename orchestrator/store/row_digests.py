@@ -116,4 +116,6 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     combined = column.combine_chunks()
-    return combined.combine_chunks() if isinstance(combined, pa.ChunkedArray) else combined
+    if isinstance(combined, pa.ChunkedArray):
+        return combined.combine_chunks()
+    return combined

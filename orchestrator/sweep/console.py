@@ -187,7 +187,9 @@ def _device(started: AttemptStarted) -> str:
 
 
 def _words(status: Status) -> str:
-    return "measured" if status is Status.OK else status.replace("_", " ")
+    if status is Status.OK:
+        return "measured"
+    return status.replace("_", " ")
 
 
 def _result_line(outcome: Outcome, label: Label) -> str:

@@ -93,7 +93,9 @@ def _source(params: Params) -> str:
 
 
 def _flags(params: TimedParams) -> _Flags:
-    return _Flags("high", True) if params.precision == "tf32" else _Flags("highest", False)
+    if params.precision == "tf32":
+        return _Flags("high", True)
+    return _Flags("highest", False)
 
 
 def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[object]]:
@@ -106,7 +108,9 @@ def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[object]
 
 def stored_dtype(params: TimedParams) -> torch.dtype:
     """Return the dtype of parameters and inputs."""
-    return torch.bfloat16 if params.precision == "bf16_pure" else torch.float32
+    if params.precision == "bf16_pure":
+        return torch.bfloat16
+    return torch.float32
 
 
 def matmul_dtype(params: TimedParams) -> torch.dtype:

@@ -204,7 +204,9 @@ def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) 
 
 
 def _stop_rule(session: Session) -> StopRule | None:
-    return session.params.stop_rule if isinstance(session.params, TimedParams) else None
+    if isinstance(session.params, TimedParams):
+        return session.params.stop_rule
+    return None
 
 
 def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:

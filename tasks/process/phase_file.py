@@ -33,4 +33,6 @@ class Progress:
 
 def read_phase(path: Path) -> str:
     """Return the phase that a dead process was in; empty if it was in none or never started."""
-    return path.read_bytes().rstrip(b"\0").decode() if path.exists() else ""
+    if path.exists():
+        return path.read_bytes().rstrip(b"\0").decode()
+    return ""

@@ -116,13 +116,17 @@ class Record:
     @property
     def begin(self) -> int:
         """The event at which the last step begins: the end of the phase before it, else 0."""
-        return self.phases[self._first - 1].end if self._first > 0 else 0
+        if self._first > 0:
+            return self.phases[self._first - 1].end
+        return 0
 
     @property
     def _first(self) -> int:
         """The index of the last step's first phase."""
         names = [phase.name for phase in self.phases]
-        return len(names) - 1 - names[::-1].index(names[0]) if names else 0
+        if names:
+            return len(names) - 1 - names[::-1].index(names[0])
+        return 0
 
     def phase_at(self, moment: int) -> str:
         """Return the phase that an event of the last step falls into; empty outside of them."""

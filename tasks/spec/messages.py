@@ -22,7 +22,9 @@ def message_of(error: BaseException) -> str:
 def error_text(error: BaseException) -> str:
     """Return an error's message, with its type and place if the message is not a sentence."""
     message = message_of(error).strip()
-    return message if _is_sentence(error, message) else typed_error_text(error)
+    if _is_sentence(error, message):
+        return message
+    return typed_error_text(error)
 
 
 def typed_error_text(error: BaseException) -> str:

@@ -122,7 +122,9 @@ class Params(Axes):
     @property
     def gpu_count(self) -> int:
         """Number of GPUs that the cell has to itself."""
-        return int(getattr(self, "gpus", 1)) if self.device == "cuda" else 0
+        if self.device == "cuda":
+            return int(getattr(self, "gpus", 1))
+        return 0
 
     def values(self) -> FrozenValues:
         """Return every parameter under its name in the config, as JSON can hold it."""

@@ -53,7 +53,9 @@ def shadowed_spec(name: str, paths: Sequence[str]) -> ModuleSpec | None:
         if not is_installed and path.resolve() != _PROGRAM_ROOT:
             own.append(str(path))
     spec = PathFinder.find_spec(name, own)
-    return spec if spec is not None and spec.origin is not None else None
+    if spec is not None and spec.origin is not None:
+        return spec
+    return None
 
 
 def _files_of(spec: ModuleSpec | None) -> list[Path]:

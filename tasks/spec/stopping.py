@@ -69,14 +69,18 @@ class StepDurations:
                 return "out of reach"
         limit = self._limit()
         # At a limit no regular look may be due, but the interval may be narrow enough.
-        return "half-width" if limit and self._is_narrow_at_the_end() else limit
+        if limit and self._is_narrow_at_the_end():
+            return "half-width"
+        return limit
 
     def _limit(self) -> StoppedBy | None:
         measured = len(self.durations) - _before_clocks_rise(self.durations)
         if measured >= self.rule.most_steps:
             return "steps"
         is_too_long = sum(self.durations) >= 1e3 * self.rule.most_seconds
-        return "seconds" if is_too_long and measured >= FEWEST else None
+        if is_too_long and measured >= FEWEST:
+            return "seconds"
+        return None
 
     def _is_narrow_at_the_end(self) -> bool:
         steady = self._so_far

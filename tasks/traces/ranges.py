@@ -148,4 +148,6 @@ def _count_steps(phases: Sequence[PhaseSpan], steps: Sequence[Range]) -> int | N
     # With several micro-batches in a step, the other phases occur several times in it.
     if OPTIMIZER in counts:
         return counts[OPTIMIZER]
-    return counts["forward"] if len(set(counts.values())) == 1 and counts["forward"] else None
+    if len(set(counts.values())) == 1 and counts["forward"]:
+        return counts["forward"]
+    return None

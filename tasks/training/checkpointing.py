@@ -93,7 +93,9 @@ def _selective_contexts(stored_every: int) -> object:
         if operation in _LINEAR:
             is_stored = counts[context.is_recompute] % stored_every == 0
             counts[context.is_recompute] += 1
-        return CheckpointPolicy.MUST_SAVE if is_stored else CheckpointPolicy.PREFER_RECOMPUTE
+        if is_stored:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 

@@ -35,7 +35,9 @@ def make_optimizers(params: TrainStepParams, model: nn.Module) -> tuple[Optimize
 
 
 def _factory(name: str) -> Callable[..., Optimizer]:
-    return OPTIMIZERS[name] if name in OPTIMIZERS else import_named(name, "optimizer")
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    return import_named(name, "optimizer")
 
 
 def _step_and_free(optimizer: Optimizer, parameter: Tensor) -> None:

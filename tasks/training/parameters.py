@@ -244,13 +244,17 @@ class TrainStepParams(AttentionAxisParams):
     def hub_name(self) -> str:
         """The name after hf:; empty for other models."""
         model = self.model or ""
-        return model.removeprefix(_HUB) if model.startswith(_HUB) else ""
+        if model.startswith(_HUB):
+            return model.removeprefix(_HUB)
+        return ""
 
     @property
     def phases(self) -> tuple[str, ...]:
         """The phases of a step. Forward and backward run once for each micro-batch."""
         phases = PHASES[self.pass_]
-        return phases if self.optimizer_step == "after" else phases[:-1]
+        if self.optimizer_step == "after":
+            return phases
+        return phases[:-1]
 
     @property
     def tokens(self) -> int:

@@ -104,4 +104,6 @@ class Megabytes(click.ParamType[float]):
 
 def _option(param: click.Parameter | None) -> str:
     """Return an option as it is typed."""
-    return f"--{param.name}".replace("_", "-") if param and param.name else "option"
+    if param and param.name:
+        return f"--{param.name}".replace("_", "-")
+    return "option"

@@ -57,7 +57,9 @@ def _decision_line(decision: Decision, plan: Plan, label: str) -> str:
 def repetition_note(plan: Plan) -> str:
     """Return how many attempts will run, or nothing if each cell runs once."""
     times = len(plan.to_measure)
-    return f", {times} times in all" if times > len(set(plan.to_measure)) else ""
+    if times > len(set(plan.to_measure)):
+        return f", {times} times in all"
+    return ""
 
 
 def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> str:
@@ -126,9 +128,13 @@ def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], wi
     if "cuda" not in devices:
         return "this machine"
     if card is not None:
-        return f"{widest} × {card.name}," if widest > 1 else f"one {card.name},"
+        if widest > 1:
+            return f"{widest} × {card.name},"
+        return f"one {card.name},"
     if len(gpus) < widest:
-        return f"a host with {widest} GPUs," if widest > 1 else "one GPU,"
+        if widest > 1:
+            return f"a host with {widest} GPUs,"
+        return "one GPU,"
     return f"this machine's {counted(len(gpus), 'GPU')},"
 
 
