@@ -29,6 +29,7 @@ from orchestrator.hardware.cpu_affinity import Cores, cores_for, cores_here
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_uuids, may_be_broken
 from orchestrator.hardware.visible_gpus import VISIBLE_GPUS, GpuUuids, split_gpu_names
 from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
+from tasks.spec.axes import select
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
@@ -168,7 +169,7 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
     uuids: dict[str, str] = {}
     if attempt.cell.params.device == "cuda":
         names = split_gpu_names(slot.gpu)
-        uuids = {name: slot.uuids[name] for name in names if name in slot.uuids}
+        uuids = select(slot.uuids, names)
     watches = {name: GpuHealthWatch(uuid) for name, uuid in uuids.items()}
     outcome = execute_or_report_lost(attempt, slot)
     if len(uuids) > 1:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from tasks.spec.axes import select
+
 
 def read_environment() -> dict[str, object]:
     """Return versions, host and process facts, without allocating memory on a GPU."""
@@ -63,7 +65,7 @@ def fingerprint(environment: Mapping[str, object]) -> dict[str, object]:
     python = ".".join(str(environment["python"]).split(".")[:2])
     on_gpu, on_cpu = ["torch", "cuda", "driver", "gpu"], ["torch", "cpu", "cores"]
     names = on_gpu if environment.get("gpu") else on_cpu
-    return {"python": python, **{name: environment[name] for name in names}}
+    return {"python": python, **select(environment, names)}
 
 
 def _cpu_model() -> str:

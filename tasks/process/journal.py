@@ -10,16 +10,17 @@ import os
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from tasks.process import clock
 from tasks.spec.axes import Values
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
+Record = TypeVar("Record")
 _CHECKSUM = b', "checksum": '  # CRC32 of everything before it, the last key of the last line
 
 
@@ -130,12 +131,16 @@ def read_journal(path: Path) -> JournalContents:
         stage=stage,
         stage_s=stage_s,
         facts=facts,
-        samples=tuple(Sample(**row) for row in rows["samples"]),
-        kernels=tuple(KernelRow(**row) for row in rows["kernels"]),
-        allocations=tuple(AllocationRow(**row) for row in rows["allocations"]),
-        live=tuple(LiveRow(**row) for row in rows["live"]),
+        samples=_records(Sample, rows["samples"]),
+        kernels=_records(KernelRow, rows["kernels"]),
+        allocations=_records(AllocationRow, rows["allocations"]),
+        live=_records(LiveRow, rows["live"]),
         final=final,
     )
+
+
+def _records(kind: Callable[..., Record], rows: Iterable[Values]) -> tuple[Record, ...]:
+    return tuple(kind(**row) for row in rows)
 
 
 def _is_damaged(content: bytes) -> bool:

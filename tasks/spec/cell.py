@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from tasks.spec.axes import select
 from tasks.spec.messages import escape_unprintable
 from tasks.spec.parameters import Params, axis_names
 
@@ -35,10 +36,9 @@ class Cell:
 
     def describe(self, axes: Iterable[str] | None = None) -> str:
         """Return a line for people: the task with these axes, or with the non-default ones."""
-        values = self.params.values()
         shown = self.params.non_default()
         if axes is not None:
-            shown = {name: values.get(name) for name in axes}
+            shown = select(self.params.values(), axes)
         words = [f"{name}={value}" for name, value in shown.items() if value is not None]
         return escape_unprintable(" ".join([self.task, *words]))
 
