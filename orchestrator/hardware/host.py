@@ -7,9 +7,9 @@ A scheduler asks every host once, before the first cell, in a process that impor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, select
 
 Fingerprint = Values  # what must match before results may share a folder
 
@@ -56,18 +56,5 @@ class HostInfo:
         gpus = tuple(
             GpuInfo(gpu["name"], gpu["memory_bytes"], gpu["uuid"]) for gpu in facts["gpus"]
         )
-        return cls(
-            name=facts["host"],
-            gpus=gpus,
-            fingerprints=facts["fingerprints"],
-            visible_devices=facts["visible_devices"],
-            nice=facts["nice"],
-            python=facts["python"],
-            torch=facts["torch"],
-            cuda=facts["cuda"],
-            cudnn=facts["cudnn"],
-            driver=facts["driver"],
-            driver_note=facts.get("driver_note", ""),
-            cpu=facts["cpu"],
-            cores=facts["cores"],
-        )
+        known = select(facts, [one.name for one in fields(cls)])
+        return cls(**{**known, "name": facts["host"], "gpus": gpus})
