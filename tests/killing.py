@@ -4,7 +4,8 @@
 
 Each round begins a driver, on Ray and without by turns, and kills one process while the driver
 starts, while it measures, or when its last cell has begun. The process is the driver, or one of
-Ray's workers, its gcs_server or its raylet, a fork server or template, or the measuring process.
+Ray's workers, its gcs_server, raylet or agents, a fork server or template, or the measuring
+process.
 A sweep that can continue must measure another cell; one that lost a process of Ray must end with
 one line and exit code 2. Between rounds the sweep grows; at last it runs to its end.
 
@@ -51,6 +52,8 @@ LEFT_S = 5.0
 _LONGEST_START_S = 120.0
 _LONGEST_END_S = 20.0
 RAY = ("gcs_server", "raylet")
+# A raylet ends when one of its agents does.
+AGENT_TITLES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 # Cells more than have begun: more than a driver comes to, or so few that it ends.
 _MANY, _FEW = 1000, 3
 CELLS = """
@@ -159,6 +162,8 @@ def role_of(process: psutil.Process) -> str:
                 # Its children have the same command line.
                 parent = process.parent()
                 return "cell" if parent and option in parent.cmdline() else "parent"
+        if words and words[0] in AGENT_TITLES:
+            return "agent"
         if words and (words[0].startswith("ray::") or "default_worker.py" in " ".join(words)):
             return "worker"
     return ""
@@ -265,7 +270,7 @@ def _watch(
 ) -> list[str]:
     """Wait for what must happen after a kill: the driver's end, or another cell."""
     killed, before = time.monotonic(), journals(one.run)
-    ends = ending.victim in ("driver", *RAY)
+    ends = ending.victim in ("driver", "agent", *RAY)
     limit_s = _LONGEST_END_S if ends else _LONGEST_START_S
     while driver.poll() is None and (ends or journals(one.run) < before + 2):
         if time.monotonic() - killed > limit_s:
@@ -287,7 +292,8 @@ def _watch(
 def _unexpected_end(ending: Ending, text: str) -> list[str]:
     if ending.victim == "driver":
         return []
-    if ending.victim in RAY and ending.code == EXIT_USER and f"Ray's {ending.victim}" in text:
+    died = "raylet" if ending.victim == "agent" else ending.victim
+    if died in RAY and ending.code == EXIT_USER and f"Ray's {died}" in text:
         return []
     if ending.code in (*COMPLETED, EXIT_INTERRUPTED):
         return []

@@ -7,7 +7,6 @@ local folder, sends the files through Ray, and keeps only what its compilers hav
 from __future__ import annotations
 
 import io
-import json
 import os
 import secrets
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.common.hashing import text_digest
 from orchestrator.execution.child_environment import write_rerun_script
-from tasks.spec.attempt import ATTEMPT_FILE, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 
 _TOKEN_FILE = ".driver"
 _COLD_CACHE = "cache"  # of a cell that compiles as if for the first time; never sent
@@ -98,8 +97,8 @@ def unpack(archive: AttemptArchive) -> None:
     file = folder / ATTEMPT_FILE
     if file.exists():
         # It has the other host's folder, and RunWriter finds attempts by it.
-        stored = {**json.loads(file.read_text()), "folder": archive.attempt.folder}
-        file.write_text(json.dumps(stored, indent=1))
+        stored = replace(read_attempt(file.read_text()), folder=archive.attempt.folder)
+        file.write_text(stored.to_json())
         write_rerun_script(archive.attempt)
 
 

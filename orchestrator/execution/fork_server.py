@@ -216,6 +216,8 @@ class ForkServerTemplate:
     def close(self) -> None:
         """End the template."""
         os.close(self._lifeline)
+        # The process that ends it with its lifeline may itself have been killed.
+        self._process.kill()
         # A process that waits for a device driver cannot be killed until the driver returns.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ANSWER_S)

@@ -92,6 +92,7 @@ class RayScheduler(Scheduler):
                 if not running:
                     return
                 for stream in self._health.find_lost(running):
+                    self._require_other_nodes()
                     yield self._give_up(stream, running.pop(stream), "its node went away")
                 for stream, event in self._next_events(running):
                     if isinstance(event, AttemptStarted):
@@ -160,14 +161,22 @@ class RayScheduler(Scheduler):
         except self._ray.exceptions.LocalRayletDiedError as error:
             raise died_error("raylet") from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
+            if isinstance(error, self._ray.exceptions.NodeDiedError):
+                self._require_other_nodes()
             reason = f"its supervisor went away: {typed_error_text(error)}"
-            wall_s = time.monotonic() - started.at_s
+            outcome = self._give_up(stream, started, reason)
             self._health.check(started, error)
-            # The measuring process may have finished before its supervisor was killed.
-            return recover(started.attempt) or lost_outcome(started.attempt, reason, wall_s)
+            return outcome
         if isinstance(event, Outcome | DeviceLost):
             self._health.note_success(started.node)
         return event
+
+    def _require_other_nodes(self) -> None:
+        """Raise NoNodeLeft if a node that has died was the only one, that of a private Ray."""
+        # Its cells may outlive it and finish, so they are not lost: the next driver looks at their
+        # journals.
+        if self._session.host is not None:
+            raise died_error("raylet")
 
     def _exclude(
         self, event: DeviceLost, stream: ObjectRefGenerator, started: AttemptStarted
@@ -192,7 +201,9 @@ class RayScheduler(Scheduler):
 
     def _give_up(self, stream: ObjectRefGenerator, started: AttemptStarted, reason: str) -> Outcome:
         self._cancel([stream])
-        return lost_outcome(started.attempt, reason, time.monotonic() - started.at_s)
+        wall_s = time.monotonic() - started.at_s
+        # The measuring process may have finished before its supervisor or its node was lost.
+        return recover(started.attempt) or lost_outcome(started.attempt, reason, wall_s)
 
     def _cancel(self, streams: Iterable[ObjectRefGenerator]) -> None:
         for stream in streams:

@@ -6,24 +6,22 @@ writes; unknown keys of another version stay, and are ignored.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError
+from pydantic import BaseModel, ConfigDict, InstanceOf
 
-from orchestrator.common.errors import RunError, RunMismatch
+from orchestrator.common.errors import RunError
+from orchestrator.store.checked_json import DAMAGED, read_checked_json
 
 Manifest: TypeAlias = dict[str, Any]
 
 MANIFEST_FILE = "run.json"
 RESTORED_BY = "`sweep run` with the same config writes it again"
 _REMEDY = f"Restore it, or move it away: {RESTORED_BY}"
-_DAMAGED = "is damaged, or of another program"
 _REQUIRED_FOR_SWEEP = ("name", "config", "config_path", "selection", "invocations")
 # pydantic's own str refuses lone surrogates, which stand for bytes that are not UTF-8: a command
 # line may name a folder with such bytes.
@@ -33,6 +31,11 @@ _Object = dict[_Text, object]
 
 class _Stored(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Config(_Stored):
+    name: _Text
+    grids: list[_Object]
 
 
 class _Choice(_Stored):
@@ -67,7 +70,7 @@ class _Manifest(_Stored):
     name: _Text = ""
     created: _Text = ""
     updated: _Text = ""
-    config: _Object = {}
+    config: _Config = _Config(name="", grids=[])  # imported traces have none
     config_path: _Text = ""
     selection: _Selection = _Selection(set={}, where={})
     asked: int = 0
@@ -76,34 +79,12 @@ class _Manifest(_Stored):
     invocations: list[_Invocation] = []
 
 
-def read_manifest(file: Path, name: str, newest_schema: int) -> Manifest:
-    """Return the checked contents of run.json.
+def read_manifest(file: Path, name: str) -> Manifest:
+    """Return the checked contents of run.json. name: the file in messages.
 
-    name: the file in messages. Raise RunError if it is damaged, RunMismatch if its schema is newer
-    than `newest_schema`.
+    Raise RunError if it is damaged, RunMismatch if a newer program wrote it.
     """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise RunError(f"{name}: cannot be read: {reason}", _REMEDY) from error
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{name}: is not JSON: {error}", _REMEDY) from error
-    if not isinstance(found, dict):
-        raise RunError(f"{name}: {_DAMAGED}: it is no JSON object", _REMEDY)
-    # Before anything else is checked: a newer schema may have other types.
-    schema = found.get("schema_version")
-    if isinstance(schema, int | float) and schema > newest_schema:
-        raise RunMismatch(
-            f"{name}: was written with schema {schema}, newer than {newest_schema}", "Update"
-        )
-    try:
-        _Manifest.model_validate(found)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise RunError(f"{name}: {_DAMAGED}: {key}: {first['msg']}", _REMEDY) from error
-    return found
+    return read_checked_json(file, name, _Manifest, _REMEDY)
 
 
 def build_manifest(
@@ -144,4 +125,4 @@ def require_sweep(manifest: Manifest, run: object) -> None:
         raise RunError(f"{run}: holds imported traces alone", f"See `sweep report {run}`")
     for name in _REQUIRED_FOR_SWEEP:
         if name not in manifest:
-            raise RunError(f"{run}/{MANIFEST_FILE}: {_DAMAGED}: it has no {name}", _REMEDY)
+            raise RunError(f"{run}/{MANIFEST_FILE}: {DAMAGED}: it has no {name}", _REMEDY)

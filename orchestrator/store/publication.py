@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from orchestrator.common.errors import RunError, RunMismatch
+from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.common.text import and_more
+from orchestrator.store.checked_json import DAMAGED, read_checked_json
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.plain_files import is_plain, require_plain
 from orchestrator.store.remote_address import RunLocation, is_address
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
-from orchestrator.store.tables import SCHEMA_VERSION
 
 
 class Publication(RunCollection):
@@ -79,33 +78,14 @@ def _read_contents(folder: Path, only: str = "") -> _Contents:
     remedy = f"Copy {folder} again, or `git checkout` it"
     if not is_plain(file, folder):
         raise RunError(f"{file}: is a link or no file", remedy)
-    try:
-        contents = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{file}: cannot be read: {error}", remedy) from error
-    if not isinstance(contents, dict):
-        raise RunError(f"{file}: is no list of what was published", remedy)
-    # Before anything else is checked: a newer schema may have other types.
-    version = contents.get("schema_version", 0)
-    if isinstance(version, int | float) and version > SCHEMA_VERSION:
-        raise RunMismatch(
-            f"{folder}: was published with schema {version}, newer than {SCHEMA_VERSION}", "Update"
-        )
-    if not {"runs", "files"} <= set(contents):
-        raise RunError(f"{file}: is no list of what was published", remedy)
-    try:
-        checked = _Contents.model_validate(contents)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise RunError(f"{file}: is damaged: {key}: {first['msg']}", remedy) from error
+    checked = _Contents.model_validate(read_checked_json(file, str(file), _Contents, remedy))
     for problem in _problems(folder, checked):
-        raise RunError(f"{file}: is damaged: {problem}", remedy)
+        raise RunError(f"{file}: {DAMAGED}: {problem}", remedy)
     digests = {name: one for name, one in checked.files.items() if name.startswith(only)}
     _require_files(folder, digests, remedy)
     for name in () if only else checked.runs:
         if not (folder / name).is_dir():
-            raise RunError(f"{file}: is damaged: it lists {name!r}, which is missing", remedy)
+            raise RunError(f"{file}: {DAMAGED}: it lists {name!r}, which is missing", remedy)
     return checked
 
 

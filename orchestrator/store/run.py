@@ -29,7 +29,6 @@ from orchestrator.store.parquet_parts import (
 from orchestrator.store.row_digests import RowsDigest, parse_digests
 from orchestrator.store.tables import (
     MEASURED_TABLES,
-    SCHEMA_VERSION,
     SCHEMAS,
     empty_table,
     with_categories,
@@ -108,7 +107,7 @@ class Run:
         if not self.exists:
             return {}
         name = f"{self}/{MANIFEST_FILE}"
-        return read_manifest(self.folder / MANIFEST_FILE, name, SCHEMA_VERSION)
+        return read_manifest(self.folder / MANIFEST_FILE, name)
 
     def read(
         self, table: str, columns: list[str] | None = None, categories: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ BEFORE_ITS_TASK = ("", "start")  # stages before the process begins its task
 # Limit for these stages. A cell's own time limit starts after them, because importing torch on a
 # busy host may take minutes.
 PREPARATION_S = 300.0
+_CHECKSUM = "checksum"  # CRC32 of the other values
 # The measuring process is forked by a process that has imported torch, or is a new process.
 StartMethod = Literal["fork", "spawn"]
 
@@ -79,12 +81,22 @@ class Attempt:
             "settings": asdict(self.settings),
             "replaces": self.replaces,
         }
-        return json.dumps(body, indent=1)
+        return json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1)
 
 
 def read_attempt(text: str) -> Attempt:
-    """Return the attempt that `Attempt.to_json` wrote. Raise what `make_cell` raises."""
+    """Return the attempt that `Attempt.to_json` wrote.
+
+    Raise ValueError if it was damaged since, and what `make_cell` raises.
+    """
     body = json.loads(text)
+    stored = body.pop(_CHECKSUM, None)  # older versions wrote none
+    if stored not in (None, _checksum(body)):
+        raise ValueError("the attempt differs from what was written")
     cell = make_cell(body["task"], body["params"])
     settings = Settings.from_json(body["settings"])
     return Attempt(cell, body["number"], body["folder"], settings, body.get("replaces", 0))
+
+
+def _checksum(body: Mapping[str, object]) -> int:
+    return zlib.crc32(json.dumps(body).encode())

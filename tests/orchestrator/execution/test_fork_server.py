@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from orchestrator.execution.attempt import execute, start_fork_template
 from orchestrator.execution.child_environment import child_environment
 from orchestrator.execution.child_process import CHILD_STARTER
-from orchestrator.execution.fork_server import FORK_TEMPLATE, ForkServerTemplate
+from orchestrator.execution.fork_server import ANSWER_S, FORK_TEMPLATE, ForkServerTemplate
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -137,3 +138,18 @@ def test_it_does_not_outlive_its_driver(make_attempt: MakeAttempt, tmp_path: Pat
         driver.kill()
     _, alive = psutil.wait_procs(kin, 5)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.process
+def test_a_template_ends_although_the_process_that_watches_its_lifeline_was_killed(
+    tmp_path: Path,
+) -> None:
+    template = ForkServerTemplate(tmp_path, "cpu", {}, False, {})
+    process, deadline = psutil.Process(template.pid), time.monotonic() + 30
+    while not (watchers := process.children()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    watchers[0].kill()
+    began = time.monotonic()
+    template.close()
+    assert time.monotonic() - began < ANSWER_S / 3
+    assert not process.is_running()

@@ -12,7 +12,11 @@ from orchestrator.common.errors import NoNodeLeft
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.scheduling import cluster
 from orchestrator.scheduling.cluster import NodeHealth
-from tasks.spec.attempt import Attempt
+from orchestrator.scheduling.ray_scheduler import RayScheduler
+from tasks.process.journal import FinalStatus, Journal
+from tasks.spec.attempt import JOURNAL_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 
 def node(name: str, cpus: int = 4, gpus: int = 0, kind: str = "H100") -> dict[str, Any]:
@@ -117,3 +121,53 @@ def test_a_node_that_joins_ends_the_wait(
     clock(400.0)
     assert health.find_lost(running) == []
     assert len(messages) == 2
+
+
+class RayError(Exception): ...
+
+
+class NodeDiedError(RayError): ...
+
+
+class LocalRayletDiedError(RayError): ...
+
+
+def scheduler_of(error: Exception, has_other_nodes: bool) -> RayScheduler:
+    """Return a scheduler whose Ray raises this error for every event."""
+
+    def fail(reference: object) -> None:
+        raise error
+
+    scheduler = RayScheduler.__new__(RayScheduler)
+    errors = SimpleNamespace(
+        RayError=RayError, NodeDiedError=NodeDiedError, LocalRayletDiedError=LocalRayletDiedError
+    )
+    scheduler._ray = SimpleNamespace(get=fail, exceptions=errors)
+    scheduler._session = SimpleNamespace(host=None if has_other_nodes else "here")
+    scheduler._health = SimpleNamespace(check=lambda started, error: None)
+    return scheduler
+
+
+@pytest.mark.parametrize("error", [NodeDiedError(), LocalRayletDiedError()])
+def test_no_cell_is_lost_with_the_only_node(
+    error: Exception, make_attempt: Callable[..., Attempt]
+) -> None:
+    scheduler = scheduler_of(error, has_other_nodes=False)
+    with pytest.raises(NoNodeLeft, match="Ray's raylet on this machine has died"):
+        scheduler._next_event(iter("x"), AttemptStarted(make_attempt(1), "host", "", 0.0))
+
+
+@pytest.mark.parametrize("error", [NodeDiedError(), RayError()])
+def test_a_cell_that_finished_before_its_node_died_counts(
+    error: Exception, make_attempt: Callable[..., Attempt]
+) -> None:
+    scheduler, started = scheduler_of(error, True), AttemptStarted(make_attempt(1), "host", "", 0.0)
+    outcome = scheduler._next_event(iter("x"), started)
+    assert isinstance(outcome, Outcome)
+    assert outcome.status is Status.LOST
+    started.attempt.path.mkdir(parents=True)
+    with (started.attempt.path / JOURNAL_FILE).open("w") as stream:
+        Journal(stream).end(FinalStatus(Status.FAILED))
+    outcome = scheduler._next_event(iter("x"), started)
+    assert isinstance(outcome, Outcome)
+    assert outcome.status is Status.FAILED

@@ -36,7 +36,7 @@ def sweep(*words: object) -> Result:
 
 
 def read_checked(file: Path) -> dict[str, Any]:
-    found = read_manifest(file, "run.json", 1)
+    found = read_manifest(file, "run.json")
     require_sweep(found, "run")
     return found
 
@@ -52,6 +52,7 @@ def read_checked(file: Path) -> dict[str, Any]:
         b"[" * 100_000,
         b'{"schema_version": "2"}',
         b'{"defaults": 3}',
+        b'{"config": {}}',
     ],
 )
 def test_a_damaged_manifest_is_reported_in_one_line(
@@ -91,6 +92,7 @@ READ = {  # the keys that the program reads, by the path to their object
         "defaults",
         "invocations",
     ),
+    ("config",): ("name", "grids"),
     ("selection",): ("set", "where", "instruments"),
     ("invocations", 0): ("time", "command", "asks_for", "asked"),
     ("invocations", 0, "asks_for"): ("choice",),

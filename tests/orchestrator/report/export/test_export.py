@@ -350,10 +350,10 @@ def come_from_the_future(folder: Path) -> None:
         ),
         (tear_a_part, "full/kernels/all.parquet: is torn, or not what was published. Copy"),
         (remove_a_run, " and 6 more of what was published is missing, or a link. Copy"),
-        (tear_the_list, f"{PUBLICATION_FILE}: cannot be read: Expecting"),
-        (list_less, f"{PUBLICATION_FILE}: is no list of what was published. Copy"),
-        (list_nothing, f"{PUBLICATION_FILE}: is no list of what was published. Copy"),
-        (come_from_the_future, "was published with schema 99, newer than 1. Update"),
+        (tear_the_list, f"{PUBLICATION_FILE}: is not JSON: Expecting"),
+        (list_less, f"{PUBLICATION_FILE}: is damaged, or of another program: runs: Field required"),
+        (list_nothing, "is damaged, or of another program: it is no JSON object. Copy"),
+        (come_from_the_future, "was written with schema 99, newer than 1. Update"),
     ],
 )
 def test_a_missing_or_torn_piece_is_one_line(
