@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.common.errors import RunError, RunMismatch
-from orchestrator.store.tables import SCHEMA_VERSION
+from orchestrator.store.layout import SCHEMA_VERSION
 
 DAMAGED = "is damaged, or of another program"
 

@@ -16,6 +16,10 @@ cache/          compiled kernels, shared by the cells of the run
 
 from __future__ import annotations
 
+# Raise it when a stored table changes so that older versions could no longer read it. A new table
+# is no such change, because older versions ignore tables that they do not know.
+SCHEMA_VERSION = 1
+
 ATTEMPTS = "attempts"
 ARTIFACTS = "artifacts"
 REPORT = "report"

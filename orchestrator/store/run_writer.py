@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.common.files import replace_file, writing
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LOCK_FILE
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LOCK_FILE, SCHEMA_VERSION
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.parquet_parts import (
     WHOLE_TABLE,
@@ -35,7 +35,7 @@ from orchestrator.store.parquet_parts import (
 )
 from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMA_VERSION, SCHEMAS
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample

@@ -9,9 +9,6 @@ import pyarrow as pa
 from tasks.spec.fields import Dtype, Field
 from tasks.spec.tables import STORED_TABLES
 
-# Raise it when a stored table changes so that older versions could no longer read it. A new table
-# is no such change, because older versions ignore tables that they do not know.
-SCHEMA_VERSION = 1
 # Tables of an attempt's measured rows, under the names of the attributes of `Outcome`.
 MEASURED_TABLES = ("samples", "kernels", "allocations", "live")
 

@@ -30,14 +30,19 @@ from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.common.files import Content, writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.report.export.redaction import Redaction
-from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE
+from orchestrator.store.layout import (
+    ATTEMPTS,
+    CONFIG_FILE,
+    PUBLICATION_FILE,
+    SCHEMA_VERSION,
+)
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run, describe_incomplete
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter
-from orchestrator.store.tables import SCHEMA_VERSION, tables
+from orchestrator.store.tables import tables
 
 MB = 1_000_000
 _NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"
