@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,11 +107,10 @@ def _head_of(model: nn.Module) -> nn.Module:
 
 
 def _loss_of_model(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    output = model(tokens, labels=targets)
-    loss = getattr(output, "loss", output)
+    loss = _member(model(tokens, labels=targets), "loss")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ValueError(
-            "loss: model needs a model that returns a scalar, or an object with .loss, for "
+            "loss: model needs a model that returns a scalar, or an output with a loss, for "
             "model(tokens, labels=targets)"
         )
     return loss
@@ -122,13 +122,21 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _first_tensor(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return the logits in what a model returns: `.logits`, or the first member of a tuple.
+def _first_tensor(output: object) -> Tensor:
+    """Return the logits in what a model returns: named so, or the first member of a tuple.
 
     The result is not checked: see `require_logits`.
     """
-    logits: Tensor | tuple[Tensor, ...] = getattr(output, "logits", output)
-    return logits[0] if isinstance(logits, tuple) else logits
+    logits = _member(output, "logits")
+    first: Tensor = logits[0] if isinstance(logits, tuple) else logits
+    return first
+
+
+def _member(output: object, name: str) -> Any:
+    """Return `output.name` or `output["name"]`, or the output itself if it has neither."""
+    if isinstance(output, Mapping):
+        return output.get(name, output)
+    return getattr(output, name, output)
 
 
 def require_logits(logits: object, params: TrainStepParams) -> None:

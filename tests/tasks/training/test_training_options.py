@@ -242,6 +242,8 @@ class Labelled(nn.Module):
         loss = None if labels is None else 2 * losses.mean_loss(logits, labels)
         if self.returns == "object":
             return Output(logits, loss)
+        if self.returns == "dict":
+            return {"logits": logits, "loss": loss}
         return logits, loss
 
 
@@ -251,7 +253,8 @@ def double_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "model", [{}, own("Labelled"), own("Labelled", model_args={"returns": "tuple"})]
+    "model",
+    [{}, *(own("Labelled", model_args={"returns": how}) for how in ("object", "tuple", "dict"))],
 )
 def test_a_loss_in_chunks_has_the_gradients_of_all_logits(
     model: dict[str, Any], precision: str
