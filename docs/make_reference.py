@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import click
@@ -16,12 +17,15 @@ from pydantic_core import PydanticUndefined
 
 from orchestrator.cli.main import main as sweep
 from orchestrator.planning.options import PENDING
+from orchestrator.report.column_docs import cell_columns, parameter_columns
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.run import INCOMPLETE
+from tasks.spec.facts import EVIDENCE, FACTS
+from tasks.spec.metrics import METRICS, PREDICTED_METRICS
 from tasks.spec.parameters import Params
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
-from tasks.spec.tables import STATUSES
+from tasks.spec.tables import STATUSES, STORED_TABLES, StoredTable
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Made by `python docs/make_reference.py`: change the code, not this page. -->\n"
@@ -34,6 +38,7 @@ def pages() -> dict[str, str]:
         "config.md": config_page(),
         "tables.md": tables_page(),
         "statuses.md": statuses_page(),
+        "../columns.md": columns_page(),
     }
 
 
@@ -158,6 +163,66 @@ def statuses_page() -> str:
         f"- `{INCOMPLETE}`: measured, but some of its rows are missing; it is measured again",
     ]
     return "\n".join(lines) + "\n"
+
+
+# Above this line, docs/columns.md is written by hand.
+GENERATED_BELOW = "<!-- Below, made by `python docs/make_reference.py`: change the code. -->\n"
+
+
+def columns_page() -> str:
+    """Return docs/columns.md: its guide as it stands, then the columns of each table."""
+    guide = (FOLDER.parent / "columns.md").read_text().partition(GENERATED_BELOW)[0]
+    lines = [
+        *("## cells", "", CELLS.strip(), "", *column_table("column", cell_columns())),
+        *("", "## Parameters", "", PARAMETERS.strip(), ""),
+        *column_table("parameter", parameter_columns()),
+    ]
+    for table in STORED_TABLES:
+        lines += ["", f"## {table.name}", "", table.doc, "", *column_table("column", table.fields)]
+        for title, heading, rows in contents_of(table):
+            lines += ["", title, "", *column_table(heading, rows)]
+    return guide + GENERATED_BELOW + "\n" + "\n".join(lines) + "\n"
+
+
+CELLS = """
+One row per cell. A run has the columns that its instruments and tasks fill; `run.columns` lists them. A name
+with braces stands for several columns: `{phase}` is any phase of a step, `step` the whole step, `{statistic}` one of
+n, mean, sd, min, median, ci_low, ci_high and coverage. `ci_low` to `ci_high` is the interval of the median.
+"""
+PARAMETERS = """
+Parameters distinguish cells. The README lists the tasks that have each of them, and their defaults. A
+parameter is null if the cell's task does not have it, if it belongs to the other `timing`, or if the model is named by
+another parameter.
+"""
+
+
+def contents_of(table: StoredTable) -> Iterator[tuple[str, str, list[Any]]]:
+    """Yield what may be in a table's columns: their values, keys of JSON objects, and metrics."""
+    for field in table.fields:
+        if field.values:
+            words = [SimpleNamespace(name=str(name), doc=doc) for name, doc in field.values.items()]
+            yield f"Values of `{field.name}`:", field.name, words
+    if table.name == "attempts":
+        yield "Keys of `facts`:", "key", list(FACTS)
+        yield "Keys of `evidence`:", "key", list(EVIDENCE)
+    if table.name == "samples":
+        for instrument in dict.fromkeys(metric.instrument for metric in METRICS):
+            own = [metric for metric in METRICS if metric.instrument == instrument]
+            yield f"Metrics of `{instrument}`:", "metric", own
+    if table.name == "predictions":
+        yield "Metrics:", "metric", list(PREDICTED_METRICS)
+
+
+def column_table(heading: str, rows: Iterable[Any]) -> Iterator[str]:
+    """Yield a Markdown table, without the column of units if no row has one."""
+    rows = list(rows)
+    has_units = any(getattr(row, "unit", "") for row in rows)
+    yield f"| {heading} | unit | meaning |" if has_units else f"| {heading} | meaning |"
+    yield "|---|---|---|" if has_units else "|---|---|"
+    for row in rows:
+        name = f"`{row.name}`" if row.name else "(empty)"
+        unit = f" {row.unit} |" if has_units else ""
+        yield f"| {name} |{unit} {row.doc} |"
 
 
 if __name__ == "__main__":

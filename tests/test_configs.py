@@ -22,22 +22,22 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         [*STEPS, "batch_size=2", "d_head=8", "context_length=16,32", "compile=eager", "attention=naive,flash,cudnn"],
         ["causal=true", "precision=fp32"],
         {"ok": 4, "skipped": 2},
-        {"attention", "attention-ladder", "scaling", "failures"},
+        {"attention", "scaling", "failures"},
     ),
     "attention compiled": (
         [*STEPS, "batch_size=2", "d_head=8", "context_length=16", "compile=eager,model", "attention=naive"],
         ["causal=true", "precision=fp32", "projections=false"],
         {"ok": 2},
-        {"attention-compile", "compilation"},
+        {"attention", "compile"},
     ),
     "attention-long": (
-        [*STEPS, "d_head=8", "context_length=16", "precision=bf16_pure"], [], {"ok": 2}, {"attention", "attention-ladder"},
+        [*STEPS, "d_head=8", "context_length=16", "precision=bf16_pure"], [], {"ok": 2}, {"attention"},
     ),
     "compile": (
         [*TRAINING, "vocab_size=200", "pass=forward", "compile=eager,blocks"],
         ["precision=fp32", "compile_mode=default"],
         {"ok": 2},
-        {"compile", "compilation", "utilisation"},
+        {"compile", "utilisation"},
     ),
     "kernels": (
         [*STEPS, "size=tiny", "context_length=64", "batch_size=4", "precision=fp32", "compile=eager", "attention=naive,flash"],
@@ -49,13 +49,13 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         [*TRAINING, "vocab_size=200", "pass=forward", "precision=fp32", "compile=eager,blocks", "attention=naive"],
         [],
         {"ok": 2},
-        {"fused", "kernel-diff"},
+        {"kernel-classes", "kernel-diff"},
     ),
     "precision": (
         [*TRAINING, "vocab_size=200", "matrix_size=64", "precision=fp32,bf16", "compile=eager"],
         [],
         {"ok": 4},
-        {"precision", "utilisation", "phases"},
+        {"precision", "utilisation", "timings"},
     ),
     "memory": (
         [*TRAINING, "precision=fp32,bf16"],
@@ -83,7 +83,7 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         {"memory", "timings"},
     ),
     "optimizers": (
-        [*TRAINING, "vocab_size=200"], ["optimizer=sgd"], {"ok": 2}, {"memory", "phases"},
+        [*TRAINING, "vocab_size=200"], ["optimizer=sgd"], {"ok": 2}, {"memory", "timings"},
     ),
     "long-context": ([*TRAINING, "vocab_size=200"], [], {"ok": 4}, {"memory"}),
     "accumulation": ([*TRAINING, "vocab_size=200"], [], {"ok": 6}, {"memory", "timings"}),

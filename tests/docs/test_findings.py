@@ -25,6 +25,7 @@ from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from tests.conftest import ROOT
+from tests.support.tables import texts_of
 
 PAGE = (ROOT / "docs" / "explanation" / "findings-h200.md").read_text()
 PUBLISHED = Path("results/published")
@@ -126,7 +127,7 @@ def test_its_numbers_are_printed(
     tables = (*TABLES, *reference_tables(options.get("--reference")))
     (page,) = lay_out(_read(published / PUBLISHED / "h200"), [options["--table"]], tables)
     assert page.table.title in done.stdout
-    texts = "\n".join(["|".join(row) for row in page.texts])
+    texts = "\n".join(["|".join(row) for row in texts_of(page)])
     printed = set(re.findall(r"[^\s|\[\],()]+", texts))
     assert [number for number in BOLD.findall(finding.text) if number not in printed] == []
 

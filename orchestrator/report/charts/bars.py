@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import altair as alt
 import pandas as pd
 
+from orchestrator.analysis.axes import Row
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.chart import Drawn, LegendEntry, data_of, records, rounded
+from orchestrator.report.charts.chart import Drawn, LegendEntry, Panel, data_of, records, rounded
 from orchestrator.report.charts.measures import KEY, of_column
-from orchestrator.report.charts.slices import choose_slice, evenly
 from orchestrator.report.charts.theme import light
 from orchestrator.report.tables.formatters import short_kernel_name
 from orchestrator.report.text.cell_names import (
@@ -26,6 +25,7 @@ from orchestrator.report.text.cell_names import (
     sort_by,
 )
 from orchestrator.report.text.numbers import number
+from orchestrator.report.text.slices import choose_slice, evenly
 from tasks.spec.tables import OUTSIDE_OPERATORS, ROLES
 
 _WIDTH = 260
@@ -115,7 +115,7 @@ def _profiled(results: Results, kernels: pd.DataFrame) -> tuple[pd.DataFrame, st
 def _stacked(
     bars: pd.DataFrame, order: list[str], parts: Sequence[str] | dict[str, None],
     colours: Mapping[str, str], unit: str,
-) -> Any:  # fmt: skip
+) -> Panel:  # fmt: skip
     """Return stacked bars with their totals. The frame has variant, part, value, scope and key."""
     parts = list(parts)
     totals = bars.groupby("variant", as_index=False)["value"].sum()
@@ -168,7 +168,7 @@ class LongestKernels:
         return Drawn(panels, (), note, 2)
 
 
-def _kernel_bars(sums: pd.DataFrame, row: Mapping[str, Any]) -> Any:
+def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     # Templates make names long; kernels differ at the beginning.
     names = [short_kernel_name(name).split("<")[0] for name in sums["name"]]
     unique = [f"{rank + 1}. {name[:34]}" for rank, name in enumerate(names)]
@@ -217,7 +217,7 @@ class MemoryParts:
         return Drawn(panels, legend, f"{note}; tick: measured peak", 2)
 
 
-def _memory_bars(own: pd.DataFrame, columns: Mapping[str, str]) -> Any:
+def _memory_bars(own: pd.DataFrame, columns: Mapping[str, str]) -> Panel:
     order = evenly(ordered(NAME, own), _MOST_ROWS)
     own = own[own[NAME].isin(order)]
     rows = []
@@ -271,7 +271,7 @@ class LiveMemory:
         return Drawn(panels, legend, "GiB over the milliseconds of one step", 2)
 
 
-def _areas(live: pd.DataFrame, roles: Sequence[str]) -> Any:
+def _areas(live: pd.DataFrame, roles: Sequence[str]) -> Panel:
     named = live.assign(at=live["at_ms"].round(3), gib=rounded(live["live_bytes"] / GIB))
     wide = named.pivot_table(
         index=["event", "at", "phase"], columns="role", values="gib", fill_value=0.0

@@ -10,15 +10,16 @@ from typing import Any, Protocol
 import altair as alt
 import pandas as pd
 
-from orchestrator.analysis.axes import has_value
+from orchestrator.analysis.axes import Row, has_value
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.theme import FONT, light
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number
 
+Panel = alt.LayerChart | alt.FacetChart
 MOST_PANELS = 12
 NUMBER_FORMAT = ",~g"  # 0.5, 20 and 2,000
-CONFIG: dict[str, Any] = {
+CONFIG: dict[str, object] = {
     "background": "transparent",
     "font": FONT,
     "view": {"stroke": None},
@@ -63,7 +64,7 @@ BOUND_LEGEND = (LegendEntry("full", "GPU-bound"), LegendEntry("hollow", "CPU-bou
 class Drawn:
     """A chart as panels. note: what all marks share. columns: panels in a row on a wide page."""
 
-    panels: Sequence[Any]
+    panels: Sequence[Panel]
     legend: Sequence[LegendEntry] = ()
     note: str = ""
     columns: int = field(default=2)
@@ -92,7 +93,7 @@ def log_scale(values: pd.Series[float]) -> tuple[alt.Scale, list[float]]:
     return alt.Scale(type="log", domain=[low, high], nice=False), log_ticks(low, high)
 
 
-def mark_label(row: Any, unit: str) -> str:
+def mark_label(row: Row, unit: str) -> str:
     """Return what a mark shows: its cell, the value, its interval, and what limits the cell."""
     text = f"{scope_of(row)}: {number(row['shown'])}{unit}"
     if has_value(row, "low") and has_value(row, "high"):
@@ -102,7 +103,7 @@ def mark_label(row: Any, unit: str) -> str:
     return text
 
 
-def rounded(values: pd.Series[Any]) -> pd.Series[float]:
+def rounded(values: pd.Series[float]) -> pd.Series[float]:
     """Return numbers with five digits: more are invisible, and make the drawing larger."""
     return values.astype(float).map(lambda value: float(f"{value:.5g}"))
 

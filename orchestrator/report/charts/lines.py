@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
+from orchestrator.analysis.axes import MAIN, RUN
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.chart import (
     MOST_PANELS,
     NUMBER_FORMAT,
     Drawn,
     LegendEntry,
+    Panel,
     bound_legend,
     data_of,
     log_scale,
@@ -24,21 +25,27 @@ from orchestrator.report.charts.chart import (
     rounded,
 )
 from orchestrator.report.charts.measures import KEY, Points
-from orchestrator.report.charts.slices import (
-    choose_slice,
-    evenly,
-    horizontal_axis,
-    panel_axis,
-)
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colour_names, light
-from orchestrator.report.text.cell_names import LENGTH, fullest_context, ordered, sort_by
+from orchestrator.report.text.cell_names import (
+    LENGTH,
+    NAME,
+    NAMING,
+    fullest_context,
+    ordered,
+    sort_by,
+)
+from orchestrator.report.text.slices import choose_slice, evenly
+from tasks.spec.parameters import TIMING_AXES
 
 _HEIGHT = 140
 _NUMBERS = ("shown", "low", "high")  # columns of a value and its interval
+_HORIZONTAL = ("context_length", "batch_size", "num_layers", "d_model", "d_head")
+# Axes that name a model, or that a caption does not mention or names otherwise.
+_NO_PANELS = (*dict(NAMING), "seed", "pass", "precision", RUN, *TIMING_AXES)
 _SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
 
 
-def legend_of(axis: str, values: Sequence[Any], mark: str = "full") -> list[LegendEntry]:
+def legend_of(axis: str, values: Sequence[object], mark: str = "full") -> list[LegendEntry]:
     """Return one entry for each value of an axis, in its colour."""
     names = colour_names(axis, values)
     return [LegendEntry(mark, str(value), name) for value, name in zip(values, names, strict=True)]
@@ -64,11 +71,11 @@ class Lines:
 
     def draw(self, results: Results) -> Drawn | None:
         points = self.points(results)
-        across = horizontal_axis(points) if len(points) else ""
+        across = _horizontal_axis(points) if len(points) else ""
         if not across or self.colour not in points:
             return None
         dash = ("compile",) if self.dashed and points["compile"].nunique() > 1 else ()
-        panel = self.panel or panel_axis(points, results.axes, (across, self.colour))
+        panel = self.panel or _panel_axis(points, results.axes, (across, self.colour))
         shown = list(dict.fromkeys((across, self.colour, panel, *dash)))
         points, note = choose_slice(points, results.axes, shown)
         # A line of a single point is invisible.
@@ -93,7 +100,7 @@ class Lines:
         return data.assign(across=points[across].astype(str), order=points[across])
 
     def _legend(
-        self, points: pd.DataFrame, colours: Sequence[Any], has_dash: bool
+        self, points: pd.DataFrame, colours: Sequence[object], has_dash: bool
     ) -> list[LegendEntry]:
         legend = legend_of(self.colour, colours, "line")
         if has_dash:
@@ -101,8 +108,13 @@ class Lines:
         return [*legend, *bound_legend(points)]
 
     def _panel(
-        self, points: pd.DataFrame, own: pd.DataFrame, across: str, colours: list[Any], width: int
-    ) -> Any:
+        self,
+        points: pd.DataFrame,
+        own: pd.DataFrame,
+        across: str,
+        colours: Sequence[object],
+        width: int,
+    ) -> Panel:
         columns = ["across", "order", "shown", "low", "high", "label", "href", "hollow"]
         base = alt.Chart(data_of(own, (*columns, self.colour, "compile")))
         ticks = [str(value) for value in sorted(points["order"].unique())]
@@ -142,7 +154,7 @@ class Lines:
         return alt.Y("shown:Q", title=None, scale=scale).axis(tickCount=5, format=form)
 
 
-def _colour(axis: str, values: Sequence[Any], names: Sequence[str] = ()) -> alt.Color:
+def _colour(axis: str, values: Sequence[object], names: Sequence[str] = ()) -> alt.Color:
     """Return the colours of an axis. names: of the colours, if they are not those of the axis."""
     colours = [light(name) for name in names or colour_names(axis, values)]
     scale = alt.Scale(domain=list(map(str, values)), range=colours)
@@ -157,14 +169,17 @@ def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     return points.assign(**numbers, label=labels, href="#cell=" + points[KEY], hollow=is_bound)
 
 
-def _marks(base: alt.Chart, x: alt.X, y: alt.Y, colour: alt.Color) -> Any:
+def _marks(base: alt.Chart, x: alt.X, y: alt.Y, colour: alt.Color) -> alt.Chart:
     """Return a point for each row, which is hollow if the cell is CPU-bound."""
     fill = alt.condition("datum.hollow", alt.value(light("bg")), colour)
     marks = base.mark_point(size=36, strokeWidth=1.4, opacity=1)
-    return marks.encode(x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N")
+    encoded: alt.Chart = marks.encode(
+        x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N"
+    )
+    return encoded
 
 
-def _slopes(own: pd.DataFrame, axis: str, x: alt.X, y: alt.Y, colour: alt.Color) -> list[Any]:
+def _slopes(own: pd.DataFrame, axis: str, x: alt.X, y: alt.Y, colour: alt.Color) -> list[alt.Chart]:
     """Return the exponents with which lines end, written behind their last points."""
     rows = []
     for value, line in own.groupby(axis, observed=True):
@@ -228,7 +243,7 @@ class Dots:
             return Drawn(panels, legend_of_kernels(colours), note)
         return Drawn(panels, [*legend_of(self.colour, colours), *bound_legend(every)], note)
 
-    def _panel(self, cells: pd.DataFrame, colours: list[Any]) -> Any:
+    def _panel(self, cells: pd.DataFrame, colours: Sequence[object]) -> Panel:
         cells = sort_by(cells, self.rows)
         names = [
             "  ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in row)
@@ -254,3 +269,22 @@ class Dots:
         layers.append(_marks(base, x, y, colour))
         height = 15 * data["row"].nunique()
         return alt.layer(*layers).properties(width=260, height=max(height, 60))
+
+
+def _horizontal_axis(cells: pd.DataFrame) -> str:
+    """Return the axis with numbers that varies most prominently; empty if none varies."""
+    for axis in _HORIZONTAL:
+        if axis in cells and cells[axis].nunique() > 1:
+            return axis
+    return ""
+
+
+def _panel_axis(cells: pd.DataFrame, axes: Sequence[str], taken: Collection[str]) -> str:
+    """Return the axis whose values are panels: the model, or else another axis that varies."""
+    if cells[NAME].nunique() > 1:
+        return NAME
+    skipped = {*taken, *_NO_PANELS, *MAIN}
+    for axis in axes:
+        if axis not in skipped and axis in cells and cells[axis].astype("string").nunique() > 1:
+            return axis
+    return NAME

@@ -39,7 +39,7 @@ class Figure:
     """
 
     plot: Plot
-    specs: Sequence[Mapping[str, Any]] = ()  # of the panels, and of the whole as the last
+    specs: Sequence[Mapping[str, object]] = ()  # of the panels, and of the whole as the last
     legend: Sequence[LegendEntry] = ()
     note: str = ""
     columns: int = 2
@@ -174,10 +174,10 @@ def _chart(plot: Plot, results: Results) -> Figure | None:
     return Figure(plot, specs, tuple(drawn.legend), drawn.note, drawn.columns)
 
 
-def _panel_spec(plot: Plot, panel: Mapping[str, Any]) -> dict[str, Any]:
+def _panel_spec(plot: Plot, panel: Mapping[str, object]) -> dict[str, object]:
     """Return the specification of one panel. Its legend is text of the page."""
-    text = ", ".join(filter(None, (plot.title, panel.get("title", ""))))
-    spec: dict[str, Any] = _without_legends({**panel, "description": text, "config": CONFIG})
+    text = ", ".join(filter(None, (plot.title, str(panel.get("title", "")))))
+    spec: dict[str, object] = _without_legends({**panel, "description": text, "config": CONFIG})
     return spec
 
 
@@ -193,7 +193,9 @@ def _without_legends(spec: Any) -> Any:
     return {**changed, "legend": None} if "scale" in changed and "field" in changed else changed
 
 
-def _whole_spec(plot: Plot, drawn: Drawn, panels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _whole_spec(
+    plot: Plot, drawn: Drawn, panels: Sequence[Mapping[str, object]]
+) -> dict[str, object]:
     """Return the specification of all panels in rows, with their legend and a title."""
     subtitle = ": ".join(filter(None, (plot.read, drawn.note)))
     of_whole = ("config", "$schema")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TypeVar
 from xml.sax.saxutils import escape
 
 from orchestrator.report.charts.theme import with_variables
@@ -46,7 +46,7 @@ class Picture:
     problem: str = ""
 
 
-def draw(charts: Sequence[Mapping[str, Any]], wholes: Sequence[bool]) -> list[Picture]:
+def draw(charts: Sequence[Mapping[str, object]], wholes: Sequence[bool]) -> list[Picture]:
     """Return the picture of each Vega-Lite chart.
 
     wholes: for each chart, True for a separate file and False for a panel of the page.
@@ -54,7 +54,7 @@ def draw(charts: Sequence[Mapping[str, Any]], wholes: Sequence[bool]) -> list[Pi
     return [_draw(chart, is_file) for chart, is_file in zip(charts, wholes, strict=True)]
 
 
-def _draw(chart: Mapping[str, Any], is_file: bool) -> Picture:
+def _draw(chart: Mapping[str, object], is_file: bool) -> Picture:
     # Loaded here, because a separate process may do the drawing: it takes seconds and much memory.
     import vl_convert
 

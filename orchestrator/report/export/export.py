@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pandas as pd
 from ruamel.yaml import YAML
@@ -53,9 +52,7 @@ _NAMED = 4  # of the largest things, where they are too large together
 
 @dataclass(frozen=True)
 class Published:
-    """A finished publication. sizes: bytes by entry of the folder, the largest first. left_out:
-    sentences.
-    """
+    """A finished publication. sizes: bytes of each entry, largest first. left_out: sentences."""
 
     cells: int
     sizes: Mapping[str, int]
@@ -158,9 +155,7 @@ def _published_before(out: Path) -> list[str]:
 
 @contextmanager
 def _aside(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `out` on success. On an error, the previous content
-    is restored.
-    """
+    """Yield a temporary folder that replaces `out` unless an error occurs."""
     new, old = (out.with_name(f".{out.name}.{which}") for which in ("new", "old"))
     try:
         with writing(out):
@@ -177,9 +172,7 @@ def _aside(out: Path) -> Iterator[Path]:
 
 
 def _settle(out: Path, new: Path, old: Path) -> None:
-    """Restore what was moved away for a publication that failed, and remove all temporary
-    folders.
-    """
+    """Restore the previous publication if it is gone, and remove temporary folders."""
     if old.exists() and not out.exists():
         old.rename(out)
     for folder in (new, old):
@@ -207,18 +200,16 @@ def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
         _write_config(manifest["config"], folder / CONFIG_FILE)
 
 
-def _write_config(config: Mapping[str, Any], path: Path) -> None:
+def _write_config(config: object, path: Path) -> None:
     """Write a config with its keys in their original order."""
     yaml = YAML(typ="safe", pure=True)
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.default_flow_style = False
-    yaml.dump(dict(config), path)
+    yaml.dump(config, path)
 
 
-def _write_contents(folder: Path, contents: Mapping[str, Any]) -> None:
-    """Write publication.json with the digest of every file that exists so far; derived files
-    come later.
-    """
+def _write_contents(folder: Path, contents: Mapping[str, object]) -> None:
+    """Write publication.json with the digest of every file so far; derived files come later."""
     files = {
         str(path.relative_to(folder).as_posix()): file_digest(path)
         for path in sorted(folder.rglob("*"))

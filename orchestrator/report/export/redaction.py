@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Any
 
 import pandas as pd
 
@@ -95,9 +94,7 @@ class Redaction:
                 yield f"{what}: {count}"
 
     def text(self, text: str) -> str:
-        """Return a text without values of environment variables, paths, addresses, and names of
-        hosts and GPUs.
-        """
+        """Return a text without secrets: environment values, paths, addresses, hosts and GPUs."""
         if self._values:
             text = self._values.sub(REDACTED, text)
         text = _PATH.sub(self._path, text)
@@ -115,11 +112,11 @@ class Redaction:
         short = {text: self.text(text) for text in rows[column].dropna().unique()}
         return rows.assign(**{column: rows[column].map(short)})
 
-    def manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    def manifest(self, manifest: Mapping[str, object]) -> dict[str, object]:
         """Return the content of run.json in its public form."""
         return {name: self._entry(name, value) for name, value in manifest.items()}
 
-    def _facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _facts(self, facts: Mapping[str, object]) -> dict[str, object]:
         return {
             name: self._names[name].get(str(value)) if name in _IDS else self._entry(name, value)
             for name, value in facts.items()
@@ -129,14 +126,14 @@ class Redaction:
     def _json(self, text: str) -> str:
         return json.dumps(self._within(json.loads(text)))
 
-    def _within(self, value: Any) -> Any:
+    def _within(self, value: object) -> object:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
             return {name: self._entry(name, one) for name, one in value.items()}
         return [self._within(one) for one in value] if isinstance(value, list) else value
 
-    def _entry(self, name: str, value: Any) -> Any:
+    def _entry(self, name: str, value: object) -> object:
         if name == _ENVIRONMENT and isinstance(value, dict):
             return {variable: self._variable(variable, one) for variable, one in value.items()}
         return self._within(value)

@@ -13,21 +13,21 @@ from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.formats.records import Scalar, records_of
 from orchestrator.report.formats.typst import to_typst
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.tables.views import MAX_ROWS, view_of
+from orchestrator.report.tables.views import MAX_ROWS, TableView, view_of
 
 # The first letters of a formula, also after a tab or a carriage return, which spreadsheets skip.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "'")
 _EXACT = 1e15  # up to here, a float holds each integer
 
 
-def to_csv(page: RenderedTable) -> str:
-    """Return a table as CSV with all its rows and columns, numbers with six significant digits.
+def to_csv(page: RenderedTable, view: TableView | None = None) -> str:
+    """Return a view of a table as CSV, or all its rows and columns; numbers have six digits.
 
     Full precision is in cells.parquet. An apostrophe precedes a text that a spreadsheet would
     execute as a formula.
     """
     lines: list[str] = []
-    records = records_of(page)
+    records = records_of(page, view)
     # The writer quotes only those line breaks that occur in its own line ends.
     writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
     writer.writerow(map(_without_formula, records.names))
@@ -89,6 +89,17 @@ FORMATS: Mapping[str, Callable[[RenderedTable], str]] = {
     "tex": lambda page: to_latex(page, MAX_ROWS),
     "typ": lambda page: to_typst(page, MAX_ROWS),
 }
+
+
+def copies_of(page: RenderedTable) -> dict[str, str]:
+    """Return what the page shows of a table, in the formats of its copy buttons."""
+    view = view_of(page)
+    return {
+        "Markdown": to_markdown(view),
+        "CSV": to_csv(page, view),
+        "LaTeX": to_latex(page, MAX_ROWS),
+        "Typst": to_typst(page, MAX_ROWS),
+    }
 
 
 def files_of(

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
-from orchestrator.report.tables.entries import shorten
+from orchestrator.report.tables.entries import Entry, shorten
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
 
 # Of LaTeX's article class, the narrowest text that papers have in common.
 TEXT_PT = 345
-_LETTER_PT = 5.25  # of a digit in \small with a margin; most letters are narrower
+# Widths of letters of Computer Modern in \\small, rounded up; any other letter is a common one.
+_LETTERS_PT = {
+    **dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 7.8),
+    **dict.fromkeys("mw%×±≈≥≤→·", 8.4),
+    **dict.fromkeys("MW", 10.3),
+    **dict.fromkeys("ijlfrtI.,:;|'!()[]- ", 4.0),
+}
+_COMMON_PT = 5.6
 BETWEEN_COLUMNS_PT = 8
 _LONGEST_TEXTS = (42, 20, 10)  # letters of an entry, such as the name of a kernel
 
@@ -36,10 +44,15 @@ def narrowed(
 
 
 def _shortened(view: TableView, longest: int) -> TableView:
-    rows = []
-    for row in view.rows:
-        rows.append([entry._replace(text=shorten(entry.text, longest)) for entry in row])
+    rows = [[_shortened_entry(entry, longest) for entry in row] for row in view.rows]
     return replace(view, rows=rows)
+
+
+def _shortened_entry(entry: Entry, longest: int) -> Entry:
+    text, spread = shorten(entry.text, longest), entry.spread
+    if len(text) + len(spread) > longest:
+        spread = spread.partition(";")[0]  # without the prediction behind a measured size
+    return entry._replace(text=text, spread=spread)
 
 
 def fitting_view(page: RenderedTable, max_rows: int | None) -> TableView:
@@ -49,11 +62,15 @@ def fitting_view(page: RenderedTable, max_rows: int | None) -> TableView:
 
 def estimated_pt(view: TableView) -> float:
     """Return the width of a table whose heads break between words."""
-    letters = 0
-    for head, *texts in zip(heads(view), *view.rows, strict=True):
-        longest_text = max((len(str(text)) for text in texts), default=0)
-        letters += max(longest_text, *map(len, head))
-    return letters * _LETTER_PT + len(view.header) * BETWEEN_COLUMNS_PT
+    total = float(len(view.header) * BETWEEN_COLUMNS_PT)
+    for head, *entries in zip(heads(view), *view.rows, strict=True):
+        total += max(map(_width_pt, [*head, *map(str, entries)]))
+    return total
+
+
+@lru_cache(maxsize=4096)
+def _width_pt(text: str) -> float:
+    return sum(_LETTERS_PT.get(letter, _COMMON_PT) for letter in text)
 
 
 def heads(view: TableView) -> list[list[str]]:

@@ -96,9 +96,10 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     rows = [_row(list(map(str, row))) for row in view.rows]
     notes = []
     for number, note in enumerate(view.notes, 1):
-        notes.append(rf"\par\footnotesize {number}. {_escaped(note)}")
+        notes.append(rf"\par {number}. {_escaped(note)}")
     caption = rf"\caption{{{_escaped(view.title)}.}}\label{{tab:{view.name}}}"
-    reading = rf"\par\footnotesize {_escaped(f'{view.caption} {view.provenance}')}"
+    # Ragged: names such as train_step are not hyphenated, and would reach into the margin.
+    reading = rf"\par\raggedright\footnotesize {_escaped(f'{view.caption} {view.provenance}')}"
     size = [r"\small", rf"\setlength{{\tabcolsep}}{{{BETWEEN_COLUMNS_PT / 2:g}pt}}"]
     if len(rows) + len(notes) <= _PAGE_ROWS:
         table = [rf"\begin{{tabular}}{{{columns}}}", *head, *rows, r"\bottomrule", r"\end{tabular}"]

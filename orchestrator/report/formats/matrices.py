@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import pandas as pd
-
-from orchestrator.analysis.axes import NOTHING, RUN
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import MISSING, Entry
 from orchestrator.report.tables.formatters import Value, peak_gib, step_ms
-from orchestrator.report.tables.layouts import CellRows
-from orchestrator.report.tables.table import Rows
-from orchestrator.report.tables.views import DEFAULTS
+from orchestrator.report.tables.layouts import each
+from orchestrator.report.text.cell_names import LENGTH, NAME, sort_by
 from orchestrator.report.text.numbers import format_number
+from orchestrator.report.text.slices import choose_slice, main_cells
 
-_ROW_AXES = ("size", "model", "d_head", "attention")
-_COLUMN_AXES = ("precision", "context_length")
-_TASKS = ("train_step", "attention")
 _MAX_ROWS = 12
 _GAP = 2  # blanks between two columns
 _VALUES: tuple[tuple[str, Value], ...] = (
@@ -40,22 +33,18 @@ class Matrix:
 
 def matrices(results: Results, width: int) -> Iterator[Matrix]:
     """Yield the matrices of step times and of peaks that a run has, no wider than `width`."""
-    cells = _of_one_task(results.cells)
-    if cells.empty:
-        return
-    grid = CellRows(_VALUES).lay_out(replace(results, cells=cells))
-    row_axis = next((axis for axis in _ROW_AXES if axis in grid.keys), "")
-    shown = (row_axis, *_COLUMN_AXES)
-    rows, settings = _slice(grid.keys, grid.rows, shown)
-    for index, (title, _) in enumerate(_VALUES, len(grid.keys)):
+    cells, row_axis = main_cells(results)
+    shown = [axis for axis in (row_axis, "precision", LENGTH) if axis in cells]
+    cells, settings = choose_slice(cells, results.axes, shown)
+    rows = list(each(sort_by(cells, shown))) if len(cells) else []
+    for title, value in _VALUES:
         by_place: dict[tuple[str, tuple[str, str]], Entry] = {}
         for row in rows:
-            values = dict(zip(grid.keys, row, strict=False))
-            name, group, column = (str(values.get(axis, "")) for axis in shown)
-            by_place.setdefault((name, (group, column)), _short(row[index]))
+            place = (str(row.get("precision", "")), str(row.get(LENGTH, "")))
+            by_place[str(row[row_axis]), place] = _short(value(row))
         if any(entry.number is not None for entry in by_place.values()):
             full_title = f"{title}: {settings}" if settings else title
-            yield _matrix(full_title, row_axis, by_place, width)
+            yield _matrix(full_title, row_axis.replace(NAME, "model"), by_place, width)
 
 
 def _matrix(
@@ -80,32 +69,6 @@ def _matrix(
         is_first = index == 0 or columns[index - 1][0] != group
         heads.append((group if is_first else "", column))
     return Matrix(title, row_axis, heads, rows)
-
-
-def _of_one_task(cells: pd.DataFrame) -> pd.DataFrame:
-    for task in _TASKS:
-        own: pd.DataFrame = cells[cells["task"] == task]
-        if len(own):
-            return own
-    return cells.iloc[:0]
-
-
-def _slice(keys: Sequence[str], rows: Rows, shown: Sequence[str]) -> tuple[Rows, str]:
-    """Return the rows that differ in the shown axes alone, and their other settings as text."""
-    settings = []
-    # The run first: others repeat some of its cells with other settings.
-    others = sorted((key for key in keys if key not in shown), key=lambda key: key != RUN)
-    for key in others:
-        index = keys.index(key)
-        counts = Counter(row[index].text for row in rows)
-        if not counts:
-            break
-        most_common = counts.most_common(1)[0][0]
-        value = DEFAULTS[key] if DEFAULTS.get(key) in counts else most_common
-        rows = [row for row in rows if row[index].text == value]
-        if value != NOTHING:
-            settings.append(f"{key}={value}")
-    return rows, ", ".join(settings)
 
 
 def _short(entry: Entry) -> Entry:

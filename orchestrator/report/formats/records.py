@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.table import NOTES, RenderedTable, notes_of
-from orchestrator.report.tables.views import Kind, Measure, view_of
+from orchestrator.report.tables.views import Kind, Measure, TableView, view_of
 
 Scalar = str | float | None
 _ENDS = ("low", "high", "deviation")
@@ -23,13 +23,13 @@ class Records:
     rows: list[list[Scalar]]
 
 
-def records_of(page: RenderedTable) -> Records:
-    """Return a table with all its rows and columns.
+def records_of(page: RenderedTable, view: TableView | None = None) -> Records:
+    """Return a view of a table, or the table with all its rows and columns.
 
     The name of a column has its unit. `status` and `cpu_bound` are columns, one for each compared
     value, so that every other column holds values of one type.
     """
-    view = view_of(page, max_rows=None, max_columns=None)
+    view = view or view_of(page, max_rows=None, max_columns=None)
     columns: dict[str, list[Scalar]] = {}
     entries = list(zip(*view.rows, strict=True)) or [()] * len(view.header)
     for name, values in zip(view.keys, entries, strict=False):

@@ -75,7 +75,7 @@ def cell_columns(results: Results) -> dict[str, Any]:
     return {"n": len(cells), "columns": columns, "axes": axes}
 
 
-def _words(values: pd.Series[Any], order: list[Any]) -> dict[str, Any]:
+def _words(values: pd.Series[Any], order: Iterable[object]) -> dict[str, object]:
     """Return the distinct words in their order, and the index of each value; -1 if it is null."""
     words = list(map(str, order))
     index = {word: position for position, word in enumerate(words)}
@@ -96,7 +96,7 @@ def packed(texts: Iterable[str]) -> str:
     return base64.b64encode(b"".join([*parts, compressor.flush()])).decode("ascii")
 
 
-def packed_json(values: Iterable[Any]) -> str:
+def packed_json(values: Iterable[object]) -> str:
     """Return values as a packed JSON list."""
 
     def texts() -> Iterable[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from orchestrator.analysis.axes import Row
 from orchestrator.analysis.cells import rows_of
 from orchestrator.analysis.results import Results, read_attempts
 from orchestrator.common.files import trim_memory
@@ -28,19 +29,19 @@ _MOST_SAMPLES = 200
 
 def read_details(
     run: Run, results: Results, read_artifacts: Callable[[str, int], Artifacts]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield the details of each cell as JSON values, in the order of the cells."""
     # A run without any attempt has no such columns.
     shown = results.cells.reindex(columns=["cell", "attempt"])
     samples = _step_samples(run, shown.dropna())
     attempts = read_attempts(run, _ATTEMPT_COLUMNS)
     # One conversion of all rows: a frame for each of 2,500 cells took 8 s more.
-    by_cell: dict[str, list[dict[Any, Any]]] = defaultdict(list)
+    by_cell: dict[str, list[Row]] = defaultdict(list)
     for row in attempts.sort_values("attempt").to_dict("records"):
         by_cell[row["cell"]].append(row)
     trim_memory()  # the samples of other attempts are free now
     for cell, attempt in zip(shown["cell"], shown["attempt"], strict=True):
-        details: dict[str, Any] = {"attempts": [_attempt(row) for row in by_cell[cell]]}
+        details: dict[str, object] = {"attempts": [_attempt(row) for row in by_cell[cell]]}
         if cell in samples:
             details["samples"] = samples[cell]
         if not pd.isna(attempt):
@@ -50,7 +51,7 @@ def read_details(
         yield details
 
 
-def _attempt(row: dict[Any, Any]) -> dict[str, Any]:
+def _attempt(row: Row) -> dict[str, object]:
     evidence = {}
     for name, value in json.loads(row["evidence"]).items():
         if value != "":

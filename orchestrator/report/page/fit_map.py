@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from orchestrator.analysis.axes import has_value, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.slices import evenly
 from orchestrator.report.text.cell_names import LENGTH, NAME, cell_keys, names_of, ordered
 from orchestrator.report.text.numbers import number
 from orchestrator.report.text.pairs import preferring
+from orchestrator.report.text.slices import evenly
 from tasks.spec.status import OUT_OF_MEMORY
 
 _LIMIT, _PEAK = "memory_limit_gib", "peak_allocated_bytes"
@@ -65,7 +64,7 @@ def fit_panels(results: Results) -> list[FitPanel]:
     return panels
 
 
-def _cell(cells: pd.DataFrame, limits: list[Any]) -> FitCell:
+def _cell(cells: pd.DataFrame, limits: list[float]) -> FitCell:
     if cells.empty:
         return FitCell()
     ran = cells[cells["status"] == "ok"].sort_values(_LIMIT)  # no limit comes last

@@ -7,28 +7,27 @@ the first ones are in the HTML, so that the map needs no script.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import MAIN, NOTHING, RUN, has_value, is_null
+from orchestrator.analysis.axes import MAIN, NOTHING, RUN, Row, has_value, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.slices import choose_slice
 from orchestrator.report.text.cell_names import (
     COMPILED,
     LENGTH,
     NAME,
     PASSES,
     cell_keys,
-    names_of,
     ordered,
     scope_of,
 )
 from orchestrator.report.text.numbers import number
 from orchestrator.report.text.pairs import TIME
+from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -91,21 +90,19 @@ class HeatMap:
     switches: Sequence[Switch]
     cells: Sequence[Sequence[Sequence[HeatCell]]]
     note: str
-    data: dict[str, Any]
+    data: Mapping[str, object]
     has_failures: bool
     is_bound_known: bool
 
 
 def heat_map(results: Results) -> HeatMap | None:
     """Return the map of the task with most cells, or None if there is no grid to show."""
-    cells = results.cells
-    if "task" not in cells or LENGTH not in cells:
+    cells, row_axis = main_cells(results)
+    if LENGTH not in cells or cells.empty:
         return None
-    cells = cells.assign(key=cell_keys(results), row=range(len(cells)))
-    cells[NAME] = names_of(cells)
-    task = next((t for t in ("train_step", "attention") if (cells["task"] == t).any()), "")
-    cells = cells[(cells["task"] == task) & cells[LENGTH].notna() & (cells["status"] != "skipped")]
-    row_axis = "attention" if task == "attention" and cells["attention"].nunique() > 1 else NAME
+    rows = pd.Series(range(len(results.cells)), results.cells.index)
+    cells = cells.assign(key=cell_keys(results), row=rows)
+    cells = cells[cells[LENGTH].notna() & (cells["status"] != "skipped")]
     if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
         return None
     grid = (row_axis, LENGTH, "precision")
@@ -123,7 +120,10 @@ def heat_map(results: Results) -> HeatMap | None:
     is_shown = pd.Series(True, index=cells.index)
     for axis, own in zip(order, values, strict=True):
         is_shown &= cells[axis].isin(own)
-    return _map(cells[is_shown], order, values, switched, note)
+    cells = cells[is_shown]
+    # The only cells with another value may be outside of the grid.
+    switched = [axis for axis in switched if cells[axis].nunique(dropna=False) > 1]
+    return _map(cells, order, values, switched, note)
 
 
 def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
@@ -189,7 +189,7 @@ def _map(
     )
 
 
-def _measures(cells: pd.DataFrame, precisions: Sequence[Any]) -> list[HeatMeasure]:
+def _measures(cells: pd.DataFrame, precisions: Sequence[object]) -> list[HeatMeasure]:
     measures = [m for m in MEASURES if m.column in cells and cells[m.column].notna().any()]
     has_base = len(precisions) > 1 and str(precisions[0]) == "fp32"
     if has_base and any(m.column == TIME for m in measures):
@@ -197,7 +197,7 @@ def _measures(cells: pd.DataFrame, precisions: Sequence[Any]) -> list[HeatMeasur
     return measures
 
 
-def _heading(value: Any) -> str:
+def _heading(value: object) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
@@ -220,11 +220,11 @@ def _switch(axis: str, cells: pd.DataFrame) -> Switch:
     return Switch(axis, labels.get(axis, "Model"), options)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return NOTHING if is_null(value) else str(value)
 
 
-def _option(axis: str, value: Any) -> str:
+def _option(axis: str, value: object) -> str:
     if axis == "memory_limit_gib":
         return "no limit" if is_null(value) else f"{value:g} GiB"
     text = _text(value)
@@ -241,7 +241,7 @@ def _range(cells: pd.DataFrame, measure: HeatMeasure) -> list[float]:
 
 
 def _cell(
-    row: Any, place: str, measures: Sequence[HeatMeasure], ranges: dict[str, list[float]]
+    row: Row, place: str, measures: Sequence[HeatMeasure], ranges: dict[str, list[float]]
 ) -> HeatCell:
     """Return a cell of the map as its first measure shows it."""
     if row is None:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,6 +20,7 @@ from markupsafe import Markup, escape
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
+from orchestrator.report.formats.files import copies_of
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.heat_map import heat_map
 from orchestrator.report.page.sections import sections
@@ -45,7 +45,7 @@ class PageContent:
     answers: Sequence[Answer]
     tables: Sequence[RenderedTable]
     drawing: Drawing
-    details: Iterable[dict[str, Any]]
+    details: Iterable[dict[str, object]]
     run_argument: str = "RUN"
     missing: int = 0
 
@@ -59,6 +59,7 @@ def to_html(content: PageContent) -> Iterator[str]:
         "run": content.run_argument,
         **cell_columns(results),
     }
+    copies = {page.table.name: copies_of(page) for page in content.tables}
     found = sections(results, content.drawing.figures(), content.tables)
     return (
         _environment()
@@ -85,6 +86,7 @@ def to_html(content: PageContent) -> Iterator[str]:
             dark=Markup(variables(DARK)),
             data=Markup(packed([json.dumps(data, separators=(",", ":"))])),
             library=Markup(_library()),
+            copies=Markup(packed([json.dumps(copies)])),
             details=Markup(packed_json(content.details)) if len(results.cells) else "",
         )
     )

@@ -25,21 +25,20 @@ class Question:
 QUESTIONS: tuple[Question, ...] = (
     Question(
         "time", "Time", "How long does a step take?",
-        ("precision", "timings", "phases", "utilisation", "scaling"),
+        ("precision", "timings", "utilisation", "scaling"),
     ),
     Question(
         "where", "Where time goes", "Where does the time go?",
-        ("kernel-classes", "kernels", "cpu-bound", "bound", "kernel-modules", "kernel-diff"),
+        ("kernel-classes", "kernels", "bound", "kernel-modules", "kernel-diff"),
     ),
-    Question("compile", "Compiling", "What does compiling change?", ("compile", "compilation")),
+    Question("compile", "Compiling", "What does compiling change?", ("compile",)),
     Question(
         "memory", "Memory", "What fits, and where does the memory go?",
-        ("oom-map", "memory", "memory-parts", "memory-prediction", "composition", "saved-tensors",
-         "top-allocations", "allocations"),
+        ("oom-map", "memory", "memory-parts", "composition", "saved-tensors", "allocations"),
     ),
     Question(
         "attention", "Attention", "Which attention should I use?",
-        ("attention-ladder", "attention", "attention-compile", "attention-memory"),
+        ("attention", "attention-memory"),
     ),
     Question(
         "numerics", "Numerics", "How exact are the numbers of a low precision?",
@@ -47,7 +46,7 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question("failures", "Failures", "What did not end well, and why?", ("failures",)),
     # Tables that no section names are here too.
-    Question("trust", "Trust", "Can I trust these numbers?", ("machines", "warmup", "coverage")),
+    Question("trust", "Trust", "Can I trust these numbers?", ("warmup", "coverage")),
 )  # fmt: skip
 _LAST = QUESTIONS[-1]
 _WITH_TABLE = ("time", "attention")  # students hand in these tables

@@ -95,9 +95,7 @@ class KernelFigures:
         return float(longest.iloc[-1] / inside["ms"].sum()) if len(longest) == rank else None
 
     def part_ms(self, phase: str, part: str) -> float | None:
-        """Return the milliseconds of a part of the model, or None if it is fused with another
-        part.
-        """
+        """Return the milliseconds of a part, or None if it is fused with another part."""
         among = self.kernels[self.kernels["phase"] == phase]
         if part == "matmul":
             among = among[among["kernel_class"] == GEMM]
@@ -135,9 +133,7 @@ class Figures:
         return {str(cell): own for cell, own in rows.groupby("cell", observed=True)}
 
     def largest_allocations(self, cell: str, part: str) -> list[float]:
-        """Return the bytes of the largest allocations of a part, or of all parts for an empty
-        one.
-        """
+        """Return the bytes of the largest allocations of a part; of all parts if it is empty."""
         if cell not in self.allocations:
             return []
         rows = self.allocations[cell]
@@ -194,9 +190,7 @@ def _duration_sd(number: ReferenceNumber, row: Row, figures: Figures) -> float |
 
 
 def _milliseconds(row: Row, phase: str, statistic: str) -> float | None:
-    """Return a time of a phase. A published step is synchronized at its end, as is
-    `step_synced`.
-    """
+    """Return a time of a phase. Published steps end synchronized, like `step_synced`."""
     stems = ("step_synced", "step") if phase == "step" else (phase,)
     for stem in stems:
         if _column(row, f"{stem}_ms_median"):
@@ -253,9 +247,7 @@ def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) ->
 
 
 def _allocation(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    """Return the bytes of the allocation of the same rank, or of the largest one of the same
-    part.
-    """
+    """Return the bytes of the allocation of this rank, or of the largest one of this part."""
     if "rank" in number.labels:
         sizes = figures.largest_allocations(row["cell"], "")
         index = int(number.labels["rank"]) - 1

@@ -88,7 +88,7 @@ def _agrees(axis: str, number: ReferenceNumber, row: Row) -> bool:
     return any(_is_same(row[axis], value) for value in allowed)
 
 
-def _is_same(ours: Any, theirs: Any) -> bool:
+def _is_same(ours: float, theirs: float) -> bool:
     return math.isclose(ours, theirs) if isinstance(theirs, float) else bool(ours == theirs)
 
 
@@ -132,9 +132,7 @@ def states_shape(number: ReferenceNumber) -> bool:
 
 
 def unstated(number: ReferenceNumber) -> str:
-    """Return a sentence that names the axes which the write-up leaves open; empty if there are
-    none.
-    """
+    """Return a sentence with the axes that the write-up leaves open; empty without any."""
     unclear = [axis for axis in _IDENTIFYING[number.task] if number.only(axis) is None]
     same = _SAME_PHASE.get(number.phase, set())
     if same and "optimizer" in unclear:
@@ -146,7 +144,7 @@ def unstated(number: ReferenceNumber) -> str:
     return sentence if states_shape(number) else f"{sentence} No ratio, because shapes may differ."
 
 
-def _with_choices(axis: str, values: tuple[Any, ...]) -> str:
+def _with_choices(axis: str, values: tuple[object, ...]) -> str:
     return f"{axis} ({' or '.join(map(str, values))})" if values else axis
 
 

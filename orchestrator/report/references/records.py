@@ -147,18 +147,14 @@ def _number(
 
 
 def _with_rank(number: ReferenceNumber, ranks: Counter[object]) -> ReferenceNumber:
-    """Label the share of a kernel with its rank: tables list the kernels of a cell in descending
-    order.
-    """
+    """Label a kernel's share with its rank: tables list the kernels of a cell by share."""
     cell = (number.phase, tuple(sorted(number.axes.items())))
     ranks[cell] += 1
     return replace(number, labels={**number.labels, "rank": str(ranks[cell])})
 
 
 def _parse_value(printed: TableCell, unit: str) -> tuple[Decimal | None, str]:
-    """Return value and unit of a table cell. A unit in the cell has precedence over that of the
-    column.
-    """
+    """Return value and unit of a table cell, whose own unit overrides that of its column."""
     if printed == OUT_OF_MEMORY:
         return None, unit
     if isinstance(printed, int | Decimal) and not isinstance(printed, bool):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -122,9 +122,7 @@ class ReferenceTable(_Strict):
 
 
 class Writeup(_Strict):
-    """The published tables of one write-up. year: the year of the course, which defines the
-    model sizes.
-    """
+    """The tables of one write-up. year: of the course, which defines the model sizes."""
 
     name: str
     title: str
@@ -143,17 +141,15 @@ class Writeup(_Strict):
         return self
 
 
-def check_cell(cell: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key that is no axis or label, and for a value that its axis does
-    not have.
-    """
+def check_cell(cell: Mapping[str, object]) -> None:
+    """Raise ValueError for an unknown axis or label, or a value that its axis lacks."""
     for axis, given in cell.items():
         for value in given if isinstance(given, list) else [given]:
             if value not in EMPTY_CELLS and not _is_possible(axis, value):
                 raise ValueError(f"{axis} = {value!r}: no such axis, or no such value of it")
 
 
-def _is_possible(axis: str, value: Any) -> bool:
+def _is_possible(axis: str, value: object) -> bool:
     if axis in _SWITCHES:
         return isinstance(value, bool)
     if axis in _COUNTS:
@@ -167,9 +163,7 @@ def _is_possible(axis: str, value: Any) -> bool:
 
 @cache
 def writeups() -> tuple[Writeup, ...]:
-    """Return all write-ups in the order of their file names. Decimal preserves the printed
-    digits.
-    """
+    """Return all write-ups by file name. Decimal preserves the printed digits."""
     folder = resources.files(__package__).joinpath("writeups")
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".toml")]

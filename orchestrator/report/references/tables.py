@@ -39,9 +39,7 @@ def reference_tables(device: str | None) -> tuple[Table, ...]:
 
 @cache
 def reference_table(device: str) -> Table:
-    """Return the table of what was published for a device, or for all. Raise KeyError for an
-    unknown one.
-    """
+    """Return the table of a device, or of all. Raise KeyError for an unknown device."""
     where = "any device" if device == ALL else DEVICES[device]
     numbers = without_repetitions(published_on(device))
     names = {number.writeup for number in numbers}
@@ -53,7 +51,6 @@ def reference_table(device: str) -> Table:
         "Ours is the same statistic as theirs, mean ± standard deviation or median. "
         f"Write-ups: {'; '.join(sources)}.",
         ReferenceRows(numbers),
-        first=("ratio", "theirs", "ours", NOTES),
     )
 
 
@@ -133,9 +130,7 @@ def _notes(number: ReferenceNumber, row: Row) -> list[str]:
 
 
 def without_repetitions(numbers: Iterable[ReferenceNumber]) -> Numbers:
-    """Return the numbers that the table answers, each once even if its write-up prints it in
-    several tables.
-    """
+    """Return the numbers with a counterpart, each once even if it is printed repeatedly."""
     first: dict[tuple[object, ...], ReferenceNumber] = {}
     for number in numbers:
         is_answered = number.metric in COUNTERPARTS and number.statistic not in ("sd", "rounded")
@@ -160,9 +155,7 @@ def _identity(number: ReferenceNumber) -> tuple[object, ...]:
 
 
 def nothing_in_common(device: str) -> str:
-    """Return a message that says what was published for a device, for a run that has no such
-    cell.
-    """
+    """Return what was published for a device, for a run that has no such cell."""
     numbers = published_on(device)
     tasks = dict.fromkeys(number.task for number in numbers)
     covered = "; ".join(f"{task} {_covered_axes(numbers, task)}" for task in tasks)

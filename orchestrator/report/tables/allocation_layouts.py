@@ -6,26 +6,22 @@ A cell that ran out of memory has the allocations of that moment.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, has_value, key_axes
+from orchestrator.analysis.axes import Row, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
 from orchestrator.report.tables.formatters import to_gib, to_mib
 from orchestrator.report.tables.layouts import each, each_sorted
-from orchestrator.report.tables.table import Heading, Rows, TableGrid
+from orchestrator.report.tables.table import Heading, Rows, TableGrid, TableLayout
 from tasks.spec.tables import ROLES
 
 _BY_PART = ("activations", "temporary", "unlabelled")
 _OTHER_PARTS = "other parts"
 _SMALL_PART = 0.005  # share of the peak; smaller parts share a row
 _TOTAL = "in all"
-# The prediction counts buffers as inputs.
-_PREDICTED_AS = {"buffers": "inputs"}
-# Measured activations include the squares of attention, which the prediction lists separately.
-_PREDICTED_APART = {"activations": ("activations", "attention_squares")}
 
 
 @dataclass(frozen=True)
@@ -67,36 +63,29 @@ class TopAllocations:
                 each_mib = MISSING if is_slack else to_mib(row["size_bytes"], ".2f")
                 made_in = row["allocated_in"] or ("" if is_slack else "before")
                 names = (row["role"], row["part"], made_in, row["call_chain"])
-                sizes = [*_sizes(row, total_bytes), each_mib]
+                gib, share, count = _sizes(row, total_bytes)
+                role, part, made, chain = map(_name, names)
                 keys = [*axis_entries(cell, axes), Entry(moment)]
-                rows.append([*keys, *sizes, *map(_name, names)])
-        titles = ("GiB", "share", "allocations", "MiB each", "role", "part", "made in")
+                rows.append([*keys, gib, share, role, part, made, count, each_mib, chain])
+        titles = ("GiB", "share", "role", "part", "made in", "allocations", "MiB each")
         headings = list(map(Heading, (*titles, "call chain")))
         return TableGrid([*axes, "moment"], headings, rows)
 
 
 @dataclass(frozen=True)
-class PredictedRoles:
-    """One row per cell and role: the predicted and the measured bytes at the peak."""
+class WithMeasuredParts:
+    """Another layout, of cells with a column for the measured bytes of each role at the peak."""
+
+    layout: TableLayout
 
     def lay_out(self, results: Results) -> TableGrid:
-        axes = key_axes(results)
-        rows: Rows = []
-        for cell, moment, allocations in _by_cell(results, axes):
-            if not moment.startswith("peak"):
-                continue
-            roles = allocations["role"].replace(_PREDICTED_AS)
-            measured = allocations.groupby(roles)["total_bytes"].sum()
-            for role in [role for role in ROLES if role not in _PREDICTED_AS]:
-                sizes = (_predicted_bytes(cell, role), measured.get(role))
-                if sizes == (None, None):
-                    continue
-                error = ((sizes[0] or 0) - (sizes[1] or 0)) / measured.sum()
-                entries = [MISSING if size is None else to_gib(size, ".3f") for size in sizes]
-                keys = [*axis_entries(cell, axes), Entry(role)]
-                rows.append([*keys, *entries, quantity(error, "+.2%")])
-        headings = list(map(Heading, ("predicted GiB", "measured GiB", "off by, of the peak")))
-        return TableGrid([*axes, "role"], headings, rows)
+        recorded = results.allocations()
+        recorded = recorded[recorded["moment"] == "peak"]
+        sums = recorded.pivot_table("total_bytes", "cell", "role", "sum", observed=True)
+        names = sums.columns.astype(str).str.replace(" ", "_")
+        sums.columns = "measured_of_" + names + "_bytes"
+        cells = results.cells.join(sums, on="cell")
+        return self.layout.lay_out(replace(results, cells=cells))
 
 
 def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, str, pd.DataFrame]]:
@@ -120,13 +109,6 @@ def _sums_by_part(allocations: pd.DataFrame) -> pd.DataFrame:
     sums = sums.sort_values(["rank", "last", "total_bytes"], ascending=[True, True, False])
     total = sums[["total_bytes", "count"]].sum().to_frame().T.assign(role=_TOTAL, part="")
     return pd.concat([sums, total], ignore_index=True)
-
-
-def _predicted_bytes(cell: Row, role: str) -> float | None:
-    names = _PREDICTED_APART.get(role, (role.replace(" ", "_"),))
-    columns = [f"predicted_of_{name}_bytes" for name in names]
-    known = [cell[column] for column in columns if has_value(cell, column)]
-    return sum(known) if known else None
 
 
 def _sizes(row: Row, total_bytes: float) -> list[Entry]:

@@ -42,22 +42,17 @@ def having(*columns: str) -> CellFilter:
     return choose
 
 
-def with_eager_baseline(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return training cells with a copy of the eager cells for each way of compiling.
-
-    Without an eager cell no cell is returned.
-    """
-    own = varying("compile", "train_step")(cells)
-    if own.empty:
-        return own
-    is_eager = own["compile"] == "eager"
-    if not is_eager.any():
-        return own.iloc[:0]
+def compiled_with_eager(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return compiled cells, with a copy of the eager cells for each way of compiling."""
+    cells = having("compile")(of_task("train_step", "attention")(cells))
+    if cells.empty:
+        return cells
+    is_eager = cells["compile"] == "eager"
     # Eager cells have no compile_mode and no compile_cache. Without copies they would differ from
     # the compiled cells in these axes too, and would be compared with none of them.
-    modes = [axis for axis in COMPILE_AXES if axis in own]
-    combinations = own.loc[~is_eager, modes].drop_duplicates()
+    modes = [axis for axis in COMPILE_AXES if axis in cells]
+    combinations = cells.loc[~is_eager, modes].drop_duplicates()
     if combinations.empty or not modes:
-        return own
-    copies = own[is_eager].drop(columns=modes).merge(combinations, how="cross")
-    return pd.concat([copies, own[~is_eager]], ignore_index=True)
+        return cells if len(combinations) else cells.iloc[:0]
+    copies = cells[is_eager].drop(columns=modes).merge(combinations, how="cross")
+    return pd.concat([copies, cells[~is_eager]], ignore_index=True)

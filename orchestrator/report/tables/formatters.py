@@ -82,7 +82,7 @@ def text(column: str) -> Value:
     return measured(column, _as_text)
 
 
-def _as_text(found: Any) -> Entry:
+def _as_text(found: object) -> Entry:
     return Entry(str(found), found if isinstance(found, int | float) else None)
 
 

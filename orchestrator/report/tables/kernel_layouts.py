@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import COMPILE_AXES, Row, has_value, key_axes
+from orchestrator.analysis.axes import Row, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import (
     MISSING,
@@ -35,10 +35,10 @@ GEMM = "GEMM"
 WHOLE_TRACE = ", whole trace"
 ATTENTION_MATMULS = ("scores", "attention output")
 _SHOWN_MODULES = 3
-# The columns of nsys's cuda_gpu_kern_sum, with the class and the modules before the name.
+# The columns of nsys's cuda_gpu_kern_sum, with the class and the modules.
 _TOP_TITLES = (
-    "time", "total ms", "instances", "avg µs", "med µs", "min µs", "max µs", "sd µs",
-    "class", "modules", "name",
+    "time", "total ms", "instances", "class", "name", "modules",
+    "avg µs", "med µs", "min µs", "max µs", "sd µs",
 )  # fmt: skip
 _SOFTMAX_TITLES = ("softmax ms", "matmul ms", "softmax / matmul", "in FLOPs")
 # Axes by which two cells are paired, the most interesting first.
@@ -84,7 +84,7 @@ class TopKernels:
 
 @dataclass(frozen=True)
 class ByClass:
-    """One row per cell and phase, both passes and the step: classes, softmax and matmul.
+    """One row per cell and phase, both passes and the step: softmax and matmul, and classes.
 
     If some kernels have no known class, the shares of the others are lower bounds.
     """
@@ -97,9 +97,11 @@ class ByClass:
         for cell, kernels in _by_cell(results, axes):
             for phase, among in _by_phase(kernels):
                 keys = [*axis_entries(cell, axes), Entry(phase)]
-                shares = _class_shares(among, present)
-                rows.append([*keys, *shares, *_softmax_entries(cell, phase, among)])
+                values = [*_class_shares(among, present), *_softmax_entries(cell, phase, among)]
+                rows.append([*keys, *values, *_class_counts(among, present)])
         titles = ["kernel ms", *(f"{name} share" for name in present), *_SOFTMAX_TITLES]
+        for unit in ("ms", "kernels"):
+            titles += [f"{unit} of {name}" for name in present]
         return TableGrid([*axes, PHASE], list(map(Heading, titles)), rows)
 
 
@@ -122,37 +124,6 @@ class ByModule:
                 rows.append([*axis_entries(cell, axes), name, *entries, share_entry])
         titles = [*(f"{phase or OUTSIDE_PHASES} ms" for phase in phases), "share"]
         return TableGrid([*axes, "module"], list(map(Heading, titles)), rows, "module")
-
-
-@dataclass(frozen=True)
-class Fused:
-    """One row per class: kernels in a step and their ms, eager next to compiled."""
-
-    axes = ("compile", *COMPILE_AXES)
-
-    def lay_out(self, results: Results) -> TableGrid:
-        keys = key_axes(results, without=self.axes)
-        present = [axis for axis in self.axes if axis in results.cells]
-        variants = dict.fromkeys(map(_variant, each_sorted(results.cells, present)))
-        kernels = {cell["cell"]: own for cell, own in _by_cell(results, keys)}
-        rows: Rows = []
-        for group in groups(results.cells, keys):
-            counts = {_variant(cell): _counts(kernels.get(cell["cell"])) for cell in group}
-            if len(counts) < 2:
-                continue
-            longest = pd.concat(counts.values())["ms"].groupby(level=0).max()
-            for name in longest.sort_values(ascending=False).index:
-                entries = [*axis_entries(group[0], keys), Entry(name)]
-                for variant in variants:
-                    entries += _count_entries(counts.get(variant), name)
-                rows.append(entries)
-        return TableGrid([*keys, "class"], _count_headings(variants), rows, "class")
-
-
-def _variant(cell: Row) -> str:
-    mode = cell.get("compile_mode", "default")
-    is_named = mode != "default" and cell["compile"] != "eager"
-    return f"{cell['compile']} {mode}" if is_named else str(cell["compile"])
 
 
 @dataclass(frozen=True)
@@ -258,6 +229,13 @@ def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
     return entries
 
 
+def _class_counts(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
+    """Return the milliseconds of each class, then the number of its kernels in a step."""
+    sums = _per_step(kernels).groupby("kernel_class")[["ms", "kernels"]].sum().reindex(classes)
+    counts = [MISSING if pd.isna(count) else quantity(count, "g") for count in sums["kernels"]]
+    return [*map(milliseconds, sums["ms"]), *counts]
+
+
 def _softmax_entries(cell: Row, phase: str, kernels: pd.DataFrame) -> list[Entry]:
     softmax_ms = ms_of_parts(kernels, ("softmax",))
     matmul_ms = ms_of_parts(kernels[kernels["kernel_class"] == GEMM], ATTENTION_MATMULS)
@@ -316,14 +294,14 @@ def _kernel_entries(kernel: Row, total_ms: float) -> list[Entry]:
         quantity(kernel["ms"] / total_ms, ".1%"),
         milliseconds(kernel["ms"]),
         quantity(kernel["instances"], "g"),
+        Entry(kernel["kernel_class"]),
+        Entry(short_kernel_name(kernel["name"])),
+        Entry(_modules(kernel["modules"])),
         _us(kernel["mean_ns"]),
         median,
         _us(kernel["min_ns"]),
         _us(kernel["max_ns"]),
         _us(kernel["sd_ns"]),
-        Entry(kernel["kernel_class"]),
-        Entry(_modules(kernel["modules"])),
-        Entry(short_kernel_name(kernel["name"])),
     ]
 
 
@@ -337,13 +315,6 @@ def _modules(times: pd.Series[float]) -> str:
     return ", ".join(names[:_SHOWN_MODULES]) + more
 
 
-def _counts(kernels: pd.DataFrame | None) -> pd.DataFrame:
-    """Return how many kernels of each class a step has, and their ms."""
-    if kernels is None:
-        return pd.DataFrame(columns=["kernels", "ms"])
-    return _per_step(kernels).groupby("kernel_class")[["kernels", "ms"]].sum()
-
-
 def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
     counts = kernels["count"] / kernels["steps"]
     return _in_ms(kernels).assign(kernels=counts.fillna(kernels["count"]))
@@ -351,13 +322,6 @@ def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
 
 def _count_headings(names: Iterable[str]) -> list[Heading]:
     return [Heading(title, name) for name in names for title in ("kernels", "ms")]
-
-
-def _count_entries(table: pd.DataFrame | None, name: str) -> list[Entry]:
-    if table is None or name not in table.index:
-        return [MISSING, MISSING]
-    row: Row = table.loc[name]
-    return [quantity(row["kernels"], "g"), milliseconds(row["ms"])]
 
 
 def _per_kernel(kernels: pd.DataFrame) -> pd.DataFrame:

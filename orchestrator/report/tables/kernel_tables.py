@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.report.tables.cell_filters import both, differing, having
-from orchestrator.report.tables.formatters import (
-    col,
-    gib,
-    median_interval,
-    ms,
-    number,
-    of_steps,
-    ratio,
-    yes_or_no,
-)
+from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.kernel_layouts import (
     ByClass,
     ByModule,
     Difference,
-    Fused,
     TopKernels,
 )
 from orchestrator.report.tables.layouts import CellRows
@@ -30,25 +20,6 @@ _WITH_KERNELS = having("attributed_to_phase")
 
 KERNEL_TABLES: tuple[Table, ...] = (
     Table(
-        "kernel-time",
-        "Kernel time of a step",
-        "Milliseconds of a step, and of all its kernels together and by phase. Kernel times do not"
-        " depend on the CPU: another machine with the same GPU has nearly the same. There is no"
-        " interval if one step was profiled. Busy: kernel time over step time; the GPU waits for"
-        " the rest.",
-        CellRows(
-            (
-                ("step", of_steps(median_interval("step_ms"))),
-                ("its kernels", median_interval("step_kernel_time_ms")),
-                ("of forward", ms("forward_kernel_time_ms_median")),
-                ("of backward", ms("backward_kernel_time_ms_median")),
-                ("of optimizer", ms("optimizer_kernel_time_ms_median")),
-                col("busy_timed", "busy"),
-            )
-        ),
-        having("step_kernel_time_ms_median"),
-    ),
-    Table(
         "kernels",
         "Top kernels by phase",
         "The kernels that take longest, and the longest that is no matrix product (GEMM), of each"
@@ -58,7 +29,6 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " own time.",
         TopKernels(_TOP),
         _WITH_KERNELS,
-        first=("time", "total ms", "instances", "class", "name", "modules"),
         is_default=True,
     ),
     Table(
@@ -66,12 +36,12 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "Kernel time by class of work",
         "Milliseconds of kernels in a step, and the share of each class; GEMM: matrix products. A"
         " share with ≥ is a lower bound: some kernels (other) have no known class. Then the"
+        " milliseconds and the number of kernels of each class, which shows what compiling fused; the"
         " softmax and the two matrix products of attention (scores, and weights times"
         " values): milliseconds, and their ratio in time and in FLOPs of the forward pass. A part"
         " that is fused with another one has no time. `pass` forward is inference.",
         ByClass(),
         _WITH_KERNELS,
-        first=("kernel ms", "GEMM share", "softmax / matmul"),
         is_default=True,
     ),
     Table(
@@ -81,13 +51,6 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " belong to the module whose forward operator they differentiate.",
         ByModule(),
         _WITH_KERNELS,
-    ),
-    Table(
-        "fused",
-        "Kernels by class, eager and compiled",
-        "Number of kernels in a step and their milliseconds: shows which kernels compiling fused.",
-        Fused(),
-        both(_WITH_KERNELS, lambda cells: differing(cells, "compile")),
     ),
     Table(
         "kernel-diff",
@@ -110,38 +73,32 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " unknown use. Wrapped: the record was too short for the step.",
         CellRows(
             (
-                ("phase known", number("attributed_to_phase", ".2%")),
-                ("module known", number("attributed_to_module", ".2%")),
-                ("class known", number("attributed_to_class", ".2%")),
-                ("busy", number("busy", ".1%")),
-                ("busy when timed", number("busy_timed", ".1%")),
-                ("idle ms", ms("idle_ms")),
-                ("idle for the CPU ms", ms("idle_for_host_ms")),
-                ("drain ms", ms("drain_ms")),
-                ("profiled step ms", ms("profiled_step_ms")),
-                ("cost", number("profile_cost", ".2f")),
-                ("processing", number("processing_share", ".1%")),
-                ("allocated", gib("snapshot_peak_allocated_bytes")),
-                ("requested", gib("snapshot_peak_requested_bytes")),
-                ("replayed", gib("snapshot_replayed_peak_bytes")),
+                ("phase known", show.number("attributed_to_phase", ".2%")),
+                ("module known", show.number("attributed_to_module", ".2%")),
+                ("class known", show.number("attributed_to_class", ".2%")),
+                ("busy", show.number("busy", ".1%")),
                 (
                     "replayed / requested",
-                    ratio("snapshot_replayed_peak_bytes", "snapshot_peak_requested_bytes", ".4f"),
+                    show.ratio(
+                        "snapshot_replayed_peak_bytes", "snapshot_peak_requested_bytes", ".4f"
+                    ),
                 ),
-                ("reserved", gib("snapshot_peak_reserved_bytes")),
-                ("unlabelled", number("snapshot_unlabelled_share", ".2%")),
-                ("events", number("snapshot_events", ".0f")),
-                ("wrapped", yes_or_no("snapshot_wrapped")),
+                ("unlabelled", show.number("snapshot_unlabelled_share", ".2%")),
+                ("busy when timed", show.number("busy_timed", ".1%")),
+                ("idle ms", show.ms("idle_ms")),
+                ("idle for the CPU ms", show.ms("idle_for_host_ms")),
+                ("drain ms", show.ms("drain_ms")),
+                ("profiled step ms", show.ms("profiled_step_ms")),
+                ("cost", show.number("profile_cost", ".2f")),
+                ("processing", show.number("processing_share", ".1%")),
+                ("allocated", show.gib("snapshot_peak_allocated_bytes")),
+                ("requested", show.gib("snapshot_peak_requested_bytes")),
+                ("replayed", show.gib("snapshot_replayed_peak_bytes")),
+                ("reserved", show.gib("snapshot_peak_reserved_bytes")),
+                ("events", show.number("snapshot_events", ".0f")),
+                ("wrapped", show.yes_or_no("snapshot_wrapped")),
             )
         ),
         having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
-        first=(
-            "phase known",
-            "module known",
-            "class known",
-            "busy",
-            "replayed / requested",
-            "unlabelled",
-        ),
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -26,7 +26,7 @@ from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, qua
 from orchestrator.report.tables.formatters import Value, missing
 from orchestrator.report.tables.table import Heading, Rows, TableGrid
 
-Columns = tuple[tuple[str, Value], ...]  # titles, and how each value is made
+Columns = tuple[tuple[str | Heading, Value], ...]  # titles, and how each value is made
 # Titles, and functions that compare a row with its baseline.
 Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
@@ -148,17 +148,16 @@ class CompareColumns:
     """One row per combination of the other axes; one group of columns per value of `axes`.
 
     With several axes, each combination of their values that occurs counts as one value. The first
-    value is the baseline.
+    value is the baseline, unless `baseline` names it.
 
-    columns: shown for each value.
-    against: comparisons with the baseline, shown for each value but the baseline.
-    extra: shown for each value but the baseline.
+    value, extra: shown for each value. against: comparisons with the baseline.
     """
 
     axes: tuple[str, ...]
-    columns: Columns
+    value: tuple[str, Value]
     against: Comparisons = ()
     extra: Columns = ()
+    baseline: str = ""
 
     def lay_out(self, results: Results) -> TableGrid:
         axes = key_axes(results, without=self.axes)
@@ -167,60 +166,81 @@ class CompareColumns:
         rows: Rows = []
         for group in groups(results.cells, axes):
             by_value = {self._value(row): row for row in group}
-            if len(by_value) < 2:
+            if len(by_value) < min(len(values), 2):
                 continue
+            baseline = by_value.get(self.baseline or values[0])
             entries = axis_entries(group[0], axes)
             for value in values:
-                entries += self._entries(by_value.get(value))
-                if value != values[0]:
-                    entries += self._compared(by_value.get(value), by_value.get(values[0]))
+                entries += self._entries(by_value.get(value), baseline)
             rows.append(entries)
-        return TableGrid(axes, list(self._headings(values)), rows)
+        titles = [self.value[0], *(title for title, _ in (*self.against, *self.extra))]
+        headings = [Heading(str(title), value) for value in values for title in titles]
+        return TableGrid(axes, headings, rows)
 
     def _value(self, row: Row) -> str:
         return " ".join(str(row[axis]) for axis in self.axes)
 
-    def _headings(self, values: Sequence[str]) -> Iterator[Heading]:
-        for value in values:
-            compared = () if value == values[0] else (*self.against, *self.extra)
-            for title, _ in (*self.columns, *compared):
-                yield Heading(title, value)
-
-    def _entries(self, row: Row | None) -> list[Entry]:
-        return _values(row, self.columns) if row else [MISSING] * len(self.columns)
-
-    def _compared(self, row: Row | None, baseline: Row | None) -> list[Entry]:
+    def _entries(self, row: Row | None, baseline: Row | None) -> list[Entry]:
         if row is None:
-            return [MISSING] * len((*self.against, *self.extra))
-        return [*_comparisons(row, baseline, self.against), *_values(row, self.extra)]
+            return [MISSING] * (1 + len(self.against) + len(self.extra))
+        compared = [MISSING] * len(self.against)
+        if baseline and row is not baseline:
+            compared = [compare(row, baseline) for _, compare in self.against]
+        return [self.value[1](row), *compared, *_values(row, self.extra)]
+
+
+class Baseline(NamedTuple):
+    """A comparison with the cell that has a value of the first axis and agrees in all others.
+
+    axes: the axis, and others that may differ. Without such a cell, the precision may differ too.
+    """
+
+    title: str
+    axes: tuple[str, ...]
+    value: str
+    compare: Callable[[Row, Row], Entry]
 
 
 @dataclass(frozen=True)
 class CompareRows:
-    """One row per cell. Cells that differ in `axis` alone follow each other and are compared.
+    """One row per cell, compared with other rows of the table. Columns come before and after."""
 
-    baseline: the value of the axis with which the others are compared. Without a cell of this
-    value nothing is compared.
-    """
-
-    axis: str
-    baseline: str
-    columns: Columns
-    against: Comparisons
+    before: Columns
+    against: tuple[Baseline, ...]
+    after: Columns
 
     def lay_out(self, results: Results) -> TableGrid:
-        others = key_axes(results, without=(self.axis,))
+        axes = key_axes(results)
+        cells = list(each_sorted(results.cells, axes))
+        against = [one for one in self.against if one.axes[0] in axes]
+        found = [self._baselines(cells, axes, one) for one in against]
         rows: Rows = []
-        for members in groups(results.cells, others, (self.axis,)):
-            if len(members) < 2:
-                continue
-            baseline = next((row for row in members if row[self.axis] == self.baseline), None)
-            for row in members:
-                values = _values(row, self.columns)
-                compared = _comparisons(row, baseline, self.against)
-                rows.append([*axis_entries(row, [*others, self.axis]), *values, *compared])
-        headings = _headings((*self.columns, *self.against))
-        return TableGrid([*others, self.axis], headings, rows, self.axis)
+        for index, row in enumerate(cells):
+            entries = [*axis_entries(row, axes), *_values(row, self.before)]
+            for one, baselines in zip(against, found, strict=True):
+                baseline = baselines[index]
+                entries.append(one.compare(row, baseline) if baseline else MISSING)
+            rows.append([*entries, *_values(row, self.after)])
+        titles = (*self.before, *((one.title, None) for one in against), *self.after)
+        compared = against[0].axes[0] if against else ""
+        return TableGrid(axes, _headings(titles), rows, compared)
+
+    def _baselines(
+        self, cells: Sequence[Row], axes: list[str], against: Baseline
+    ) -> list[Row | None]:
+        """Return the row with which each cell is compared."""
+        strict = [axis for axis in axes if axis not in against.axes]
+        loose = [axis for axis in strict if axis != "precision"]
+        by_settings: dict[tuple[str, ...], Row] = {}
+        for row in cells:
+            if row[against.axes[0]] == against.value:
+                for others in (strict, loose):
+                    by_settings.setdefault((str(others), *axis_texts(row, others)), row)
+        found = []
+        for row in cells:
+            keys = [(str(others), *axis_texts(row, others)) for others in (strict, loose)]
+            found.append(by_settings.get(keys[0]) or by_settings.get(keys[1]))
+        return found
 
 
 @dataclass(frozen=True)
@@ -278,13 +298,9 @@ class ScalingExponents:
         return quantity(growth / math.log(row[_LENGTH] / previous[_LENGTH]), ".2f")
 
 
-def _headings(columns: Sequence[tuple[str, object]]) -> list[Heading]:
-    return [Heading(title) for title, _ in columns]
+def _headings(columns: Sequence[tuple[str | Heading, object]]) -> list[Heading]:
+    return [title if isinstance(title, Heading) else Heading(title) for title, _ in columns]
 
 
 def _values(row: Row, columns: Columns) -> list[Entry]:
     return [show(row) for _, show in columns]
-
-
-def _comparisons(row: Row, baseline: Row | None, against: Comparisons) -> list[Entry]:
-    return [compare(row, baseline) if baseline else MISSING for _, compare in against]

@@ -1,58 +1,62 @@
-"""Tables of memory by phase: measured, predicted without a GPU, and by formula."""
+"""Tables of memory by phase and by part: measured, predicted without a GPU, and by formula."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pandas as pd
 
+from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables.allocation_layouts import (
+    Composition,
+    TopAllocations,
+    WithMeasuredParts,
+)
 from orchestrator.report.tables.cell_filters import both, having, of_task
 from orchestrator.report.tables.entries import Entry
-from orchestrator.report.tables.formatters import (
-    SAVED_RANKS,
-    Value,
-    col,
-    gib,
-    gib_predicted,
-    memory_need,
-    mib_measured,
-    peak_gib,
-    predicted,
-    ratio,
-    saved_mib_predicted,
-    saving_operation,
-    share_of_block,
-)
+from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import CellRows, ContextColumns, PhaseRows
 from orchestrator.report.tables.table import Table
 
 _PHASES = ("forward", "backward", "optimizer")
-_PREDICTED_ROLES = (
-    "parameters",
-    "gradients",
-    "optimizer_state",
-    "attention_squares",
-    "activations",
-    "autocast_weight_copies",
-    "temporary",
-    "workspace",
-    "slack",
-)
-_WHOLE = {"predicted": "predicted_peak_allocated_bytes", "closed_form": "closed_form_bytes"}
+_TOP = 10
+_ROLES = (
+    "parameters", "gradients", "optimizer_state", "activations", "attention_squares",
+    "autocast_weight_copies", "temporary", "workspace", "slack", "inputs", "unlabelled",
+)  # fmt: skip
+_WHOLE = {
+    "measured": "peak_allocated_bytes",
+    "predicted": "predicted_peak_allocated_bytes",
+    "closed_form": "closed_form_bytes",
+}
 
 
 def _with_peaks(cells: pd.DataFrame) -> pd.DataFrame:
     """Return all cells of a run that measured memory: a cell that failed shows its status."""
-    has_peaks = {"peak_allocated_bytes", "peak_rss_bytes"} & set(cells)
-    return cells if has_peaks else cells.iloc[:0]
+    columns = {"peak_allocated_bytes", "peak_rss_bytes", "predicted_peak_allocated_bytes"}
+    return cells if columns & set(cells) else cells.iloc[:0]
 
 
 def _prediction_ratio(column: str) -> Value:
-    return ratio(f"predicted_{column}", column, ".4f")
+    return show.ratio(f"predicted_{column}", column, ".4f")
 
 
 def _of_role(role: str) -> Callable[[str], Value]:
-    return lambda source: gib_predicted(f"{source}_of_{role}_bytes")
+    return lambda source: show.gib_predicted(f"{source}_of_{role}_bytes")
+
+
+def _predictions_of_phases() -> Iterator[tuple[str, Value]]:
+    """Yield columns for each phase of the first and of a steady step: predicted, and the ratio."""
+    for phase in (*(f"first_{phase}" for phase in _PHASES), *_PHASES):
+        name, column = phase.replace("_", " "), f"{phase}_peak_allocated_bytes"
+        if phase != name:
+            yield name, show.gib(column)
+        yield f"{name} predicted", show.gib_predicted(f"predicted_{column}")
+        yield f"{name} ratio", _prediction_ratio(column)
+        reserved = f"{phase}_peak_reserved_bytes"
+        yield f"{name} reserved", show.gib(reserved)
+        yield f"{name} reserved predicted", show.gib_predicted(f"predicted_{reserved}")
+        yield f"{name} reserved ratio", _prediction_ratio(reserved)
 
 
 MEMORY_TABLES: tuple[Table, ...] = (
@@ -61,75 +65,75 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "Peak memory",
         "GiB as the allocator counts it; on a CPU the process's resident set, which includes the"
         " interpreter and libraries and is an upper bound of what the tensors take. The first step"
-        " has no optimizer state yet; steady state is what training needs.",
+        " has no optimizer state yet; steady state is what training needs. Predicted without a GPU;"
+        " ratio: predicted over measured. `tracked`: every storage was followed; `modelled`: all but"
+        " those inside of fused kernels; `as eager`: compiled code may need less.",
         CellRows(
             (
-                ("first step", peak_gib("first_")),
-                ("forward", peak_gib("forward_")),
-                ("backward", peak_gib("backward_")),
-                ("optimizer step", peak_gib("optimizer_")),
-                ("peak", peak_gib()),
-                ("predicted", gib_predicted("predicted_peak_allocated_bytes")),
-                col("peak_reserved_bytes", "peak reserved"),
+                ("first step", show.peak_gib("first_")),
+                ("peak", show.peak_gib()),
+                ("predicted", show.gib_predicted("predicted_peak_allocated_bytes")),
+                ("ratio", _prediction_ratio("peak_allocated_bytes")),
+                show.col("peak_reserved_bytes", "peak reserved"),
+                ("formula", show.gib_predicted("closed_form_bytes")),
+                ("forward", show.peak_gib("forward_")),
+                ("backward", show.peak_gib("backward_")),
+                ("optimizer step", show.peak_gib("optimizer_")),
+                ("how", show.predicted("predicted_how", lambda how: Entry(str(how)))),
+                *_predictions_of_phases(),
             )
         ),
         _with_peaks,
-        first=("first step", "peak", "peak reserved", "predicted"),
         is_default=True,
-    ),
-    Table(
-        "memory-prediction",
-        "Predicted and measured memory",
-        "Peaks in GiB, as the allocator counts them: predicted without a GPU, then measured."
-        " `tracked`: every storage was followed; `modelled`: all but those inside of fused kernels;"
-        " `as eager`: compiled code may need less.",
-        PhaseRows(
-            (
-                *((f"first_{phase}", f"first {phase}") for phase in _PHASES),
-                *((phase, phase) for phase in _PHASES),
-            ),
-            (
-                (
-                    "predicted GiB",
-                    lambda phase: gib_predicted(f"predicted_{phase}_peak_allocated_bytes"),
-                ),
-                ("measured GiB", lambda phase: gib(f"{phase}_peak_allocated_bytes")),
-                ("ratio", lambda phase: _prediction_ratio(f"{phase}_peak_allocated_bytes")),
-                (
-                    "predicted reserved",
-                    lambda phase: gib_predicted(f"predicted_{phase}_peak_reserved_bytes"),
-                ),
-                ("measured reserved", lambda phase: gib(f"{phase}_peak_reserved_bytes")),
-                ("reserved ratio", lambda phase: _prediction_ratio(f"{phase}_peak_reserved_bytes")),
-                ("how", lambda phase: predicted("predicted_how", Entry)),
-            ),
-            ("predicted_{}_peak_allocated_bytes",),
-        ),
-        having("predicted_peak_allocated_bytes"),
     ),
     Table(
         "memory-parts",
-        "Parts of the predicted peak",
-        "GiB at the moment of the steady peak, predicted by running the model without a GPU, and by"
-        " formula. Slack: how much larger the allocator's blocks are than what was requested."
-        " N parameters, A bytes of activations: the formula is the largest of 12 N + A + 2·4·BSV,"
+        "Parts of the peak",
+        "GiB at the moment of the steady peak: measured where allocations were recorded, predicted"
+        " by running the model without a GPU, and by formula. Slack: how much larger the"
+        " allocator's blocks are than what was requested. Measured activations include the squares"
+        " of attention. N parameters, A bytes of activations: the formula is the largest of 12 N + A + 2·4·BSV,"
         " 16 N + A/L and 16 N + T. It is for fp32 with naive attention. At least: what the"
         " parameters of a model need that cannot run without data.",
-        PhaseRows(
-            (("predicted", "prediction"), ("closed_form", "formula")),
-            (
-                *((role.replace("_", " "), _of_role(role)) for role in _PREDICTED_ROLES),
-                ("at least", lambda source: gib_predicted("at_least_bytes")),
-                ("in all", lambda source: gib_predicted(_WHOLE[source])),
-                ("measured", lambda source: gib("peak_allocated_bytes")),
-                ("ratio", lambda source: ratio(_WHOLE[source], "peak_allocated_bytes", ".4f")),
-            ),
-            ("{}_of_parameters_bytes",),
-            "source",
+        WithMeasuredParts(
+            PhaseRows(
+                (("measured", "measured"), ("predicted", "predicted"), ("closed_form", "formula")),
+                (
+                    ("in all", lambda source: show.gib_predicted(_WHOLE[source])),
+                    *((role.replace("_", " "), _of_role(role)) for role in _ROLES),
+                    ("at least", lambda source: show.gib_predicted("at_least_bytes")),
+                    ("peak", lambda source: show.gib("peak_allocated_bytes")),
+                    ("ratio", lambda source: show.ratio(_WHOLE[source], _WHOLE["measured"], ".4f")),
+                ),
+                ("{}_of_parameters_bytes",),
+                "source",
+            )
         ),
-        having("predicted_of_parameters_bytes", "closed_form_of_parameters_bytes"),
-        first=("in all", "measured", "parameters", "gradients", "optimizer state", "activations"),
+        having(
+            "predicted_of_parameters_bytes",
+            "closed_form_of_parameters_bytes",
+            "snapshot_peak_allocated_bytes",
+        ),
         is_default=True,
+    ),
+    Table(
+        "composition",
+        "Parts of the recorded peak, by part of the model",
+        "GiB by role at the moment of a steady step with the most live memory, or when memory ran"
+        " out. An activation was made in the forward pass and lived until its end; the part of the"
+        " model that made it has a row. Slack: how much larger the allocator's blocks are than what"
+        " was requested. Unlabelled: of unknown use.",
+        Composition(),
+    ),
+    Table(
+        "allocations",
+        "Largest allocations at the peak",
+        "The allocations that take most, and the largest one of each role. A row stands for"
+        " allocations of the same role, part, place in the code and size, with the phase that made"
+        " them and the call chain, the innermost call first. The backward pass runs on a thread"
+        " without Python frames: its chain is that of its module's forward pass. Slack is in the"
+        " order too.",
+        TopAllocations(_TOP),
     ),
     Table(
         "saved-tensors",
@@ -140,14 +144,14 @@ MEMORY_TABLES: tuple[Table, ...] = (
         PhaseRows(
             (
                 ("saved_block", "one block"),
-                *((f"saved_{rank}", f"{rank}.") for rank in SAVED_RANKS),
+                *((f"saved_{rank}", f"{rank}.") for rank in show.SAVED_RANKS),
                 ("residual_stream", "residual stream"),
             ),
             (
-                ("saved by", saving_operation),
-                ("predicted MiB", saved_mib_predicted),
-                ("measured MiB", lambda stem: mib_measured(f"{stem}_bytes")),
-                ("of the block", share_of_block),
+                ("saved by", show.saving_operation),
+                ("predicted MiB", show.saved_mib_predicted),
+                ("measured MiB", lambda stem: show.mib_measured(f"{stem}_bytes")),
+                ("of the block", show.share_of_block),
             ),
             ("{}_bytes", "predicted_{}_bytes"),
             "what",
@@ -160,7 +164,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "Peak memory reserved and the smallest GPU that has this memory, with room for its CUDA"
         " context, and that precision; or OOM, with the size of the refused allocation. Then the"
         " predicted reserved memory, and whether it would fit.",
-        ContextColumns(memory_need),
+        ContextColumns(show.memory_need),
         of_task("train_step"),
         is_default=True,
     ),

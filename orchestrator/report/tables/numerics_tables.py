@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import of_task
-from orchestrator.report.tables.formatters import Value, number, text
+from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
 
@@ -12,7 +13,7 @@ ACCUMULATION = Table(
     "Sums in low precision",
     "The computed sum and its error. `upcast`: each addend is cast before it is added. `at_once`:"
     " torch's sum, which accumulates in fp32 whatever dtype its result has.",
-    CellRows((("sum", number("sum", ".9f")), ("error", number("error", "+.9f")))),
+    CellRows((("sum", show.number("sum", ".9f")), ("error", show.number("error", "+.9f")))),
     of_task("accumulation"),
 )
 
@@ -22,14 +23,14 @@ AUTOCAST_DTYPES = Table(
     "The dtypes in a small model on the named device. CPU and CUDA treat the norm differently.",
     CellRows(
         (
-            ("on", text("device")),
-            ("parameters", text("dtype_parameters")),
-            ("first linear", text("dtype_fc1")),
-            ("ReLU", text("dtype_relu")),
-            ("norm's result", text("dtype_norm")),
-            ("logits", text("dtype_logits")),
-            ("loss's dtype", text("dtype_loss")),
-            ("gradients", text("dtype_gradients")),
+            ("on", show.text("device")),
+            ("parameters", show.text("dtype_parameters")),
+            ("first linear", show.text("dtype_fc1")),
+            ("ReLU", show.text("dtype_relu")),
+            ("norm's result", show.text("dtype_norm")),
+            ("logits", show.text("dtype_logits")),
+            ("loss's dtype", show.text("dtype_loss")),
+            ("gradients", show.text("dtype_gradients")),
         )
     ),
     of_task("autocast_dtypes"),
@@ -39,8 +40,8 @@ AUTOCAST_DTYPES = Table(
 def _norm_columns(variant: str) -> tuple[tuple[str, Value], ...]:
     """Return the columns of one way to compute a norm: its error, and its share of NaN and inf."""
     return (
-        (f"{variant} error", number(f"{variant}_error", ".2e")),
-        (f"{variant} not finite", number(f"{variant}_nonfinite", ".0%")),
+        (f"{variant} error", show.number(f"{variant}_error", ".2e")),
+        (f"{variant} not finite", show.number(f"{variant}_nonfinite", ".0%")),
     )
 
 

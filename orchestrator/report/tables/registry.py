@@ -13,76 +13,47 @@ from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
-from orchestrator.report.tables.allocation_tables import ALLOCATION_TABLES
-from orchestrator.report.tables.attention_tables import (
-    ATTENTION,
-    ATTENTION_COMPILE,
-    ATTENTION_LADDER,
-    ATTENTION_MEMORY,
-)
-from orchestrator.report.tables.compile_tables import COMPILATION, COMPILE, PRECISION
+from orchestrator.report.tables.attention_tables import ATTENTION, ATTENTION_MEMORY
 from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
 from orchestrator.report.tables.memory_tables import MEMORY_TABLES
 from orchestrator.report.tables.numerics_tables import ACCUMULATION, AUTOCAST_DTYPES, NORMS
-from orchestrator.report.tables.status_tables import FAILURES, TIME_SPENT
 from orchestrator.report.tables.table import NOTES, Heading, RenderedTable, Table, TableGrid
-from orchestrator.report.tables.timing_tables import (
-    CPU_BOUND,
-    PHASES,
-    SCALING,
-    TIMINGS,
-    UTILISATION,
-    WARMUP,
-)
+from orchestrator.report.tables.timing_tables import TIMING_TABLES
 from orchestrator.report.text.provenance import provenance
 from tasks.spec.messages import typed_error_text
 
 _PROBLEM = "this table cannot be made"
 
 TABLES: tuple[Table, ...] = (
-    TIMINGS,
-    PHASES,
-    WARMUP,
-    PRECISION,
-    UTILISATION,
-    COMPILE,
-    COMPILATION,
+    *TIMING_TABLES,
     ATTENTION,
-    ATTENTION_COMPILE,
-    ATTENTION_LADDER,
     ATTENTION_MEMORY,
-    CPU_BOUND,
     *MEMORY_TABLES,
-    SCALING,
+    *KERNEL_TABLES,
     ACCUMULATION,
     AUTOCAST_DTYPES,
     NORMS,
-    *ALLOCATION_TABLES,
-    *KERNEL_TABLES,
-    TIME_SPENT,
-    FAILURES,
 )
 
-# Names of earlier versions, and the tables that show the same now. Accepted, but not listed.
+# Names of earlier versions by the tables that show the same now. Accepted, but not listed.
+_FORMER_NAMES: Mapping[str, str] = {
+    "allocations": "largest-allocations top-allocations",
+    "attention": "attention-axis attention-compile attention-ladder",
+    "bound": "cpu-bound host kernel-time modes",
+    "compile": "compilation jit",
+    "coverage": "kernel-coverage snapshots",
+    "kernel-classes": "fused gemm-share softmax-matmul",
+    "kernels": "non-gemm",
+    "memory": "memory-cpu memory-prediction prediction",
+    "memory-parts": "closed-form composition-predicted predicted-roles",
+    "scaling": "attention-scaling",
+    "time-spent": "took",
+    "timings": "phases",
+    "utilisation": "ceiling",
+}
 FORMER_NAMES: Mapping[str, str] = {
-    "attention-axis": "attention-ladder",
-    "attention-scaling": "scaling",
-    "ceiling": "utilisation",
-    "closed-form": "memory-parts",
-    "gemm-share": "kernel-classes",
-    "host": "cpu-bound",
-    "jit": "compile",
-    "kernel-coverage": "coverage",
-    "largest-allocations": "top-allocations",
-    "memory-cpu": "memory",
-    "modes": "cpu-bound",
-    "non-gemm": "kernels",
-    "predicted-roles": "memory-parts",
-    "prediction": "memory-prediction",
-    "snapshots": "coverage",
-    "softmax-matmul": "kernel-classes",
-    "took": "time-spent",
+    former: name for name, names in _FORMER_NAMES.items() for former in names.split()
 }
 
 

@@ -48,9 +48,7 @@ class TableLayout(Protocol):
 class Table:
     """A table of the report. It is left out if no cell passes its filter.
 
-    read: how to read the table, for its caption.
-    first: titles of the measures that are shown where there is no room for all, the most important
-        first; empty: in the order of the layout.
+    read: how to read the table, for its caption. layout: its first measures are the most important.
     is_default: shown by `sweep report` and on the page without being asked for.
     """
 
@@ -59,7 +57,6 @@ class Table:
     read: str
     layout: TableLayout
     cells: CellFilter = lambda cells: cells
-    first: tuple[str, ...] = ()
     is_default: bool = False
 
     def lay_out(self, results: Results) -> TableGrid:
@@ -125,8 +122,3 @@ class RenderedTable:
     @property
     def rows(self) -> Rows:
         return self.grid.rows
-
-    @property
-    def texts(self) -> list[list[str]]:
-        """The rows as texts with marks, as a reader sees them."""
-        return [list(map(str, row)) for row in self.grid.rows]

@@ -1,101 +1,151 @@
-"""Tables of step times: by phase, against the GPU's peak, CPU-bound steps, and scaling."""
+"""Tables of times: steps and phases, precision, compiling, utilisation, scaling, and failed cells."""
 
 from __future__ import annotations
 
-from orchestrator.report.tables.cell_filters import both, having, of_task, varying
-from orchestrator.report.tables.formatters import (
-    col,
-    gib,
-    mean_sd,
-    median_interval,
-    ms,
-    number,
-    of_steps,
-    peak_bytes_per_pair,
-    ratio,
-    step_ms,
-    text,
-    total_step,
-    yes_or_no,
+from collections.abc import Callable, Mapping
+
+from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables.cell_filters import (
+    both,
+    compiled_with_eager,
+    having,
+    of_task,
+    varying,
 )
+from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import (
     CellRows,
+    Columns,
     CompareColumns,
-    PhaseRows,
     ScalingExponents,
 )
 from orchestrator.report.tables.table import Table
 
-TIMINGS = Table(
+_PHASES = ("forward", "backward", "optimizer")
+_STEP_AND_PHASES = (
+    ("total", "step"),
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("optimizer step", "optimizer"),  # `optimizer` is the parameter
+)
+_KERNELS_NOTE = (
+    " The speed-up of kernels, where their time was measured, is what the GPU alone gains,"
+    " independent of its CPU."
+)
+_SPEED_UPS = (
+    ("speed-up", show.speed_up("step_ms_median")),
+    ("speed-up of kernels", show.kernels_speed_up),
+)
+
+
+def _of_phases(title: str, value: str) -> Columns:
+    """Return a column for the whole step and one for each phase. `value`: of _STATISTICS."""
+    return tuple(
+        (f"{name} {title}".strip(), _STATISTICS[value](f"{stem}_ms"))
+        for name, stem in _STEP_AND_PHASES
+    )
+
+
+_STATISTICS: Mapping[str, Callable[[str], Value]] = {
+    "mean": lambda stem: show.of_steps(
+        show.total_step if stem == "step_ms" else show.mean_sd(stem)
+    ),
+    "median": lambda stem: show.of_steps(show.median_interval(stem)),
+    "n": lambda stem: show.number(f"{stem}_n", ".0f"),
+    "min": lambda stem: show.of_steps(show.ms(f"{stem}_min")),
+    "spread": lambda stem: show.ratio(f"{stem}_sd", f"{stem}_mean", ".2%"),
+}
+
+_TIMINGS = Table(
     "timings",
     "Step time",
     "Milliseconds, mean ± sample standard deviation. The timing waits at the end of each phase, but"
-    " not between the phases of a whole step, so the phases may add up to more than the total."
-    " Backward / forward and tokens/s use medians, which one slow step does not change."
-    " Without warm-up steps the total waits too: the steps that do not wait come later, when"
-    " everything is warm. SM MHz: the GPU's clock after the timing. Capped s: how long the power"
-    " limit slowed it down.",
+    " not between the phases of a whole step, so the phases may add up to more than the total;"
+    " synced: the whole step with such waits. Backward / forward and tokens/s use medians, which"
+    " one slow step does not change. Without warm-up steps the total waits too. SM MHz: the GPU's"
+    " clock after the timing. Capped s: how long the power limit slowed it down. The interval"
+    " contains the median with 95 % confidence (order statistics).",
     CellRows(
         (
-            ("forward", of_steps(mean_sd("forward_ms"))),
-            ("backward", of_steps(mean_sd("backward_ms"))),
-            ("optimizer step", of_steps(mean_sd("optimizer_ms"))),
-            ("total", of_steps(total_step)),
+            *_of_phases("", "mean"),
             # One slow step would move a quotient of means, and hardly a quotient of medians.
-            ("backward / forward", ratio("backward_ms_median", "forward_ms_median")),
-            ("tokens/s", number("tokens_per_s", ",.0f")),
-            ("SM MHz", number("sm_clock_after", ".0f")),
-            ("capped s", number("power_capped_ns", ".1f", 1e-9)),
+            ("backward / forward", show.ratio("backward_ms_median", "forward_ms_median")),
+            ("tokens/s", show.number("tokens_per_s", ",.0f")),
+            ("SM MHz", show.number("sm_clock_after", ".0f")),
+            ("capped s", show.number("power_capped_ns", ".1f", 1e-9)),
+            ("synced", show.of_steps(show.mean_sd("step_synced_ms"))),
+            *_of_phases("median [95 % interval]", "median"),
+            *_of_phases("n", "n"),
+            *_of_phases("min", "min"),
+            *_of_phases("std/mean", "spread"),
         )
     ),
     of_task("train_step"),
-    first=("total", "forward", "backward", "optimizer step", "backward / forward", "tokens/s"),
     is_default=True,
 )
 
-PHASES = Table(
-    "phases",
-    "Time of each phase, with its interval",
-    "Milliseconds. The interval contains the median with 95 % confidence (order statistics);"
-    " std/mean is the relative spread. Total: the timing waits once, after the whole step."
-    " Total, waited for: it waits after each phase. Rows without a size are the matrix product"
-    " whose speed is the ceiling in the table utilisation.",
-    PhaseRows(
-        (
-            ("forward", "forward"),
-            ("backward", "backward"),
-            ("optimizer", "optimizer"),
-            ("step_synced", "total, waited for"),
-            ("step", "total"),
-        ),
-        (
-            ("n", lambda phase: number(f"{phase}_ms_n", ".0f")),
-            ("mean ± sd", lambda phase: of_steps(mean_sd(f"{phase}_ms"))),
-            ("median [95 % interval]", lambda phase: of_steps(median_interval(f"{phase}_ms"))),
-            ("min", lambda phase: of_steps(ms(f"{phase}_ms_min"))),
-            ("std/mean", lambda phase: ratio(f"{phase}_ms_sd", f"{phase}_ms_mean", ".2%")),
-        ),
-    ),
-    of_task("train_step", "matmul"),
-    first=("n", "mean ± sd", "median [95 % interval]"),
-)
-
-WARMUP = Table(
+_WARMUP = Table(
     "warmup",
     "Warm-up",
     "The whole step after different numbers of warm-up steps. A step that is not warm has a larger"
     " spread.",
     CompareColumns(
         ("warmup_steps",),
-        (
-            ("warm-up: mean ± sd", of_steps(mean_sd("step_synced_ms"))),
-            ("std/mean", ratio("step_synced_ms_sd", "step_synced_ms_mean", ".2%")),
-        ),
+        ("warm-up: mean ± sd", show.of_steps(show.mean_sd("step_synced_ms"))),
+        extra=(("std/mean", show.ratio("step_synced_ms_sd", "step_synced_ms_mean", ".2%")),),
     ),
     varying("warmup_steps", "train_step"),
 )
 
-UTILISATION = Table(
+_PRECISION = Table(
+    "precision",
+    "Precision",
+    "Median of the whole step in milliseconds, speed-up over the first column, and peak memory."
+    + _KERNELS_NOTE
+    + show.NOISE_NOTE,
+    CompareColumns(
+        ("precision",),
+        ("ms", show.step_ms),
+        _SPEED_UPS,
+        (("peak GiB", show.gib("peak_allocated_bytes")),),
+    ),
+    varying("precision", "train_step"),
+    is_default=True,
+)
+
+_COMPILE = Table(
+    "compile",
+    "Eager and compiled",
+    "Median of the whole step in milliseconds, speed-up over eager, and the seconds of the first"
+    " step including its compilation. Breaks even after: the number of steps after which a"
+    " compilation with a cold cache has paid off. Then peak memory, the cost of compiling each"
+    " pass, and the graphs, graph breaks and recompilations that torch counted."
+    + _KERNELS_NOTE
+    + show.NOISE_NOTE,
+    CompareColumns(
+        ("compile",),
+        ("ms", show.step_ms),
+        (_SPEED_UPS[0], ("breaks even after", show.break_even), _SPEED_UPS[1]),
+        (
+            ("first step s", show.number("compile_step_ms", ".1f", 1e-3)),
+            ("GiB", show.gib("peak_allocated_bytes")),
+            ("cache", show.text("compile_cache_seen")),
+            ("first forward s", show.number("compile_forward_ms", ".1f", 1e-3)),
+            ("first backward s", show.number("compile_backward_ms", ".1f", 1e-3)),
+            ("until ready s", show.number("compile_total_ms", ".1f", 1e-3)),
+            ("graphs", show.text("compile_graphs")),
+            ("breaks", show.text("compile_graph_breaks")),
+            ("recompiled", show.text("compile_recompiles")),
+            ("why", show.text("compile_recompile_reasons")),
+            ("CUDA graphs skipped", show.text("compile_skipped_cuda_graphs")),
+        ),
+        baseline="eager",
+    ),
+    compiled_with_eager,
+    is_default=True,
+)
+
+_UTILISATION = Table(
     "utilisation",
     "Utilisation",
     "TFLOP/s counts the model's own FLOPs. MFU is their share of the GPU's dense peak in that"
@@ -103,51 +153,55 @@ UTILISATION = Table(
     " of random matrices in the same run, under the GPU's power limit: the rows without a size.",
     CellRows(
         (
-            ("step ms", step_ms),
-            ("TFLOP/s", number("achieved_tflops", ".1f")),
-            ("peak TFLOP/s", number("peak_tflops", ".1f")),
-            col("mfu", "MFU"),
-            col("ceiling_share", "of ceiling"),
-            ("tf32 allowed", text("matmul_allow_tf32")),
-            ("autocast dtype", text("autocast_dtype")),
-            ("stored", text("parameter_dtype")),
+            ("step ms", show.step_ms),
+            ("TFLOP/s", show.number("achieved_tflops", ".1f")),
+            show.col("mfu", "MFU"),
+            show.col("ceiling_share", "of ceiling"),
+            ("peak TFLOP/s", show.number("peak_tflops", ".1f")),
+            ("tf32 allowed", show.text("matmul_allow_tf32")),
+            ("autocast dtype", show.text("autocast_dtype")),
+            ("stored", show.text("parameter_dtype")),
         )
     ),
     both(of_task("train_step", "matmul"), having("achieved_tflops")),
-    first=("step ms", "TFLOP/s", "MFU", "of ceiling"),
     is_default=True,
 )
 
-CPU_BOUND = Table(
-    "cpu-bound",
+_BOUND = Table(
+    "bound",
     "CPU-bound and GPU-bound steps",
     "Median of the whole step in milliseconds: synced, the timing waits after each phase; pipelined,"
     " once after the step. If the CPU is hardly ahead of the GPU at the end of a phase, the GPU"
     " waited for the CPU to launch its kernels. A step is CPU-bound if such phases take more than a"
-    " tenth of it: another CPU gives another time. Other cells: how many ran on the same host."
-    " Waited for a core: the share of the timing in which other processes had the core. Operations"
-    " a ms: how many small torch operations the CPU dispatched before and after the timing.",
+    " tenth of it: another CPU gives another time. Kernels: their time in a step, which does not"
+    " depend on the CPU; busy: that time over the step's. Other cells: how many ran on the same"
+    " host. Waited for a core: the share of the timing in which other processes had the core."
+    " Operations a ms: how many small torch operations the CPU dispatched before and after the"
+    " timing.",
     CellRows(
         (
-            ("synced", of_steps(median_interval("step_synced_ms"))),
-            ("pipelined", of_steps(median_interval("step_pipelined_ms"))),
-            ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
-            ("CPU ahead, at most ms", ms("host_lead_ms")),
-            ("phases that wait", number("cpu_bound_share", ".0%")),
-            ("CPU-bound", yes_or_no("cpu_bound")),
-            ("drain ms", ms("drain_ms")),
-            ("other cells", number("concurrent_attempts")),
-            ("waited for a core", number("waited_for_core", ".1%")),
-            ("operations a ms before", number("host_pace_before", ".0f")),
-            ("after", number("host_pace_after", ".0f")),
+            ("step", show.of_steps(show.median_interval("step_ms"))),
+            ("CPU-bound", show.yes_or_no("cpu_bound")),
+            ("phases that wait", show.number("cpu_bound_share", ".0%")),
+            ("kernels", show.median_interval("step_kernel_time_ms")),
+            show.col("busy_timed", "busy"),
+            ("CPU ahead, at most ms", show.ms("host_lead_ms")),
+            ("synced", show.of_steps(show.median_interval("step_synced_ms"))),
+            ("pipelined", show.of_steps(show.median_interval("step_pipelined_ms"))),
+            ("synced / pipelined", show.ratio("step_synced_ms_median", "step_pipelined_ms_median")),
+            *((f"kernels of {one}", show.ms(f"{one}_kernel_time_ms_median")) for one in _PHASES),
+            ("drain ms", show.ms("drain_ms")),
+            ("other cells", show.number("concurrent_attempts")),
+            ("waited for a core", show.number("waited_for_core", ".1%")),
+            ("operations a ms before", show.number("host_pace_before", ".0f")),
+            ("after", show.number("host_pace_after", ".0f")),
         )
     ),
     # Without pipelined steps it is unknown how far the CPU was ahead.
-    having("step_pipelined_ms_median"),
-    first=("synced", "pipelined", "phases that wait", "CPU-bound", "CPU ahead, at most ms"),
+    having("step_pipelined_ms_median", "step_kernel_time_ms_median"),
 )
 
-SCALING = Table(
+_SCALING = Table(
     "scaling",
     "Scaling with context length",
     "Each exponent is computed from a row and the row above it: 1 is linear in the context length,"
@@ -155,14 +209,59 @@ SCALING = Table(
     " sequence, constant if memory is quadratic.",
     ScalingExponents(
         (
-            ("step ms", "step_ms_median", step_ms),
-            ("forward ms", "forward_ms_median", of_steps(ms("forward_ms_median"))),
-            ("backward ms", "backward_ms_median", of_steps(ms("backward_ms_median"))),
-            ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
+            ("step ms", "step_ms_median", show.step_ms),
+            ("peak GiB", "peak_allocated_bytes", show.gib("peak_allocated_bytes")),
+            ("forward ms", "forward_ms_median", show.of_steps(show.ms("forward_ms_median"))),
+            ("backward ms", "backward_ms_median", show.of_steps(show.ms("backward_ms_median"))),
         ),
-        (("peak bytes / pair", peak_bytes_per_pair),),
+        (("peak bytes / pair", show.peak_bytes_per_pair),),
     ),
     varying("context_length", "train_step", "attention"),
-    first=("step ms", "exponent of step ms", "peak GiB", "exponent of peak GiB"),
     is_default=True,
+)
+
+_TIME_SPENT = Table(
+    "time-spent",
+    "Time spent measuring",
+    "Seconds of an attempt: starting and ending its process, building (device included), compiling"
+    " and warming up, timed steps, and all other instruments.",
+    CellRows(
+        (
+            ("all", show.number("wall_s", ".2f")),
+            ("process", show.number("time_process_s", ".2f")),
+            ("build", show.number("time_build_s", ".2f")),
+            ("warm-up", show.number("time_warm_up_s", ".2f")),
+            ("timed steps", show.number("time_timing_s", ".2f")),
+            ("instruments", show.number("time_instruments_s", ".2f")),
+        )
+    ),
+    having("time_process_s"),
+)
+
+_FAILURES = Table(
+    "failures",
+    "Cells without a result",
+    "`sweep show` prints everything that is known about a cell.",
+    CellRows(
+        (
+            ("status", show.text("status")),
+            ("where", show.end_location),
+            ("why", show.failure_reason),
+            ("cell", show.text("cell")),
+        )
+    ),
+    lambda cells: cells[cells["status"] != "ok"],
+    is_default=True,
+)
+
+TIMING_TABLES: tuple[Table, ...] = (
+    _TIMINGS,
+    _WARMUP,
+    _PRECISION,
+    _UTILISATION,
+    _COMPILE,
+    _BOUND,
+    _SCALING,
+    _TIME_SPENT,
+    _FAILURES,
 )

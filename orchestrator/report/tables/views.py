@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING, axis_text
+from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.table import Heading, RenderedTable, Rows, Table, TableGrid
+from orchestrator.report.text.slices import usual_value
 
 MAX_KEYS = 3
 MAX_COLUMNS = 8
 MAX_ROWS = 20
-# The slices that a reader expects, in the order in which they are chosen.
-DEFAULTS: Mapping[str, str] = {axis: axis_text(value) for axis, value in MAIN.items()}
 
 
 class Kind(StrEnum):
@@ -113,15 +112,14 @@ def _slice(grid: TableGrid, max_rows: int) -> tuple[Rows, dict[str, str]]:
     keys, rows = grid.keys, grid.rows
     sliced: dict[str, str] = {}
     # Without a default, an axis that every reader looks for is not sliced.
-    fixed = {*DEFAULTS, *ALWAYS_SHOWN}
+    fixed = {*MAIN, *ALWAYS_SHOWN}
     others = [key for key in reversed(keys) if key not in fixed]
-    for key in [key for key in (*DEFAULTS, *others) if key in keys and key != grid.compared]:
+    for key in [key for key in (*MAIN, *others) if key in keys and key != grid.compared]:
         varying = [one for one in keys if one not in _constants(keys, rows)]
         if key not in varying or (len(rows) <= max_rows and len(varying) <= MAX_KEYS):
             continue
         index = keys.index(key)
-        values = list(dict.fromkeys(row[index].text for row in rows))
-        sliced[key] = DEFAULTS[key] if DEFAULTS.get(key) in values else values[0]
+        sliced[key] = usual_value(key, [row[index].text for row in rows])
         rows = [row for row in rows if row[index].text == sliced[key]]
     return rows, sliced
 
@@ -139,8 +137,10 @@ def _constants(keys: Sequence[str], rows: Rows) -> dict[str, str]:
 
 
 def _measures(page: RenderedTable, rows: Rows) -> list[Measure]:
-    order = list(page.table.first)
-    order += [heading.title for heading in page.grid.measures if heading.title not in order]
+    headings = page.grid.measures
+    # The baseline, which comes first, has no comparisons: the last group has all measures in order.
+    last = [heading.title for heading in headings if heading.group == headings[-1].group]
+    order = list(dict.fromkeys([*last, *(heading.title for heading in headings)]))
     measures = []
     for index, heading in enumerate(page.grid.measures, len(page.grid.keys)):
         entries = [row[index] for row in rows]

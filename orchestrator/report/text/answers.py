@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import COMPILE_AXES, MAIN, NOTHING, RUN, has_value, ordered_values
+from orchestrator.analysis.axes import (
+    COMPILE_AXES,
+    MAIN,
+    NOTHING,
+    RUN,
+    Row,
+    has_value,
+    ordered_values,
+)
 from orchestrator.analysis.cpu_bound import depends_on_cpu
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
@@ -124,7 +132,7 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame, narrow: str) -> Itera
         yield replace(answer, detail=answer.detail + _reason(worst) + _unclear(main))
 
 
-def _on_sizes(main: pd.DataFrame, pair: Any) -> str:
+def _on_sizes(main: pd.DataFrame, pair: Row) -> str:
     """Return for which end of the sizes a pair stands, if it is the smallest or the largest."""
     sizes = ordered_values("size", main["size"]) if "size" in main else []
     if len(sizes) < 2 or pair["size"] not in (sizes[0], sizes[-1]):
@@ -132,7 +140,7 @@ def _on_sizes(main: pd.DataFrame, pair: Any) -> str:
     return " on small models" if pair["size"] == sizes[0] else " on large models"
 
 
-def _ratio_answer(label: str, pair: Any, section: str, conclusion: str) -> Answer:
+def _ratio_answer(label: str, pair: Row, section: str, conclusion: str) -> Answer:
     of, base = label.removesuffix(" over fp32"), label.rpartition(" ")[2]
     detail = (
         f"{_subject(pair)} takes {number(pair[TIME])} ms in {of}"
@@ -153,7 +161,7 @@ def _ratio_answer(label: str, pair: Any, section: str, conclusion: str) -> Answe
     )
 
 
-def _when_compiled(pair: Any, found: pd.DataFrame) -> str:
+def _when_compiled(pair: Row, found: pd.DataFrame) -> str:
     """Return the same pair with compiled steps, if it was measured."""
     same = found
     if "compile" not in found or pair.get("compile") != "eager":
@@ -169,7 +177,7 @@ def _when_compiled(pair: Any, found: pd.DataFrame) -> str:
     return f" Compiled it takes {times} ({ratio(row['ratio'])})."
 
 
-def _reason(pair: Any) -> str:
+def _reason(pair: Row) -> str:
     """Return how long the GPU works in a step, and what its kernels alone gain."""
     if not has_value(pair, _KERNELS):
         return ""
@@ -310,7 +318,7 @@ def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame) -> Answer:
     )
 
 
-def _peak(cells: pd.DataFrame) -> Any:
+def _peak(cells: pd.DataFrame) -> Row:
     if _PEAK not in cells or cells[_PEAK].isna().all():
         return None
     return _extreme(cells, _PEAK, largest=True)
@@ -461,7 +469,7 @@ def _longest_step(results: Results) -> Iterator[Answer]:
             return
 
 
-def _extreme(cells: pd.DataFrame, column: str, largest: bool) -> Any:
+def _extreme(cells: pd.DataFrame, column: str, largest: bool) -> Row:
     """Return the row with the largest or the smallest value of a column."""
     values = cells[column].astype(float).to_numpy()
     return cells.iloc[int(np.nanargmax(values) if largest else np.nanargmin(values))]
@@ -480,7 +488,7 @@ def _main_run(found: pd.DataFrame) -> pd.DataFrame:
     return own
 
 
-def _subject(row: Any) -> str:
+def _subject(row: Row) -> str:
     pass_name = PASSES.get(str(row.get("pass")), "step")
     context = f" at context {row[LENGTH]:,}" if has_value(row, LENGTH) else ""
     return f"A {pass_name} of {name_of(row)}{context}"

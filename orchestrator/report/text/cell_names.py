@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import RUN, has_value, ordered_values
+from orchestrator.analysis.axes import RUN, Row, has_value, ordered_values
 from orchestrator.analysis.results import Results
 
 PASSES = {
@@ -23,7 +23,7 @@ NAME = "model_name"  # column with the name of a cell's model, which charts and 
 NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
 
 
-def name_of(row: Any) -> str:
+def name_of(row: Row) -> str:
     """Return the name of a cell's model: its size, the model of the user, or the head width."""
     for axis, prefix in NAMING:
         if has_value(row, axis):
@@ -71,7 +71,7 @@ def fullest_context(cells: pd.DataFrame, column: str) -> Any:
     return counts[counts == counts.max()].index.max()
 
 
-def scope_of(row: Any) -> str:
+def scope_of(row: Row) -> str:
     """Return the settings of a cell that readers look for, such as `xl, context 512, bf16`."""
     parts = [name_of(row)]
     if has_value(row, LENGTH):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import pandas as pd
 
@@ -45,10 +44,11 @@ def about_time(results: Results) -> Iterator[str]:
     bound = bound_by(steps)
     own = steps[bound == BoundBy.CPU]
     if len(own):
-        low, high = number(own[TIME].min()), number(own[TIME].max())
+        verb = "is" if len(own) == 1 else "are"
+        ends = dict.fromkeys((number(own[TIME].min()), number(own[TIME].max())))
         yield (
-            f"{len(own):,} are CPU-bound (hollow points): the GPU waits for the CPU to launch its"
-            f" kernels. They take {low} to {high} ms here, and another time on another machine."
+            f"{len(own):,} {verb} CPU-bound (hollow points): the GPU waits for the CPU to launch its"
+            f" kernels. Here that takes {' to '.join(ends)} ms, on another machine another time."
         )
 
 
@@ -85,13 +85,11 @@ def about_compiling(results: Results) -> Iterator[str]:
     if found.empty:
         return
     clear = is_clear(found)
-    faster, slower = (
-        int((clear & (found["ratio"] > 1)).sum()),
-        int((clear & (found["ratio"] < 1)).sum()),
-    )
+    faster = int((clear & (found["ratio"] > 1)).sum())
+    slower = int((clear & (found["ratio"] < 1)).sum())
     yield (
-        f"Of {counted(len(found), 'compiled step')}, {faster:,} are faster than the same eager one,"
-        f" {slower:,} slower, and {len(found) - faster - slower:,} show no difference."
+        f"{counted(len(found), 'compiled step')}: {faster:,} faster than the same eager one,"
+        f" {slower:,} slower, {len(found) - faster - slower:,} without a clear difference."
     )
     cells = results.cells
     if "compile_cost_ms" in cells and cells["compile_cost_ms"].notna().any():
@@ -203,9 +201,7 @@ def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:
 
     pending: number of cells without a result.
     """
-    statuses: Any = (
-        results.cells["status"] if "status" in results.cells else pd.Series(dtype=object)
-    )
+    statuses = results.cells.get("status", pd.Series(dtype=object))
     ok, skipped = int((statuses == "ok").sum()), int((statuses == "skipped").sum())
     oom = int(statuses.isin(OUT_OF_MEMORY).sum())
     failed = len(statuses) - ok - skipped - oom

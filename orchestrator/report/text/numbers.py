@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from orchestrator.analysis.axes import NOTHING, is_null
 from orchestrator.common.units import GIB
@@ -14,9 +13,9 @@ _DIGITS = 3
 _HUGE = 1e12  # from here on, a number in fixed notation would fill a column with digits
 
 
-def number(value: Any, digits: int = _DIGITS) -> str:
+def number(value: float | None, digits: int = _DIGITS) -> str:
     """Return a value with a few significant digits, such as 78.7, 575 or 2,279."""
-    if is_null(value):
+    if value is None or is_null(value):
         return NOTHING
     value = float(value)
     if value == 0 or not math.isfinite(value):
@@ -28,24 +27,24 @@ def number(value: Any, digits: int = _DIGITS) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def ratio(value: Any) -> str:
+def ratio(value: float | None) -> str:
     """Return a ratio with two decimals, such as 3.96×, or with fewer from 10 on."""
-    if is_null(value):
+    if value is None or is_null(value):
         return NOTHING
     return f"{value:.2f}×" if value < 10 else f"{number(value)}×"
 
 
-def interval(low: Any, high: Any) -> str:
+def interval(low: float | None, high: float | None) -> str:
     """Return the interval of a ratio in brackets."""
     return f"[{ratio(low)}, {ratio(high)}]".replace("×", "")
 
 
-def percent(share: Any) -> str:
-    return NOTHING if is_null(share) else f"{100 * share:.0f}%"
+def percent(share: float | None) -> str:
+    return NOTHING if share is None or is_null(share) else f"{100 * share:.0f}%"
 
 
-def gibibytes(count: Any) -> str:
-    return NOTHING if is_null(count) else f"{number(count / GIB)} GiB"
+def gibibytes(count: float | None) -> str:
+    return NOTHING if count is None or is_null(count) else f"{number(count / GIB)} GiB"
 
 
 def counted(count: int, noun: str) -> str:

@@ -7,7 +7,6 @@ than narrow.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +31,7 @@ def measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
     return measured
 
 
-def preferring(cells: pd.DataFrame, preferred: Mapping[str, Any]) -> pd.DataFrame:
+def preferring(cells: pd.DataFrame, preferred: Mapping[str, object]) -> pd.DataFrame:
     """Return the cells with each preferred value; a value that no cell has is ignored.
 
     A preferred None selects the cells without a value.

@@ -28,6 +28,7 @@ from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 from tests.conftest import FAST
+from tests.support.tables import texts_of
 
 MakeOutcome = Callable[..., Outcome]
 ABNORMAL = st.sampled_from([0.0, -1.0, -5e-324, float("nan"), float("inf"), -float("inf"), 1e308])
@@ -147,7 +148,7 @@ def test_a_cell_with_abnormal_times_leaves_the_report_and_comparison_of_others(
     assert good["tokens_per_s"].tolist() == [16 / 11.0 * 1e3]
     pages = {page.table.name: page for page in lay_out(results)}
     assert "this table cannot be made" not in str([page.header for page in pages.values()])
-    assert "11.00 ± 1.00" in str(pages["timings"].texts[0])
+    assert "11.00 ± 1.00" in str(texts_of(pages["timings"])[0])
     assert all("cannot be given" not in one.sentence for one in answers(results))
     for section in ("time", "where", "compile", "memory", "attention", "trust"):
         assert "cannot be answered" not in lead(section, results)
@@ -169,5 +170,5 @@ def test_a_table_that_fails_costs_itself_alone(
 
     failing = Table("failing", "A table", "", Fails())
     first, *rest = lay_out(results, tables=(failing, *TABLES))
-    assert first.texts == [["ZeroDivisionError: float division by zero"]]
+    assert texts_of(first) == [["ZeroDivisionError: float division by zero"]]
     assert [page.table.name for page in rest] == names

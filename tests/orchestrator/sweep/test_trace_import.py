@@ -22,6 +22,7 @@ from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.sweep.trace_import import ImportOptions, import_file
 from tasks.spec.outcome import Outcome
+from tests.support.tables import texts_of
 from tests.support.traces import AUTOGRAD, KinetoTrace, NsysExport, training_step
 
 SweepHere = Callable[..., Result]
@@ -240,12 +241,12 @@ def test_kernels_of_a_graph_traced_as_a_whole_are_unknown(
     assert done.stderr.endswith("--cuda-graph-trace=node\n")
     classes, top = lay_out(load_results(Run(Path("run"))), ["kernel-classes", "kernels"])
     assert "GEMM share" not in classes.header
-    shares = {row[0]: row[classes.header.index("optimizer share")] for row in classes.texts}
+    shares = {row[0]: row[classes.header.index("optimizer share")] for row in texts_of(classes)}
     assert shares == {
         "forward": "–", "backward": "–", "optimizer": "100.0%", "forward + backward": "–",
         "step": "≥ 6.7%",
     }  # fmt: skip
-    step = [row[top.header.index("class")] for row in top.texts if row[0] == "step"]
+    step = [row[top.header.index("class")] for row in texts_of(top) if row[0] == "step"]
     assert step == ["other", "optimizer"]  # the longest one that is known to be no matrix product
 
 
@@ -256,10 +257,10 @@ def test_unknown_kernels_make_shares_of_classes_lower_bounds(tmp_path: Path) -> 
     trace.kernel("mystery", 200, 600, 900)
     imported(trace.path, Run(tmp_path / "run"))
     classes, top = lay_out(load_results(Run(tmp_path / "run")), ["kernel-classes", "kernels"])
-    (row,) = classes.texts
+    (row,) = texts_of(classes)
     assert row[classes.header.index("GEMM share")] == "≥ 25.0%"
     assert row[classes.header.index("other share")] == "75.0%"
-    assert [row[-1] for row in top.texts] == ["mystery", SGEMM]
+    assert [row[top.header.index("name")] for row in texts_of(top)] == ["mystery", SGEMM]
 
 
 def ten_steps(path: Path, warmup: bool = False, ranges: bool = True) -> Path:
@@ -289,7 +290,7 @@ def test_values_are_those_of_one_step_and_warm_up_is_left_out(warmup: bool, tmp_
     assert set(kernels["steps"]) == {10}
     assert set(kernels["module"]) == {"", "optimizer"}
     (classes,) = lay_out(load_results(run), ["kernel-classes"])
-    ms = {row[0]: row[classes.header.index("kernel ms")] for row in classes.texts}
+    ms = {row[0]: row[classes.header.index("kernel ms")] for row in texts_of(classes)}
     assert ms == {
         "forward": "2.000", "backward": "3.000", "optimizer": "1.000", "forward + backward": "5.000",
         "step": "6.000",
@@ -308,7 +309,7 @@ def test_without_the_number_of_steps_values_are_those_of_the_whole_trace(
     assert run.kernels["ms"].isna().all()
     assert "idle_ms" not in run.cells or run.cells["idle_ms"].isna().all()
     (top,) = lay_out(load_results(Run(Path("run"))), ["kernels"])
-    assert {row[0] for row in top.texts} == {"outside, whole trace"}
+    assert {row[0] for row in texts_of(top)} == {"outside, whole trace"}
     stated = sweep_here("import", file, "--out", "stated", "--steps", 10)
     assert "not known" not in stated.stderr
     assert load("stated").kernels["ms"].sum() == pytest.approx(6.0)

@@ -138,15 +138,7 @@ addEventListener("pointermove", (event) => {
 });
 
 // ---- copies of tables
-const FORMS = {
-  Markdown: (rows) => rows.map((row, index) => `| ${row.join(" | ")} |${index ? "" : `\n|${row.map(() => "---:|").join("")}`}`).join("\n"),
-  CSV: (rows) => rows.map((row) => row.map((text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join(",")).join("\n"),
-  LaTeX: (rows) => `\\begin{tabular}{${"r".repeat(rows[0].length)}}\n\\toprule\n${rows.map((row, index) => `${row.map(latexText).join(" & ")} \\\\${index ? "" : "\n\\midrule"}`).join("\n")}\n\\bottomrule\n\\end{tabular}`,
-  Typst: (rows) => `#table(columns: ${rows[0].length},\n${rows.map((row) => `  ${row.map((text) => JSON.stringify(text)).join(", ")}`).join(",\n")}\n)`,
-};
-function latexText(text) {
-  return text.replace(/[%_&#$]/g, "\\$&").replaceAll("×", "$\\times$").replaceAll("–", "--");
-}
+const readCopies = once(async () => JSON.parse(await unpack("copies")));
 addEventListener("click", (event) => {
   const button = event.target.closest(".more");
   if (button) button.closest(".tools").previousElementSibling.classList.toggle("whole");
@@ -154,10 +146,9 @@ addEventListener("click", (event) => {
 addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
-  const table = find("table", button.closest(".tools").previousElementSibling);
-  const rows = [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.replace(/\s+/g, " ").trim()));
+  const table = button.closest(".tools").previousElementSibling;
   const form = button.dataset.copy;
-  await navigator.clipboard.writeText(FORMS[form](rows));
+  await navigator.clipboard.writeText((await readCopies())[table.id.slice("table-".length)][form]);
   button.textContent = "copied";
   setTimeout(() => (button.textContent = form), 1200);
 });

@@ -15,8 +15,8 @@ from orchestrator.common.units import GIB
 from orchestrator.report.charts.bars import KernelClasses, LongestKernels, MemoryParts
 from orchestrator.report.charts.chart import log_ticks
 from orchestrator.report.charts.registry import PLOTS, begin_drawing
-from orchestrator.report.charts.slices import choose_slice, evenly
 from orchestrator.report.charts.theme import COLOURS, with_variables
+from orchestrator.report.text.slices import choose_slice, evenly
 
 NO_ROWS = pd.DataFrame(columns=["cell", "attempt", "name", "total_ns", "steps"])
 AXES = ("size", "context_length", "precision", "compile", "attention", "pass", "batch_size", "run")

@@ -21,6 +21,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, Sample
+from tests.support.tables import texts_of
 
 TABLES = [(one.name, table.name) for one in writeups() for table in one.table]
 TITLES = {(one.name, table.name): table.title for one in writeups() for table in one.table}
@@ -340,7 +341,7 @@ def test_every_published_table_has_a_row_in_reference(
     """A row has a ratio unless its shape is not stated, their cell ran out of memory, or they printed zero."""
     source = f"{key[0]}: {TITLES[key]}"
     starts = (f"{source} (", f"{source}: ")
-    rows = [dict(zip(page.header, row, strict=True)) for row in page.texts]
+    rows = [dict(zip(page.header, row, strict=True)) for row in texts_of(page)]
     rows = [row for row in rows if row["source"].startswith(starts)]
     assert rows
     for row in rows:

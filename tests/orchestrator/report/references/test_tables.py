@@ -35,6 +35,7 @@ from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 from tests.conftest import with_samples
+from tests.support.tables import texts_of
 
 COURSE = {
     "vocab_size": 10_000,
@@ -76,7 +77,7 @@ def reference(results: Results, device: str = "h100") -> RenderedTable:
 
 
 def records(page: RenderedTable, quantity: str = "") -> list[dict[str, str]]:
-    rows = [dict(zip(page.header, row, strict=True)) for row in page.texts]
+    rows = [dict(zip(page.header, row, strict=True)) for row in texts_of(page)]
     return [row for row in rows if row["quantity"].startswith(quantity)]
 
 
@@ -97,8 +98,8 @@ def test_ours_and_theirs_are_in_one_row_with_the_ratio(run: Run) -> None:
     assert column(page, "theirs") == ["82.70", "56.60", "50.80", "1246.3"]
     assert column(page, "ours") == ["80.00", "64.00", "64.00", "OOM"]
     assert column(page, "ratio") == ["0.97", "1.13", "1.26", "–"]
-    assert page.texts[2][5].startswith("yyin-dev: torch_compile: Transformer benchmark")
-    assert page.texts[2][5].endswith(": with float32 (H100 80 GB)")
+    assert texts_of(page)[2][5].startswith("yyin-dev: torch_compile: Transformer benchmark")
+    assert texts_of(page)[2][5].endswith(": with float32 (H100 80 GB)")
 
 
 def test_a_mean_has_its_standard_deviation(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
@@ -114,7 +115,7 @@ def test_a_mean_has_its_standard_deviation(run_of: MakeRun, make_outcome: MakeOu
 
 def test_notes_are_numbered_and_each_row_names_its_own(run: Run) -> None:
     page = reference(load_results(run))
-    rows = [notes_of(page.notes, row[-1]) for row in page.texts]
+    rows = [notes_of(page.notes, row[-1]) for row in texts_of(page)]
     assert len(page.notes) == len(set(page.notes))
     assert set(page.notes) == {note for notes in rows for note in notes}
     assert any("Not stated: precision (fp32 or tf32)" in note for note in rows[0])
@@ -234,7 +235,7 @@ def test_markdown_has_numbered_notes_and_csv_has_them_in_full(run: Run) -> None:
     assert f"\n1. {page.notes[0]}" in to_markdown(view_of(page))
     rows = list(csv.DictReader(io.StringIO(to_csv(page))))
     assert [row["note"] for row in rows] == [
-        " ".join(notes_of(page.notes, row[-1])) for row in page.texts
+        " ".join(notes_of(page.notes, row[-1])) for row in texts_of(page)
     ]
 
 

@@ -18,6 +18,7 @@ from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import KernelRow, Sample
+from tests.support.tables import texts_of
 
 MakeOutcome = Callable[..., Outcome]
 STEPS = 2
@@ -83,7 +84,7 @@ def results_of(tmp_path: Path, make_outcome: MakeOutcome) -> Callable[..., Resul
 
 def table(results: Results, name: str) -> list[dict[str, str]]:
     pages = lay_out(results, [name])
-    return [dict(zip(page.header, row, strict=True)) for page in pages for row in page.texts]
+    return [dict(zip(page.header, row, strict=True)) for page in pages for row in texts_of(page)]
 
 
 def test_top_kernels_by_phase(results_of: Callable[..., Results]) -> None:
@@ -205,22 +206,12 @@ def test_kernel_time_by_module_and_phase(results_of: Callable[..., Results]) -> 
 
 def test_kernels_by_class_eager_and_compiled(results_of: Callable[..., Results]) -> None:
     forward = {"pass": "forward"}
-    rows = {
-        row["class"]: row
-        for row in table(
-            results_of((FORWARD, forward), (COMPILED, {**forward, "compile": "blocks"})), "fused"
-        )
-    }
-    assert list(rows) == ["GEMM", "elementwise", "softmax"]
-    assert (rows["elementwise"]["eager kernels"], rows["elementwise"]["eager ms"]) == ("1", "0.100")
-    assert rows["elementwise"]["blocks kernels"] == "–"
-    assert (rows["softmax"]["eager kernels"], rows["softmax"]["blocks ms"]) == ("–", "0.050")
-
-
-def test_without_compiled_cells_there_is_no_table_of_fused_kernels(
-    results_of: Callable[..., Results],
-) -> None:
-    assert table(results_of((TRAINING, {}), (FORWARD, {"pass": "forward"})), "fused") == []
+    results = results_of((FORWARD, forward), (COMPILED, {**forward, "compile": "blocks"}))
+    rows = {row["compile"]: row for row in table(results, "kernel-classes")}
+    eager, compiled = rows["eager"], rows["blocks"]
+    assert (eager["kernels of elementwise"], eager["ms of elementwise"]) == ("1", "0.100")
+    assert compiled["kernels of elementwise"] == "–"
+    assert (eager["kernels of softmax"], compiled["ms of softmax"]) == ("–", "0.050")
 
 
 def test_kernels_in_which_two_cells_differ(results_of: Callable[..., Results]) -> None:

@@ -18,6 +18,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
+from tests.support.tables import texts_of
 
 MIB, GIB = 1024**2, 1024**3
 Samples = Iterable[Sample]
@@ -44,7 +45,7 @@ def results_of(tmp_path: Path) -> Callable[..., Results]:
 
 def table(results: Results, name: str) -> pd.DataFrame:
     (page,) = lay_out(results, [name])
-    return pd.DataFrame(page.texts, columns=page.header)
+    return pd.DataFrame(texts_of(page), columns=page.header)
 
 
 def saved(instrument: str, *operations: tuple[str, float]) -> list[Sample]:
@@ -145,8 +146,8 @@ def test_parts_of_the_peak_by_prediction_and_by_formula(
     )
     rows = table(results, "memory-parts").set_index(["size", "source"])
     shown = ["parameters", "attention squares", "activations", "temporary"]
-    whole_columns = ["at least", "in all", "measured", "ratio"]
-    formula, prediction = rows.loc[("tiny", "formula")], rows.loc[("tiny", "prediction")]
+    whole_columns = ["at least", "in all", "peak", "ratio"]
+    formula, prediction = rows.loc[("tiny", "formula")], rows.loc[("tiny", "predicted")]
     assert list(formula[shown]) == ["1.00", "3.00", "5.00", "1.00"]
     assert list(formula[whole_columns]) == ["–", "10.00", "12.50", "0.8000"]
     assert list(prediction[shown]) == ["2.00", "–", "–", "–"]

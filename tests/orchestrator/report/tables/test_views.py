@@ -16,8 +16,8 @@ from orchestrator.report.tables.views import Kind, view_of
 SIZES, LENGTHS, PASSES = ("small", "xl"), ("128", "256", "512"), ("forward", "train_step")
 
 
-def table_of(grid: TableGrid, first: tuple[str, ...] = ()) -> RenderedTable:
-    return RenderedTable(Table("t", "Title", "How to read.", CellRows(()), first=first), grid, "")
+def table_of(grid: TableGrid) -> RenderedTable:
+    return RenderedTable(Table("t", "Title", "How to read.", CellRows(())), grid, "")
 
 
 def grid_of(*compiles: str, measures: int = 1) -> TableGrid:
@@ -53,11 +53,19 @@ def test_compared_values_are_not_sliced() -> None:
     assert view.caption.endswith("Shown: compile=eager.")
 
 
-def test_measures_are_chosen_by_priority_and_shown_in_their_order() -> None:
-    grid = grid_of("blocks", measures=9)
-    view = view_of(table_of(grid, first=("m8", "m2")))
-    assert [measure.name for measure in view.measures] == ["m0", "m1", "m2", "m3", "m8"]
+def test_the_first_measures_are_the_most_important() -> None:
+    view = view_of(table_of(grid_of("blocks", measures=9)))
+    assert [measure.name for measure in view.measures] == ["m0", "m1", "m2", "m3", "m4"]
     assert view.hidden_columns == 4
+
+
+def test_a_comparison_comes_before_other_measures_of_the_baseline() -> None:
+    """The baseline has no comparison, so its columns do not have the order of priorities."""
+    headings = [Heading("ms", "fp32"), Heading("GiB", "fp32")]
+    headings += [Heading(title, "bf16") for title in ("ms", "speed-up", "GiB")]
+    rows = [[Entry("small"), *[milliseconds(1.0)] * 5]]
+    view = view_of(table_of(TableGrid(["size"], headings, rows)), max_columns=4)
+    assert view.header == ["size", "fp32 ms", "bf16 ms", "bf16 speed-up (ms)"]
 
 
 def test_measures_are_typed() -> None:

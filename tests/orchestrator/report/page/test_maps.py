@@ -1,0 +1,118 @@
+"""The heat map and the map of what fits: each cell says what was measured there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from orchestrator.common.units import GIB
+from orchestrator.report.page.fit_map import fit_panels
+from orchestrator.report.page.heat_map import HeatMap, heat_map, shade_of
+from tests.orchestrator.report.text.test_answers import step
+from tests.orchestrator.report.text.test_leads import results_of
+
+
+def out_of_memory(phase: str, **values: Any) -> dict[str, Any]:
+    return {**step(float("nan"), **values), "status": "oom", "phase": phase, "cpu_bound": None}
+
+
+@pytest.fixture
+def grid() -> HeatMap:
+    cells = [
+        step(100, size=size, precision=precision, context_length=length, cpu_bound=size == "small")
+        for size in ("small", "xl") for precision in ("fp32", "bf16") for length in (128, 256)
+    ]  # fmt: skip
+    cells[0] = step(50, size="small", context_length=128, cpu_bound=True)
+    cells[-1] = out_of_memory("backward", size="xl", precision="bf16", context_length=256)
+    cells.append(step(10, size="xl", context_length=128, compile="blocks"))
+    found = heat_map(results_of(*cells))
+    assert found is not None
+    return found
+
+
+def test_the_heat_map_has_models_contexts_and_precisions_in_their_order(grid: HeatMap) -> None:
+    assert (grid.panels, grid.rows, grid.columns) == (
+        ["fp32", "bf16"], ["small", "xl"], ["128", "256"],
+    )  # fmt: skip
+    assert [switch.axis for switch in grid.switches] == ["compile"]
+    assert grid.switches[0].options == [("eager", "eager"), ("blocks", "compiled")]
+    assert [measure.name for measure in grid.measures] == ["step", "speed"]
+    assert grid.has_failures
+    assert grid.is_bound_known
+
+
+def test_a_cell_of_the_heat_map_is_labelled_marked_and_linked(grid: HeatMap) -> None:
+    first = grid.cells[0][0][0]
+    assert (first.text, first.style, first.key) == ("50.0", "cpu", "mine:id0")
+    assert first.label == (
+        "small, context 128, fp32, eager, training step: 50.0 ms per step, CPU-bound"
+    )
+    failed = grid.cells[1][1][1]
+    assert (failed.text, failed.style, failed.shade) == ("bwd", "bad", 0)
+    assert failed.label.endswith("ran out of memory in backward")
+
+
+def test_the_script_finds_every_cell_by_its_place_and_switches(grid: HeatMap) -> None:
+    assert grid.data["at"]["0,0,0,eager"] == 0
+    assert grid.data["at"]["0,1,0,blocks"] == 8
+    assert len(grid.data["at"]) == 9
+    assert grid.data["ranges"]["step"] == [50.0, 100.0]
+
+
+def test_there_is_no_switch_with_one_option() -> None:
+    cells = [step(100, context_length=length, memory_limit_gib=None) for length in (128, 256)]
+    cells.append(out_of_memory("forward", context_length=512, memory_limit_gib=1.0))
+    found = heat_map(results_of(*cells))
+    assert found is not None
+    assert (found.switches, found.columns) == ([], ["128", "256"])
+
+
+@pytest.mark.parametrize(
+    ("value", "ends", "is_log", "shade"),
+    [(1, (1, 100), True, 6), (100, (1, 100), True, 100), (10, (1, 100), True, 53),
+     (50, (0, 100), False, 53), (5, (5, 5), False, 6), (1000, (0, 100), False, 100)],
+)  # fmt: skip
+def test_a_shade_is_the_position_of_a_value(
+    value: float, ends: tuple[float, float], is_log: bool, shade: int
+) -> None:
+    assert shade_of(value, ends, is_log) == shade
+
+
+def test_a_run_of_one_cell_or_of_failures_alone() -> None:
+    assert heat_map(results_of(step(10))) is None
+    failed = [{**step(math.nan, context_length=n), "status": "crashed"} for n in (128, 256)]
+    found = heat_map(results_of(*failed))
+    assert found is not None
+    assert [cell.text for cell in found.cells[0][0]] == ["–", "–"]
+    assert not found.has_failures  # of memory
+
+
+def test_the_fit_map_has_the_smallest_limit_that_runs_and_the_peak_without_one() -> None:
+    def cell(limit: float | None, gib: float | None, **values: Any) -> dict[str, Any]:
+        values |= {"size": "xl", "memory_limit_gib": limit}
+        if gib is None:
+            return out_of_memory("forward", **values)
+        return step(10, peak_allocated_bytes=gib * GIB, **values)
+
+    cells = [
+        *(cell(limit, 20.0, context_length=128) for limit in (24.0, 40.0, None)),
+        cell(24.0, None, context_length=256), cell(40.0, 30.0, context_length=256),
+        cell(24.0, None, context_length=512), cell(40.0, None, context_length=512),
+        cell(None, 50.0, context_length=512),
+        cell(24.0, None, context_length=1024),
+    ]  # fmt: skip
+    (panel,) = fit_panels(results_of(*cells))
+    assert (panel.title, panel.columns) == ("fp32", ["128", "256", "512", "1,024"])
+    ((name, found),) = panel.rows
+    assert name == "xl"
+    assert [(one.limit, one.peak, one.style) for one in found] == [
+        ("24", "20.0", "f0"), ("40", "30.0", "f3"), ("no limit", "50.0", "f4"),
+        ("out of memory", "", "bad"),
+    ]  # fmt: skip
+    assert found[0].key == "mine:id0"
+
+
+def test_without_limits_there_is_no_fit_map() -> None:
+    assert fit_panels(results_of(step(10), step(20, context_length=128))) == []
