@@ -252,7 +252,7 @@ def _cell(
         phase = _SHORT_PHASES.get(str(row.get("phase")), "out")
         where = f" in {row['phase']}" if row.get("phase") else ""
         text = f"ran out of memory{where}" if is_oom else str(row["status"])
-        return HeatCell(place, phase if is_oom else "–", f"{name}: {text}", row["key"], 0, "bad")
+        return HeatCell(place, phase if is_oom else text, f"{name}: {text}", row["key"], 0, "bad")
     measure = measures[0] if measures else None
     if measure is None or not has_value(row, measure.column):
         return HeatCell(place, "ran", f"{name}: ran", row["key"], _LEAST_SHADE)

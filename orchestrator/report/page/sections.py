@@ -81,7 +81,11 @@ def sections(
     named = {name for question in QUESTIONS for name in question.tables}
     others = tuple(name for name in by_name if name not in named)
     found = []
-    for question in QUESTIONS:
+    questions = list(QUESTIONS)
+    statuses = set(results.cells.get("status", ()))
+    if statuses and "ok" not in statuses:  # the reason is all that there is to say
+        questions.sort(key=lambda question: question.name != "failures")
+    for question in questions:
         names = question.tables + (others if question is _LAST else ())
         section = Section(
             question,

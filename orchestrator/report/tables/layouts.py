@@ -166,7 +166,8 @@ class CompareColumns:
         rows: Rows = []
         for group in groups(results.cells, axes):
             by_value = {self._value(row): row for row in group}
-            if len(by_value) < min(len(values), 2):
+            # With a named baseline, other values stand for themselves.
+            if len(by_value) < 2 and (not self.baseline or self.baseline in by_value):
                 continue
             baseline = by_value.get(self.baseline or values[0])
             entries = axis_entries(group[0], axes)

@@ -17,6 +17,7 @@ from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import CellRows, ContextColumns, PhaseRows
 from orchestrator.report.tables.table import Table
+from tasks.spec.status import OUT_OF_MEMORY
 
 _PHASES = ("forward", "backward", "optimizer")
 _TOP = 10
@@ -35,6 +36,14 @@ def _with_peaks(cells: pd.DataFrame) -> pd.DataFrame:
     """Return all cells of a run that measured memory: a cell that failed shows its status."""
     columns = {"peak_allocated_bytes", "peak_rss_bytes", "predicted_peak_allocated_bytes"}
     return cells if columns & set(cells) else cells.iloc[:0]
+
+
+def _with_memory_needs(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the training steps, unless all that is known is that they failed."""
+    steps = of_task("train_step")(cells)
+    columns = ("peak_reserved_bytes", "peak_rss_bytes", "predicted_peak_reserved_bytes")
+    is_known = len(having(*columns)(steps)) or steps["status"].isin(OUT_OF_MEMORY).any()
+    return steps if is_known else steps.iloc[:0]
 
 
 def _prediction_ratio(column: str) -> Value:
@@ -165,7 +174,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " context, and that precision; or OOM, with the size of the refused allocation. Then the"
         " predicted reserved memory, and whether it would fit.",
         ContextColumns(show.memory_need),
-        of_task("train_step"),
+        _with_memory_needs,
         is_default=True,
     ),
 )

@@ -76,7 +76,10 @@ class Table:
         """Return the axes that readers look for and that have one value in all cells."""
         cells = self.cells(results.cells)
         settings = {}
+        has_own_model = "model" in cells and bool(cells["model"].notna().any())
         for axis in _SETTINGS:
+            if axis == "attention" and has_own_model:
+                continue  # a model of the user has its own attention
             values = list(cells[axis].unique()) if axis in cells else []
             if len(values) == 1 and not is_null(values[0]):
                 settings[axis] = axis_text(values[0])

@@ -420,7 +420,7 @@ def about_backward(results: Results) -> Iterator[Answer]:
     yield Answer(
         "backward / forward",
         ratio(ratios.median()),
-        f"{ratios.min():.2f} to {ratios.max():.2f}",
+        f"{ratios.min():.2f} to {ratios.max():.2f}" if len(ratios) > 1 else "",
         f"The backward pass takes {'longer' if ratios.median() > 1 else 'no longer'}"
         " than the forward pass.",
         f"Median of {counted(len(shown), kind)}: {', '.join(texts)}.",
@@ -442,10 +442,20 @@ def about_failures(results: Results) -> Iterator[Answer]:
             f"{len(failed):,}",
             f"of {counted(len(cells), 'cell')}",
             f"{counted(len(failed), 'cell')} failed.",
-            f"By status: {listed}.",
+            f"By status: {listed}.{_common_reason(failed)}",
             listed,
             "failures",
         )
+
+
+def _common_reason(failed: pd.DataFrame) -> str:
+    for column in ("message", "reason"):
+        texts = failed[column].dropna() if column in failed else pd.Series(dtype=object)
+        lines = texts.astype(str).str.strip().str.split("\n").str[0]
+        counts = lines[lines != ""].value_counts()
+        if len(counts):
+            return f" Most often ({counts.iloc[0]:,}): {counts.index[0]}"
+    return ""
 
 
 def _longest_step(results: Results) -> Iterator[Answer]:

@@ -175,7 +175,7 @@ def headline(results: Results) -> str:
     if cells.empty or "task" not in cells:
         return f"{results.manifest.get('name', 'run')}: nothing is measured yet"
     tasks = set(cells["task"])
-    subject = "Training Transformers" if "train_step" in tasks else "Attention"
+    subject = f"Training {_trained(cells)}" if "train_step" in tasks else "Attention"
     if not tasks & {"train_step", "attention"}:
         subject = ", ".join(sorted(task.replace("_", " ") for task in tasks)).capitalize()
     device = _device(cells)
@@ -185,6 +185,13 @@ def headline(results: Results) -> str:
     parts = [("time", has_time), ("memory", has_memory), ("limits", has_limits)]
     shown = ", ".join(name for name, present in parts if present)
     return f"{subject}{device}{': ' if shown else ''}{shown}"
+
+
+def _trained(cells: pd.DataFrame) -> str:
+    """Return the name of the user's model, if nothing else was trained."""
+    models: list[object] = list(cells["model"].unique()) if "model" in cells else []
+    is_one = len(models) == 1 and isinstance(models[0], str)
+    return str(models[0]) if is_one else "Transformers"
 
 
 def _device(cells: pd.DataFrame) -> str:

@@ -86,7 +86,7 @@ function showHeatCell(link, cell, base, heat) {
   let label = STATUS[cell.status] ?? cell.status;
   if (cell.status !== "ok") {
     link.className = "bad";
-    link.textContent = OUT_OF_MEMORY.includes(cell.status) ? PHASES[cell.phase] ?? "out" : "–";
+    link.textContent = OUT_OF_MEMORY.includes(cell.status) ? PHASES[cell.phase] ?? "out" : cell.status;
     if (cell.phase) label += ` in ${cell.phase}`;
   } else {
     const measure = chosen.measure;

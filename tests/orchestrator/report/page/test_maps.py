@@ -85,7 +85,7 @@ def test_a_run_of_one_cell_or_of_failures_alone() -> None:
     failed = [{**step(math.nan, context_length=n), "status": "crashed"} for n in (128, 256)]
     found = heat_map(results_of(*failed))
     assert found is not None
-    assert [cell.text for cell in found.cells[0][0]] == ["–", "–"]
+    assert [cell.text for cell in found.cells[0][0]] == ["crashed", "crashed"]
     assert not found.has_failures  # of memory
 
 

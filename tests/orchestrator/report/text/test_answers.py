@@ -187,4 +187,7 @@ def test_failures_are_counted_by_status_and_nothing_else_is_claimed() -> None:
     (only,) = found(*cells)
     assert (only.number, only.conclusion) == ("3", "3 cells failed.")
     assert only.detail == "By status: 2 failed, 1 timeout."
+    cells[0]["message"] = cells[1]["message"] = "no kernel image\nsecond line"
+    (only,) = found(*cells)
+    assert only.detail.endswith("1 timeout. Most often (2): no kernel image")
     assert found({"task": "train_step", "status": "skipped"}) == []
