@@ -100,7 +100,7 @@ ONLY_IN = {
 WITHOUT_TORCH = [
     "model/config.py", "model/accounting.py", "tasks/spec/*", "tasks/traces/*", "tasks/snapshots/*",
     "tasks/training/parameters.py", "tasks/training/presets.py",
-    *(f"tasks/prediction/{name}.py" for name in ("allocator", "closed_form", "composition", "records", "trace")),
+    *(f"tasks/prediction/{name}.py" for name in ("allocator", "closed_form", "composition", "layers", "records", "trace")),
 ]  # fmt: skip
 
 

@@ -56,29 +56,48 @@ class CachingAllocator:
         self._large: Pool = []
         self._next_address = 0
 
+    # Both methods run tens of thousands of times in a step, so that they call few others.
+
     def allocate(self, nbytes: int) -> MemoryBlock:
         """Return a block for a request. Raise OutOfMemory."""
-        size = max(_ROUNDING, _round_up(nbytes, _ROUNDING))
-        pool = self._small if size <= _SMALL else self._large
-        block = _take_best_fit(pool, size) or self._new_segment(pool, size)
+        size = -(-nbytes // _ROUNDING) * _ROUNDING or _ROUNDING
+        is_small = size <= _SMALL
+        pool = self._small if is_small else self._large
+        best_fit = bisect_left(pool, (size,))
+        if best_fit < len(pool):
+            block = pool.pop(best_fit)[2]
+            block.is_free = False
+        else:
+            block = self._new_segment(pool, size)
         rest = block.size - size
-        is_split = rest >= _ROUNDING if pool is self._small else rest > _SMALL
-        if is_split:
-            self._split(block, size)
+        if rest >= _ROUNDING if is_small else rest > _SMALL:
+            _split(block, size)
         block.requested = nbytes
         self.requested += nbytes
         self.allocated += block.size
         return block
 
     def free(self, block: MemoryBlock) -> None:
+        """Return a block to its pool, joined with its free neighbours."""
         self.requested -= block.requested
         self.allocated -= block.size
         block.requested = 0
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.is_free:
-                _take(neighbour)
-                _join(block, neighbour)
-        _put(block)
+        pool, before, after = block.pool, block.before, block.after
+        if before is not None and before.is_free:
+            del pool[bisect_left(pool, (before.size, before.address))]
+            block.address = before.address
+            block.size += before.size
+            block.before = before.before
+            if block.before is not None:
+                block.before.after = block
+        if after is not None and after.is_free:
+            del pool[bisect_left(pool, (after.size, after.address))]
+            block.size += after.size
+            block.after = after.after
+            if block.after is not None:
+                block.after.before = block
+        block.is_free = True
+        insort(pool, (block.size, block.address, block))
 
     def _new_segment(self, pool: Pool, size: int) -> MemoryBlock:
         segment = _segment_size(size)
@@ -103,47 +122,15 @@ class CachingAllocator:
                     parts.append((size, address, block))
             pool[:] = parts
 
-    @staticmethod
-    def _split(block: MemoryBlock, size: int) -> None:
-        rest = MemoryBlock(
-            block.size - size, block.address + size, block.pool, before=block, after=block.after
-        )
-        if block.after is not None:
-            block.after.before = rest
-        block.after, block.size = rest, size
-        _put(rest)
 
-
-def _put(block: MemoryBlock) -> None:
-    block.is_free = True
-    insort(block.pool, (block.size, block.address, block))
-
-
-def _take(block: MemoryBlock) -> None:
-    block.is_free = False
-    del block.pool[bisect_left(block.pool, (block.size, block.address))]
-
-
-def _take_best_fit(pool: Pool, size: int) -> MemoryBlock | None:
-    index = bisect_left(pool, (size,))
-    if index == len(pool):
-        return None
-    block = pool.pop(index)[2]
-    block.is_free = False
-    return block
-
-
-def _join(block: MemoryBlock, neighbour: MemoryBlock) -> None:
-    """Make the neighbour part of the block."""
-    if neighbour is block.before:
-        block.address, block.before = neighbour.address, neighbour.before
-        if block.before is not None:
-            block.before.after = block
-    else:
-        block.after = neighbour.after
-        if block.after is not None:
-            block.after.before = block
-    block.size += neighbour.size
+def _split(block: MemoryBlock, size: int) -> None:
+    """Shorten the block to this size, and put the rest of it into its pool."""
+    pool, after = block.pool, block.after
+    rest = MemoryBlock(block.size - size, block.address + size, pool, True, 0, block, after)
+    if after is not None:
+        after.before = rest
+    block.after, block.size = rest, size
+    insort(pool, (rest.size, rest.address, rest))
 
 
 def _segment_size(size: int) -> int:

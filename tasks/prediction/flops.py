@@ -7,12 +7,19 @@ computes again is counted separately: checkpoints, and the scores of fused atten
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from tasks.prediction.shapes import Arguments, Keywords, Operation
+
+# Of all operations that were seen, by id because they are slow to hash. None without a formula.
+_FORMULAS: dict[int, Callable[..., int] | None] = {}
+_KNOWN: dict[
+    tuple[object, ...], int
+] = {}  # FLOPs by operation and shapes: layers repeat each other
 
 
 class FlopCount:
@@ -26,7 +33,9 @@ class FlopCount:
         self, func: Operation, args: Arguments, kwargs: Keywords, result: object, phase: str
     ) -> None:
         """Count one operation."""
-        formula = flop_registry.get(func.overloadpacket)
+        if id(func) not in _FORMULAS:
+            _FORMULAS[id(func)] = flop_registry.get(func.overloadpacket)
+        formula = _FORMULAS[id(func)]
         if formula is None or not phase:
             return
         # A backward pass computes gradients without recording; a checkpoint in it records again.
@@ -35,7 +44,10 @@ class FlopCount:
         name, shapes = func.overloadpacket.__name__, _shapes(args)
         if "scaled_dot_product" in name:
             shapes = _of_all_heads(shapes)
-        flops = formula(*shapes, **kwargs, out_val=result)
+        key = (id(func), *shapes, *kwargs.items())
+        if key not in _KNOWN:
+            _KNOWN[key] = formula(*shapes, **kwargs, out_val=result)
+        flops = _KNOWN[key]
         if "scaled_dot_product" in name and name.endswith("_backward"):
             # Five products, and one of them repeats the scores of the forward pass.
             self.repeated[phase] += flops // 5
@@ -45,7 +57,13 @@ class FlopCount:
 
 
 def _shapes(args: Arguments) -> tuple[object, ...]:
-    return tuple(arg.shape if isinstance(arg, Tensor) else arg for arg in args)
+    """Return the arguments as keys of a dict, with shapes instead of tensors."""
+    found = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            arg = arg.shape
+        found.append(tuple(arg) if isinstance(arg, list) else arg)
+    return tuple(found)
 
 
 def _of_all_heads(shapes: tuple[object, ...]) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from tasks.prediction.records import (
     unknown,
     unsupported_reason,
 )
+from tasks.prediction.resizing import trace_by_layers
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
@@ -101,7 +103,8 @@ class Predictor:
             whole = params.model_copy(update={"pass_": "train_step"})
             if self._last[:2] == (whole, workspace_bytes):
                 return self._last[2].without("optimizer")
-        trace = track(params, workspace_bytes)
+        trace_whole = partial(track, workspace_bytes=workspace_bytes)
+        trace = trace_by_layers(params, trace_whole) or trace_whole(params)
         self._last = (params, workspace_bytes, trace)
         return trace
 

@@ -21,7 +21,7 @@ def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module
 
     Raise ImportError without transformers, and ValueError for a name without a usable config.
     """
-    config = _config(params)
+    config = read_config(params)
     if config.vocab_size < params.vocab_size:
         raise ValueError(
             f"vocab_size {params.vocab_size} is larger than the {config.vocab_size} of "
@@ -44,7 +44,8 @@ def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -
     return model
 
 
-def _config(params: TrainStepParams) -> PretrainedConfig:
+def read_config(params: TrainStepParams) -> PretrainedConfig:
+    """Return the config of transformers that `hf:NAME` names."""
     try:
         from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError as error:
