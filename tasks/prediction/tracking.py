@@ -15,6 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from tasks.harness.workload import Workload
 from tasks.prediction.flops import FlopCount
+from tasks.prediction.gradient_sums import (
+    ADD,
+    ADD_IN_PLACE,
+    is_made_in_place,
+    references_of_gradient,
+)
 from tasks.prediction.kernels import MULTIPLIES, NOT_ON_META, SCRATCH
 from tasks.prediction.known_values import KnownValues
 from tasks.prediction.shapes import Arguments, Keywords, Operation, ShapeMemory
@@ -74,6 +80,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._event: Callable[[int], None] = _ignore
         self._values = KnownValues()
         self.flops = FlopCount()  # of the current step
+        references_of_gradient()  # counted now: in a backward pass it would be a part of the trace
         self.begin("built")
 
     def __torch_dispatch__(
@@ -86,6 +93,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _PUT_COPY and _in_backward():
             # torch works in place unless it is watched (index_backward in FunctionsManual.cpp).
             func = _PUT_IN_PLACE
+        elif func is ADD and _in_backward() and is_made_in_place(args):
+            func = ADD_IN_PLACE
         name = func.overloadpacket.__name__
         if name in NOT_ON_META:
             return None

@@ -131,6 +131,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"gradient_accumulation": 3, "checkpointing": "selective"},
     *({"optimizer": name, "optimizer_step": "in_backward"} for name in ("fused", "adafactor")),
     {"num_kv_heads": 1, "tie_embeddings": True},
+    # The gradients of the shared weight are added in place, unless the first one is a view.
+    *(
+        {"tie_embeddings": True, "precision": precision, "num_layers": 1, "context_length": 16}
+        for precision in ("fp32", "bf16")
+    ),
     {"lora": 4, "checkpointing": "blocks"},
     {"loss": "chunked", "context_length": 384},
     {"loss": "chunked", "context_length": 384, "precision": "bf16", "num_layers": 1},

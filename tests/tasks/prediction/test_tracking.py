@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,6 +95,43 @@ def test_optimizers_run_without_data(optimizer: Any, states: int) -> None:
             tracker.leave("optimizer")
     held = replay(tracker.trace, CachingAllocator(), 1)["steady", "optimizer"].held_allocated
     assert held / MIB == pytest.approx(2 + states, abs=0.02)
+
+
+class PythonSum(torch.autograd.Function):
+    """Adds two tensors in its backward pass, and uses one of them again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        double = grad * 2
+        return (double + grad * 3) * double
+
+
+@pytest.mark.parametrize(
+    ("use", "created"),
+    [
+        (lambda w: w * 2 + w * 3 + w * 4, 3),  # a product for each use, and sums in place
+        (lambda w: w.exp() + w.exp().view(-1).exp().view_as(w), 3),
+        (lambda w: w * 2 + w.t().exp(), 3),  # the first gradient is a view
+        (lambda w: (w.add(1) + w) * 3, 2),  # both gradients are the same tensor
+        (PythonSum.apply, 4),
+    ],
+    ids=["three uses", "views", "transposed", "one tensor", "own code"],
+)  # torch.profiler reports these numbers on the CPU
+def test_autograd_adds_gradients_in_place_if_nothing_else_refers_to_them(
+    use: Callable[[torch.Tensor], torch.Tensor], created: int
+) -> None:
+    with StorageTracker() as tracker:
+        weight = torch.ones(512, 512, device="meta", requires_grad=True)
+        loss = use(weight).sum()
+        tracker.begin("steady")
+        loss.backward()  # type: ignore[no-untyped-call]
+    sizes = tracker.trace.sizes_bytes
+    events = tracker.trace.events("steady")
+    assert sum(event >= 0 and sizes[event] == MIB for event in events) == created
 
 
 def test_the_peak_of_a_phase_that_runs_twice_is_the_higher_one() -> None:
