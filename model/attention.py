@@ -197,8 +197,8 @@ def _library_softmax(scores: Tensor) -> Tensor:
 
 @part("scores")
 def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    products = einsum(query, key, "... query d, ... key d -> ... query key")
-    scores = products / math.sqrt(query.shape[-1])
+    scores = einsum(query, key, "... query d, ... key d -> ... query key")
+    scores = scores / math.sqrt(query.shape[-1])  # another name would keep a square in memory
     if causal:
         return torch.where(_mask(query), scores, float("-inf"))
     return scores
