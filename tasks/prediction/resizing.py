@@ -82,14 +82,16 @@ def _with_layers(params: TrainStepParams, count: int) -> TrainStepParams:
         values: dict[str, Any] = {"num_hidden_layers": count}
         if types := _layer_types(read_config(params)):
             values["layer_types"] = types[:count]
-        return params.model_copy(update={"model_args": {**params.model_args, **values}})
-    named = {
-        "size": None,
-        "d_model": dims.d_model,
-        "d_ff": dims.d_ff,
-        "num_layers": count,
-        "num_heads": dims.num_heads,
-        "num_kv_heads": dims.num_kv_heads,
-        "tie_embeddings": dims.is_tied,
-    }
-    return params.model_copy(update=named)
+        named: dict[str, Any] = {"model_args": {**params.model_args, **values}}
+    else:
+        named = {
+            "size": None,
+            "d_model": dims.d_model,
+            "d_ff": dims.d_ff,
+            "num_layers": count,
+            "num_heads": dims.num_heads,
+            "num_kv_heads": dims.num_kv_heads,
+            "tie_embeddings": dims.is_tied,
+        }
+    # Not a copy, which would inherit the dimensions that `params` has computed.
+    return TrainStepParams.model_validate({**params.model_dump(by_alias=True), **named})

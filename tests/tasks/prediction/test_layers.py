@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -127,11 +128,14 @@ def test_unlike_models_are_traced_whole() -> None:
     traced = []
 
     def trace_of(params: TrainStepParams) -> Trace:
-        traced.append(params.num_layers)
+        assert params.dimensions is not None
+        traced.append(params.dimensions.num_layers)
         return trace_of_sizes([4 + number % 2 for number in range(params.num_layers or 0)])
 
-    assert trace_by_layers(params_of(num_layers=20), trace_of) is None
-    assert traced == [3, 4, 5]
+    for params in (params_of(num_layers=20), TrainStepParams(device="cuda", size="medium")):
+        traced.clear()
+        assert trace_by_layers(params, trace_of) is None
+        assert traced == [3, 4, 5]
 
 
 def hugging_face_config(**values: Any) -> SimpleNamespace:
@@ -176,6 +180,15 @@ def test_models_by_name_need_a_config_with_one_kind_of_layer(
     small = resizing._with_layers(params, 3)
     assert small.model_args["num_hidden_layers"] == 3
     assert len(small.model_args.get("layer_types", "any")) == 3
+
+
+def test_a_small_model_has_the_options_of_the_large_one() -> None:
+    large = TrainStepParams(device="cuda", size="llama-3.2-1b", compile="blocks", lora=4)
+    assert large.values()["compile"] == "blocks"  # computed once, and inherited by copies
+    small = resizing._with_layers(large.model_copy(update={"compile": "eager"}), 3)
+    dims = replace(large.dimensions, num_layers=3) if large.dimensions else None
+    assert small.dimensions == dims
+    assert (small.compile, small.lora, small.vocab_size) == ("eager", 4, 128_256)
 
 
 def test_all_layers_of_the_built_in_model_are_alike() -> None:
