@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from queue import LifoQueue
 from typing import IO
 
@@ -205,7 +206,9 @@ def _ask_all(
         group.sort(key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True)
     if not groups:
         return
-    threads = ThreadPoolExecutor(min(len(groups), cores_here()))
+    count = min(len(groups), cores_here())
+    _start_together(idle, count)
+    threads = ThreadPoolExecutor(count)
     try:
         for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
             yield from answers
@@ -224,13 +227,38 @@ def _ask_one(
         idle.put(child)
 
 
+def _start_together(idle: LifoQueue[_Child], count: int) -> None:
+    """Start several children as one process that imports torch, from which the others are forked.
+
+    Children that were started before are left alone.
+    """
+    children = [idle.get() for _ in range(count)]
+    new = [child for child in children if child.is_new]
+    if len(new) > 1:
+        # If it cannot be started, each child tries it again with its first request, and says why.
+        with suppress(OSError):
+            new[0].start(new[1:])
+    for child in reversed(children):
+        idle.put(child)
+
+
 class _Child:
     """A predicting process. It starts with the first request, and again after it has died."""
 
     def __init__(self, lifeline: int) -> None:
         self._lifeline = lifeline
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | None = None  # None also if it was forked
+        self._forked_from: _Child | None = None
+        self._end_of_forked = -1  # our end of the lifeline of a forked process
+        self._requests: IO[str] | None = None
+        self._answers: IO[str] | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
+
+    @property
+    def is_new(self) -> bool:
+        """True if no process is running, as far as is known."""
+        has_ended = self._process is not None and self._process.poll() is not None
+        return self._requests is None or has_ended
 
     def ask(self, request: PredictionRequest) -> Prediction:
         try:
@@ -243,13 +271,13 @@ class _Child:
             return unknown(f"the predictor failed: {error_text(error)}")
 
     def _answer(self, request: PredictionRequest) -> str:
-        if self._process is None or self._process.poll() is not None:
-            self._process = self._start()
-        timer = threading.Timer(_TIMEOUT_S, self._process.kill)
+        if self.is_new:
+            self.start()
+        timer = threading.Timer(_TIMEOUT_S, self._kill)
         timer.start()
         try:
-            print(request.to_json(), file=self._process.stdin, flush=True)
-            return next(iter(self._process.stdout or ()), "")
+            print(request.to_json(), file=self._requests, flush=True)
+            return next(iter(self._answers or ()), "")
         except BrokenPipeError:
             return ""
         finally:
@@ -259,28 +287,62 @@ class _Child:
         self._stop()
         self._stderr.close()
 
-    def _stop(self) -> None:
+    def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            # It may not have read its whole request, and a thread may be writing to it.
-            with suppress(OSError, ValueError):
-                self._process.communicate()
+        elif self._end_of_forked >= 0:
+            os.close(self._end_of_forked)
+            self._end_of_forked = -1
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _stop(self) -> None:
+        self._kill()
+        # It may not have read its whole request, and a thread may be writing to it.
+        for pipe in (self._requests, self._answers):
+            with suppress(OSError, ValueError):
+                if pipe is not None:
+                    pipe.close()
+        if self._process is not None:
+            self._process.wait()
+        self._process = self._requests = self._answers = None
+
+    def start(self, others: Sequence[_Child] = ()) -> None:
+        """Start the process. It forks the processes of the other children."""
         # As many children as cores run at the same time, each with one thread and without a GPU.
         own = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        return subprocess.Popen(
-            [*_COMMAND, str(self._lifeline)],
-            env={**os.environ, **own},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            pass_fds=[self._lifeline],
-            start_new_session=True,
-        )
+        ends = [other._open_pipes(self) for other in others]
+        self._forked_from = None
+        try:
+            self._process = subprocess.Popen(
+                [*_COMMAND, str(self._lifeline), *(",".join(map(str, each)) for each in ends)],
+                env={**os.environ, **own},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                text=True,
+                pass_fds=[self._lifeline, *chain(*ends)],
+                start_new_session=True,
+            )
+            self._requests, self._answers = self._process.stdin, self._process.stdout
+        finally:
+            for requests, answers, _, lifeline in ends:
+                for end in (requests, answers, lifeline):
+                    os.close(end)
+
+    def _open_pipes(self, parent: _Child) -> tuple[int, int, int, int]:
+        """Return the ends of new pipes for a forked process: requests, answers, errors, lifeline."""
+        requests, to_requests = os.pipe()
+        from_answers, answers = os.pipe()
+        lifeline, self._end_of_forked = os.pipe()
+        self._process, self._forked_from = None, parent
+        self._requests = open(to_requests, "w", encoding="utf-8")  # noqa: SIM115
+        self._answers = open(from_answers, encoding="utf-8")  # noqa: SIM115
+        return requests, answers, self._stderr.fileno(), lifeline
 
     def _last_line(self) -> str:
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
         lines = self._stderr.read().decode(errors="replace").splitlines()
-        return lines[-1][:160] if lines else "it printed nothing"
+        if lines:
+            return lines[-1][:160]
+        if self._forked_from is not None:  # which may have died before it forked this one
+            return self._forked_from._last_line()
+        return "it printed nothing"

@@ -1,7 +1,9 @@
 """The predicting process: `python -m tasks.prediction` answers each request line with a prediction.
 
 It ends at the end of its input. With the file descriptor of a lifeline as an argument it is killed
-when that closes, so that it never outlives its parent.
+when that closes, so that it never outlives its parent. Each further argument has the file
+descriptors of another predicting process, which is forked from this one when it has imported torch:
+for requests, answers and errors, and a lifeline.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import gc
 import os
 import sys
 import warnings
+from collections.abc import Iterable, Sequence
 
 from tasks.prediction.records import PredictionRequest
 from tasks.process.cpu_affinity import prefer_for_oom_kill
@@ -19,24 +22,47 @@ _NICENESS = 19  # cells that are measured at the same time have priority
 
 
 def main() -> None:
-    if sys.argv[1:]:
-        die_with_parent(int(sys.argv[1]))
+    lifelines, others = sys.argv[1:2], sys.argv[2:]
+    for lifeline in lifelines:
+        die_with_parent(int(lifeline))
     os.nice(_NICENESS)
     prefer_for_oom_kill()
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a user's model may print
     warnings.simplefilter("ignore")
     from tasks.prediction.predictor import Predictor
 
-    predictor = Predictor()
     # Collected after each cell instead, without examining torch's many small objects.
     gc.disable()
+    gc.freeze()
+    _fork_others([[int(end) for end in ends.split(",")] for ends in others])
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a user's model may print
+    predictor = Predictor()
     for line in sys.stdin:
         request = PredictionRequest.from_json(line)
         sys.path.extend(path for path in request.import_paths if path not in sys.path)
         print(predictor.predict(request).to_json(), file=answers, flush=True)
         gc.collect()
         gc.freeze()
+
+
+def _fork_others(others: Sequence[Sequence[int]]) -> None:
+    """Fork a process for each of these file descriptors, and return in all processes."""
+    descriptors = [descriptor for ends in others for descriptor in ends]
+    for requests, answers, errors, lifeline in others:
+        if os.fork() == 0:
+            os.setsid()  # its lifeline kills its process group
+            for standard, end in enumerate((requests, answers, errors)):
+                os.dup2(end, standard)
+            # A pipe ends only when all processes have closed its other end.
+            _close(descriptor for descriptor in descriptors if descriptor != lifeline)
+            die_with_parent(lifeline)
+            return
+    _close(descriptors)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,37 @@ def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.Monkey
         reasons = {child.ask(PredictionRequest(cell_of())).reason for _ in range(15)}
         child.close()
     assert {reason.partition(":")[0] for reason in reasons} == {"the predictor died"}
+
+
+@pytest.mark.process
+def test_other_predictors_are_forked_from_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    popen = subprocess.Popen
+
+    def start(*args: Any, **options: Any) -> Any:
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    first, second = (PredictionRequest(cell_of(context_length=length)) for length in (16, 32))
+    with lifeline() as end, closing(prediction._Child(end)) as child:
+        with closing(prediction._Child(end)) as forked:
+            child.start([forked])
+            assert [forked.ask(second).how, child.ask(first).how] == ["tracked", "tracked"]
+            forked._kill()
+            assert "the predictor died" in forked.ask(second).reason
+            assert forked.is_new
+        assert child.ask(second).how == "tracked"
+    assert len(started) == 1
+
+
+def test_predictors_are_started_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys; print(len(sys.argv) - 2, 'more', file=sys.stderr)"
+    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", script))
+    monkeypatch.setattr(prediction, "cores_here", lambda: 3)
+    cells = [cell_of(context_length=length) for length in (16, 32)]
+    reasons = {one.reason for one in predict_memory(cells, None, ()).values()}
+    assert reasons == {"the predictor died: 1 more"}
 
 
 def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
