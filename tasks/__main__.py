@@ -15,6 +15,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
@@ -129,7 +130,9 @@ def measure(attempt_file: str, journal_file: str | None, start_method: StartMeth
 
     start_method: how this process began; it is recorded as a fact.
     """
-    attempt = read_attempt(Path(attempt_file).read_text())
+    file = Path(attempt_file).absolute()
+    # The run may have been moved since the file was written.
+    attempt = replace(read_attempt(file.read_text()), folder=str(file.parent))
     prefer_for_oom_kill()
     with Path(journal_file or "/dev/stdout").open("a", encoding="utf-8") as stream:
         _measure(attempt, stream, start_method, by_hand=journal_file is None)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.common.hashing import text_digest
 from orchestrator.execution.child_environment import write_rerun_script
-from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
+from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 
 _TOKEN_FILE = ".driver"
 _COLD_CACHE = "cache"  # of a cell that compiles as if for the first time; never sent
@@ -94,12 +94,8 @@ def unpack(archive: AttemptArchive) -> None:
     with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
         for member in tar:
             _extract(tar, member, folder)
-    file = folder / ATTEMPT_FILE
-    if file.exists():
-        # It has the other host's folder, and RunWriter finds attempts by it.
-        stored = replace(read_attempt(file.read_text()), folder=archive.attempt.folder)
-        file.write_text(stored.to_json())
-        write_rerun_script(archive.attempt)
+    if (folder / ATTEMPT_FILE).exists():
+        write_rerun_script(archive.attempt)  # the one in the archive names the other host's folder
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:

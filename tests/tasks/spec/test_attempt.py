@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
 
+import tasks.__main__ as program
 from tasks.spec.attempt import Attempt, read_attempt
 
 MakeAttempt = Callable[..., Attempt]
@@ -38,3 +40,17 @@ def test_attempts_of_older_versions_have_no_checksum(make_attempt: MakeAttempt) 
     stored = json.loads(attempt.to_json())
     del stored["checksum"]
     assert read_attempt(json.dumps(stored)) == attempt
+
+
+def test_an_attempt_is_measured_in_the_folder_of_its_file(
+    make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = tmp_path / "moved" / "attempt.json"
+    moved.parent.mkdir()
+    moved.write_text(make_attempt().to_json())
+    measured: list[Attempt] = []
+    monkeypatch.setattr(program, "_measure", lambda attempt, *_, **__: measured.append(attempt))
+    monkeypatch.setattr(program, "prefer_for_oom_kill", lambda: None)
+    monkeypatch.setattr(program.os, "_exit", lambda code: None)
+    program.measure(str(moved), str(tmp_path / "journal"), "spawn")
+    assert [attempt.path for attempt in measured] == [moved.parent]
