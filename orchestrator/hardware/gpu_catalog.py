@@ -16,6 +16,8 @@ from tasks.spec.axes import Values
 _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORECASE)
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
 _SIZE = "the size: --gpu 24GiB"
+# What a prediction for an AMD card adds: it is made with CUDA's allocator and workspaces.
+UNTESTED_ON_AMD = "modelled with the allocator and libraries of CUDA, which is untested on AMD"
 # Operations per cycle of one SM of a GeForce; see the head of gpus.toml.
 _GEFORCE_RATES = {"fp32": 256, "tf32": 256, "bf16": 512}
 

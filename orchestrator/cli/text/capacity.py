@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.cli.text import format_gib, format_table
 from orchestrator.config.grid import Expansion
+from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD
 from orchestrator.planning.prediction_requests import cap_bytes
 from orchestrator.planning.request import SweepRequest
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
@@ -36,6 +37,8 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
     ]
     yield format_table(header, rows)
     yield from _what_is_equal(cells.cells, bounds.axis)
+    if found.gpu is not None and found.gpu.is_amd:
+        yield UNTESTED_ON_AMD
     if any(_is_undecided_between(group, bounds) for group in groups):
         undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
         yield (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from orchestrator.cli.text import format_gib, format_table
 from orchestrator.common.text import cell_count
-from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.request import SweepRequest
 from tasks.prediction.closed_form import ClosedForm, closed_form
@@ -77,7 +77,7 @@ def _explain_limit(card: GpuModel) -> Iterator[str]:
         " allocator would find no room in them, even after it has returned unused blocks"
     )
     if card.is_amd:
-        yield "modelled with the allocator and libraries of CUDA, which is untested on AMD"
+        yield UNTESTED_ON_AMD
 
 
 def _not_predicted(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str]:

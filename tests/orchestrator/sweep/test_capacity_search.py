@@ -15,7 +15,7 @@ from click.testing import Result
 from orchestrator.cli.text.capacity import describe_limits
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.events import AttemptStarted
-from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import prediction_requests as prediction
 from orchestrator.planning.history import read_histories
@@ -199,6 +199,14 @@ def test_lengths_between_the_limits_are_reported_as_undecided(
         "on the GPU itself --confirm measures it"
     )
     assert (footer in list(describe_limits(request, found, CONTEXT))) is is_reported
+
+
+def test_a_prediction_for_amd_is_untested(predicted: Any, request_where: Any) -> None:
+    predicted(tiny=(700, 1000))
+    request = request_where("size=tiny")
+    amd = replace(CARD, device="AMD Instinct MI300X")
+    lines = list(describe_limits(request, find_limits(request, CONTEXT, amd, None), CONTEXT))
+    assert UNTESTED_ON_AMD in lines
 
 
 def test_notes_of_predicted_rows(predicted: Any, request_where: Any) -> None:
