@@ -65,6 +65,8 @@ def varying_axes(results: CellTable) -> list[str]:
     tasks = cells["task"] if "task" in cells else pd.Series("", index=cells.index)
     varying = []
     for axis in results.axes:
+        if cells[axis].nunique(dropna=False) < 2:
+            continue
         # A task without an axis does not make it vary, nor does a null that follows from `timing`.
         by_task = cells[axis].groupby(tasks).nunique(dropna=axis in TIMING_AXES)
         if (by_task > 1).any():
@@ -94,10 +96,16 @@ def _indices(values: Sequence[object]) -> dict[object, int]:
 
 def sort_cells(cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
     """Return the cells in the order of the values of their axes."""
+    return cells.iloc[sorted_positions(cells, axes)]
+
+
+def sorted_positions(cells: pd.DataFrame, axes: list[str]) -> list[int]:
+    """Return the positions of the rows in the order of the values of their axes."""
     if not axes:
-        return cells
-    ranks = pd.DataFrame({axis: value_ranks(axis, cells[axis]) for axis in axes}, cells.index)
-    return cells.loc[ranks.sort_values(axes, kind="stable").index]
+        return list(range(len(cells)))
+    # A copy of all columns in this order would take most of the time.
+    ranks = pd.DataFrame({axis: list(value_ranks(axis, cells[axis])) for axis in axes})
+    return list(ranks.sort_values(axes, kind="stable").index)
 
 
 def axis_texts(row: Row, axes: list[str]) -> list[str]:

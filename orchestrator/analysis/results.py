@@ -9,10 +9,12 @@ from functools import cache, partial
 
 import pandas as pd
 
+from orchestrator.analysis.cell_cache import cells_key
 from orchestrator.analysis.cells import derive_cells
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.files import trim_memory
 from orchestrator.common.suggestions import suggestion
+from orchestrator.store.frame_cache import read_frame, write_frame
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import INCOMPLETE, Run
 from tasks.spec.status import Status
@@ -64,12 +66,19 @@ class Results:
         return self.read_table(table).merge(self.cells[["cell", "attempt"]])
 
 
-def load_results(run: Run) -> Results:
-    """Read the results of a run."""
-    results, samples = load_with_samples(run)
-    # The samples are the largest table: their memory is free before the report allocates its own.
-    del samples
-    trim_memory()
+def load_results(run: Run, every_version: bool = False) -> Results:
+    """Read the results of a run.
+
+    every_version: also read cells that were measured by an older version of their task, although
+        the run has newer ones.
+    """
+    key = cells_key(run, every_version)
+    results = _cached_results(run, key)
+    if results is None:
+        # The samples are the largest table: their memory is free before a report allocates its own.
+        results = _derived_results(run, every_version, run.read("samples", categories=True))
+        trim_memory()
+        _store_results(run, every_version, key, results)
     return results
 
 
@@ -81,6 +90,41 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     every_version: also read cells that were measured by an older version of their task, although
         the run has newer ones.
     """
+    key, samples = cells_key(run, every_version), run.read("samples", categories=True)
+    results = _cached_results(run, key)
+    if results is None:
+        results = _derived_results(run, every_version, samples)
+        _store_results(run, every_version, key, results)
+    return results, samples
+
+
+def _cached_results(run: Run, key: str) -> Results | None:
+    found = read_frame(key)
+    if found is None:
+        return None
+    cells, facts = found
+    # As `_derived_results` does, though nothing has changed since: they may raise RunError.
+    list(run.rows("predictions", ["cell"]))
+    return Results(
+        cells,
+        tuple(facts["axes"]),
+        run.read_manifest(),
+        cache(partial(_read_table, run)),
+        facts["cells_without_samples"],
+    )
+
+
+def _store_results(run: Run, every_version: bool, key: str, results: Results) -> None:
+    # Another process may have added a part in the meantime.
+    if cells_key(run, every_version) == key:
+        facts = {
+            "axes": results.axes,
+            "cells_without_samples": results.cells_without_samples,
+        }
+        write_frame(key, results.cells, facts)
+
+
+def _derived_results(run: Run, every_version: bool, samples: pd.DataFrame) -> Results:
     attempts, manifest = read_attempts(run), run.read_manifest()
     # A row that was written before a parameter existed has its default, as the cell's id has.
     defaults: Mapping[str, Mapping[str, object]] = manifest.get("defaults", {})
@@ -92,16 +136,14 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     attempts["params"] = params
     if not every_version:
         attempts = _of_latest_version(attempts)
-    samples = run.read("samples", categories=True)
     succeeded = set(attempts.loc[attempts["status"] == "ok", "cell"])
-    results = Results(
+    return Results(
         derive_cells(attempts, samples, run.read("predictions")),
         tuple(axes),
         manifest,
         cache(partial(_read_table, run)),
         len(succeeded.difference(samples["cell"].cat.categories)),
     )
-    return results, samples
 
 
 def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:

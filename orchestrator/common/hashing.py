@@ -7,7 +7,11 @@ from pathlib import Path
 
 
 def text_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return bytes_digest(text.encode())
+
+
+def bytes_digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def file_digest(file: Path) -> str:

@@ -79,6 +79,12 @@ def prepare(attempt: Attempt, environment: Mapping[str, str]) -> None:
     CHILD_STARTER.prepare(attempt, child_environment(_with_environment(attempt, environment)))
 
 
+def begin_to_prepare(attempt: Attempt, environment: Mapping[str, str]) -> None:
+    """Start what `prepare` waits for."""
+    own = child_environment(_with_environment(attempt, environment))
+    CHILD_STARTER.begin_to_prepare(attempt, own)
+
+
 def start_fork_template(
     folder: Path, attempt: Attempt, environment: Mapping[str, str], tag: Mapping[str, str]
 ) -> ForkServerTemplate:

@@ -120,6 +120,12 @@ class ChildStarter:
 
         This takes as long as a new process takes to import torch. The attempt needs no folder yet.
         """
+        self.begin_to_prepare(attempt, own)
+        if self.server is not None and is_forked(attempt):
+            self.server.wait_until_ready()
+
+    def begin_to_prepare(self, attempt: Attempt, own: Mapping[str, str]) -> None:
+        """Start what `prepare` waits for."""
         if not is_forked(attempt):
             return
         device = attempt.cell.params.device
@@ -130,7 +136,7 @@ class ChildStarter:
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
             self.server = connect_fork_server(device, own, self._output.fileno())
             self._key = key
-        self.server.prepare(ForkPreparation(attempt.cell.params.compiled))
+        self.server.begin_to_prepare(ForkPreparation(attempt.cell.params.compiled))
 
     def start(self, attempt: Attempt, own: Mapping[str, str], lifeline: int) -> Child:
         """Start the child of an attempt. Raises ForkServerLost.

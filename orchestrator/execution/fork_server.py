@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from orchestrator.execution.measuring_process import start_bound_process
 from tasks.process.fork_server import (
@@ -23,6 +24,7 @@ from tasks.process.fork_server import (
     READ_LATE,
     ForkPreparation,
     ForkRequest,
+    ProbeRequest,
 )
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
 from tasks.spec.axes import select
@@ -57,6 +59,7 @@ class ForkServer:
     process: subprocess.Popen[bytes] | None = None
     broken: str = ""
     _prepared: set[ForkPreparation] = field(default_factory=set)
+    _unanswered: int = 0  # preparations
 
     @property
     def is_alive(self) -> bool:
@@ -75,16 +78,41 @@ class ForkServer:
         # A broken one would break again, so it is not replaced.
         return not self.broken and not self.is_alive
 
-    def prepare(self, preparation: ForkPreparation) -> None:
-        """Make the server import what such cells need, once."""
+    def begin_to_prepare(self, preparation: ForkPreparation) -> None:
+        """Make the server import what such cells need, once, without waiting for it."""
         if self.broken or preparation in self._prepared:
             return
         self._prepared.add(preparation)
         try:
             self.channel.send(preparation.to_message())
-            self.broken = str(self.receive(PREPARATION_S).get("broken", ""))
-        except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
-            self.broken = f"it did not become ready: {error_text(error)}"
+            self._unanswered += 1
+        except OSError as error:
+            self._did_not_become_ready(error)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server has imported what the preparations need."""
+        while self._unanswered and not self.broken:
+            self._unanswered -= 1
+            try:
+                self.broken = str(self.receive(PREPARATION_S).get("broken", ""))
+            except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
+                self._did_not_become_ready(error)
+
+    def _did_not_become_ready(self, error: Exception) -> None:
+        self.broken = f"it did not become ready: {error_text(error)}"
+
+    def probe_host(self) -> Mapping[str, Any]:
+        """Return what `python -m tasks --probe` prints. Raises ForkServerLost."""
+        self.wait_until_ready()
+        request = ProbeRequest({name: os.environ[name] for name in READ_LATE if name in os.environ})
+        try:
+            self.channel.send(request.to_message())
+            answer = self.receive(PREPARATION_S)
+        except OSError as error:  # TimeoutError is an OSError
+            raise ForkServerLost(error_text(error)) from error
+        if reason := self.broken or answer.get("broken"):
+            raise ForkServerLost(str(reason))
+        return answer
 
     def fork(
         self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int
@@ -105,7 +133,7 @@ class ForkServer:
         except OSError as error:  # TimeoutError is an OSError
             raise ForkServerLost(error_text(error)) from error
 
-    def receive(self, timeout_s: float) -> Mapping[str, int | str]:
+    def receive(self, timeout_s: float) -> Mapping[str, Any]:
         """Return the server's next message. Raises TimeoutError or ForkServerLost."""
         self.channel.settimeout(timeout_s)
         try:
@@ -114,7 +142,7 @@ class ForkServer:
             raise ForkServerLost(error_text(error)) from error
         if not message:
             raise ForkServerLost("it has ended")
-        content: Mapping[str, int | str] = json.loads(message)
+        content: Mapping[str, Any] = json.loads(message)
         return content
 
     def close(self) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
+from orchestrator.execution.attempt import begin_to_prepare
 from orchestrator.execution.child_process import CHILD_STARTER
 from orchestrator.execution.events import AttemptStarted, DeviceLost
+from orchestrator.execution.fork_server import ForkServerLost
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.supervisor import Slot, measure, only_on
 from orchestrator.hardware.cpu_affinity import cores_here
@@ -21,16 +24,22 @@ from tasks.spec.outcome import Outcome
 
 
 class SerialScheduler(Scheduler):
-    """Runs one attempt at a time on the first GPUs of this host that have not failed."""
+    """Runs one attempt at a time on the first GPUs of this host that have not failed.
 
-    def __init__(self, notify: Notify) -> None:
+    example: an attempt like those to come; the fork server imports torch while the host is probed.
+    """
+
+    def __init__(self, notify: Notify, example: Attempt | None = None) -> None:
         self._notify = notify
+        if example is not None:
+            with suppress(OSError):  # it only saves time
+                begin_to_prepare(example, Slot(cores_here()).variables())
         self._gpus: dict[str, str] = {}  # visible name -> UUID
         self._models: tuple[GpuInfo, ...] = ()
         self._lost: dict[str, str] = {}  # visible name -> what happened to it
 
     def hosts(self) -> Sequence[HostInfo]:
-        host = probe_here()
+        host = _probe_in_fork_server() or probe_here()
         self._gpus, self._models = visible_gpu_uuids(host), host.gpus
         return [host]
 
@@ -39,7 +48,7 @@ class SerialScheduler(Scheduler):
         return int(has_kind)
 
     def prepare(self, attempt: Attempt) -> None:
-        """Do nothing: there is one process, which would have to wait for it."""
+        """Do nothing: the fork server was started first of all."""
 
     def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in queue:
@@ -63,3 +72,15 @@ class SerialScheduler(Scheduler):
 
     def close(self) -> None:
         CHILD_STARTER.close()
+
+
+def _probe_in_fork_server() -> HostInfo | None:
+    """Return what a child of the fork server finds out, or None if it cannot."""
+    if CHILD_STARTER.server is None:
+        return None
+    try:
+        return HostInfo.from_probe(CHILD_STARTER.server.probe_host())
+    except ForkServerLost:
+        # A late answer would be read as that of another request. `probe_here` reports what is wrong.
+        CHILD_STARTER.close()
+        return None

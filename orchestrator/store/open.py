@@ -10,7 +10,6 @@ from pathlib import Path
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import text_digest
 from orchestrator.store.mirror import RemoteRun, open_run
-from orchestrator.store.mirror_writer import open_remote_for_writing
 from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
@@ -63,6 +62,8 @@ def open_for_writing(run: Run, take_over: bool = False) -> AbstractContextManage
     take_over: own a bucket's folder even if another driver seems to be writing to it.
     """
     if isinstance(run, RemoteRun):
+        from orchestrator.store.mirror_writer import open_remote_for_writing
+
         return open_remote_for_writing(run, take_over)
     return open_folder_for_writing(run)
 

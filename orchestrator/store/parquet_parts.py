@@ -139,6 +139,22 @@ def _while_merging(folder: Path, read: Callable[[], Built]) -> Built:
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
 
 
+def part_versions(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time in ns of each part of a table.
+
+    A part is renamed into place and never changed: these stand for its rows.
+    """
+
+    def read_all() -> list[tuple[str, int, int]]:
+        versions = []
+        for path in sorted(folder.glob("*.parquet")):
+            status = path.stat()
+            versions.append((path.name, status.st_size, status.st_mtime_ns))
+        return versions
+
+    return _while_merging(folder, read_all)
+
+
 def replaced_parts(folder: Path) -> set[str]:
     """Return the names of the parts whose rows are in a merged part."""
     return _replaced_by(folder.glob(f"{_MERGED}*.parquet"))

@@ -22,6 +22,7 @@ from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, re
 from orchestrator.store.parquet_parts import (
     build_from_parts,
     damaged,
+    part_versions,
     read_parts,
     stored_rows,
     unmerged_parts,
@@ -126,6 +127,10 @@ class Run:
         """Yield the rows of a table, without importing pandas."""
         for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+    def table_versions(self, tables: Iterable[str]) -> list[object]:
+        """Return what changes with every change of some tables: names, sizes and times of parts."""
+        return [(table, part_versions(self.folder / table)) for table in tables]
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing from a table, by cell and number.

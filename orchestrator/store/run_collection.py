@@ -6,7 +6,7 @@ A cell is named RUN:CELL in every table, and `run` becomes the first of its para
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,10 @@ class RunCollection(Run):
                 if isinstance(dtype, pd.CategoricalDtype):
                     whole[column] = whole[column].astype("category")
         return whole
+
+    def table_versions(self, tables: Iterable[str]) -> list[object]:
+        names = tuple(tables)
+        return [(name, run.table_versions(names)) for name, run in self._runs.items()]
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing, by RUN:CELL and number."""

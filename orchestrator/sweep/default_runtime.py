@@ -17,7 +17,7 @@ def default_runtime(label: Label) -> Runtime:
 
     def open_scheduler(execution: ExecutionOptions, example: Attempt) -> Scheduler:
         if execution.scheduler == "serial":
-            return SerialScheduler(console.notify)
+            return SerialScheduler(console.notify, example)
         return RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
 
     return Runtime(open_scheduler, console)

@@ -7,7 +7,8 @@ start. A forked child has these modules immediately and is otherwise as separate
 The server answers over a socket that preserves message boundaries. A preparation is answered with
 `{"ready": true}` or `{"broken": reason}`. A request for a child, which comes with the file
 descriptors of a log and of a lifeline, is answered with `{"pid": …}` and, when the child has ended,
-`{"code": …}`.
+`{"code": …}`. A request for a probe is answered with what a forked child finds out about this host,
+so that torch is not imported for it alone, or with `{"broken": reason}`.
 
 The template of a host imports the same, and starts before it is known which slots will measure.
 For each connection, with the file descriptors of a log and of a lifeline, it forks a fork server
@@ -32,6 +33,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NoReturn
 
+from tasks.process.cpu_affinity import reset_niceness
 from tasks.process.lifeline import die_with_parent
 from tasks.process.subreaper import become_subreaper, children, kill_orphans
 
@@ -71,6 +73,16 @@ class ForkRequest:
     journal: str  # file
     folder: str  # the child's working directory
     variables: Mapping[str, str]  # values of READ_LATE; a variable without a value is unset
+
+    def to_message(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """The message to find out what this host can measure on."""
+
+    probe_with: Mapping[str, str]  # values of READ_LATE; a variable without a value is unset
 
     def to_message(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -138,6 +150,8 @@ def run_fork_server(
         if descriptors:
             _fork(channel, ForkRequest(**body), measure, descriptors)
             kill_orphans(own)
+        elif "probe_with" in body:
+            _probe_host(channel, ProbeRequest(**body))
         else:
             _prepare(channel, device, ForkPreparation(**body), proven)
 
@@ -166,6 +180,30 @@ def _fork(
     _lead_group(pid)
     _send(channel, {"pid": pid})
     _send(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+
+
+def _probe_host(channel: socket.socket, request: ProbeRequest) -> None:
+    # The child stays in this process's group: should it hang, both are killed together.
+    pid = os.fork()
+    if pid == 0:
+        _exit_after(partial(_send_probe, channel, request))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code != 0:
+        _send(channel, {"broken": f"a forked child ended with code {code} while it looked"})
+
+
+def _send_probe(channel: socket.socket, request: ProbeRequest) -> None:
+    from tasks.process.environment import probe
+
+    _set_read_late(request.probe_with)
+    reset_niceness()
+    _send(channel, probe())
+
+
+def _set_read_late(variables: Mapping[str, str]) -> None:
+    for name in READ_LATE:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
 
 
 def import_everything(compiled: bool) -> None:
@@ -243,9 +281,7 @@ def _run_child(request: ForkRequest, measure: Measure, log: int, lifeline: int) 
         os.dup2(nothing.fileno(), 0)
     _write_output_to(log)
     os.chdir(request.folder)
-    for name in READ_LATE:
-        os.environ.pop(name, None)
-    os.environ.update(request.variables)
+    _set_read_late(request.variables)
     die_with_parent(lifeline)
     measure(request.attempt, request.journal)
 

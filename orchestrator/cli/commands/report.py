@@ -98,7 +98,6 @@ def report(**chosen: Any) -> None:
     from orchestrator.analysis.results import load_results
     from orchestrator.report.formats.files import files_of
     from orchestrator.report.formats.terminal import Screen, overview
-    from orchestrator.report.references.tables import reference_tables
     from orchestrator.store.open import open_runs, published_reference
 
     options = ReportOptions(**chosen)
@@ -107,7 +106,11 @@ def report(**chosen: Any) -> None:
         return
     run = open_runs(options.run_folders)
     results = load_results(run)
-    references = reference_tables(options.reference or published_reference(run))
+    references: tuple[Table, ...] = ()
+    if device := options.reference or published_reference(run):
+        from orchestrator.report.references.tables import reference_tables
+
+        references = reference_tables(device)
     selected = _selected_cells(results, options)
     whole = None
     if options.tables or options.selects_cells:
@@ -138,11 +141,12 @@ def report(**chosen: Any) -> None:
 
 def _selected_cells(results: Results, options: ReportOptions) -> Results:
     from orchestrator.analysis.results import choose_cells, choose_where
-    from orchestrator.config.selection import parse_selection
 
     if options.cells is not None:
         results = choose_cells(results, _cell_prefixes(options.cells))
     if options.wheres:
+        from orchestrator.config.selection import parse_selection
+
         results = choose_where(results, parse_selection((), options.wheres).where)
     return results
 
@@ -217,11 +221,12 @@ def _warn_of_missing_tables(
     pages: Sequence[RenderedTable],
     references: tuple[Table, ...],
 ) -> None:
-    from orchestrator.report.references.tables import nothing_in_common
     from orchestrator.report.tables.registry import lay_out
 
     has_cells = len(selected.cells) > 0
     if options.reference is not None and has_cells and not lay_out(selected, (), references):
+        from orchestrator.report.references.tables import nothing_in_common
+
         click.echo(nothing_in_common(options.reference), err=True)
     elif not pages and has_cells and options.tables:
         click.echo(f"no cell of these is for {', '.join(options.tables)}")

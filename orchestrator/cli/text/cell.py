@@ -33,14 +33,13 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
 
     with_traceback: end with the whole message and traceback of the last attempt.
     """
-    from orchestrator.analysis.results import read_attempts
+    from orchestrator.analysis.results import load_results, read_attempts
 
     attempts = read_attempts(run.require())
     cell = find_cell(prefix, attempts["cell"].unique(), run)
     attempts = attempts[attempts["cell"] == cell].sort_values("attempt")
-    samples, predictions = run.read("samples"), run.read("predictions")
+    samples = run.read("samples")
     samples = samples[samples["cell"] == cell]
-    predictions = predictions[predictions["cell"] == cell]
     rows = attempts.to_dict("records")
     last = rows[-1]
     number = int(last["attempt"])
@@ -49,7 +48,8 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
     yield escape_unprintable("parameters: " + ", ".join(parameters))
     for row in rows:
         yield from _attempt(row)
-    yield from _result(attempts, samples, predictions)
+    cells = load_results(run, every_version=True).cells
+    yield from _result(cells[cells["cell"] == cell])
     yield from _samples(samples[samples["attempt"] == number])
     run.fetch_artifacts(cell)
     artifacts = read_artifacts(run, cell, number)
@@ -99,15 +99,12 @@ def _printable(line: str) -> str:
     return escape_unprintable(line.expandtabs())
 
 
-def _result(
-    attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame
-) -> Iterator[str]:
-    """Return the columns of the tables that can be derived from the cell's own rows."""
+def _result(cells: pd.DataFrame) -> Iterator[str]:
+    """Return the most important columns of a frame of one cell."""
     from orchestrator.analysis.axes import is_null
-    from orchestrator.analysis.cells import derive_cells
     from orchestrator.report.tables.formatters import gib, median_interval, number, of_steps, text
 
-    (row,) = derive_cells(attempts, samples, predictions).to_dict("records")
+    (row,) = cells.to_dict("records")
     columns = {
         "step_ms_median": ("step, ms", of_steps(median_interval("step_ms"))),
         "tokens_per_s": ("tokens per second", number("tokens_per_s", ",.0f")),

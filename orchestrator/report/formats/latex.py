@@ -6,8 +6,6 @@ import re
 import unicodedata
 from functools import cache
 
-from tabulate import LATEX_ESCAPE_RULES
-
 from orchestrator.report.formats.fitting import (
     BETWEEN_COLUMNS_PT,
     fitting_view,
@@ -50,13 +48,18 @@ _ACCENTS = {
     "\u0307": ".", "\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0323": "d",
     "\u0327": "c",
 }  # fmt: skip
+_MARKUP = {
+    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "^": r"\^{}", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "<": r"\ensuremath{<}",
+    ">": r"\ensuremath{>}",
+}  # fmt: skip
 _COMMANDS = (
-    LATEX_ESCAPE_RULES
+    _MARKUP
     | _TEXT
     | {letter: rf"\ensuremath{{{command}}}" for letter, command in _MATHEMATICS.items()}
 )
 # Includes the second of two hyphens, which LaTeX would print as a dash.
-_TO_REPLACE = re.compile(rf"(?<=-)-|[`|{re.escape(''.join(LATEX_ESCAPE_RULES))}]|[^\x00-\x7f]")
+_TO_REPLACE = re.compile(rf"(?<=-)-|[`|{re.escape(''.join(_MARKUP))}]|[^\x00-\x7f]")
 
 
 def to_ascii_latex(text: str) -> str:

@@ -17,7 +17,15 @@ import pandas as pd
 from orchestrator.analysis.axes import RUN, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.text.cell_names import LENGTH, NAME, cell_keys, names_of, ordered, scope_of
+from orchestrator.report.text.cell_names import (
+    LENGTH,
+    NAME,
+    SCOPE_COLUMNS,
+    cell_keys,
+    names_of,
+    ordered,
+    scope_of,
+)
 from orchestrator.report.text.pairs import HIGH, LOW, TIME
 
 _DIGITS = 5
@@ -49,12 +57,13 @@ _TEXTS = ("task", "status", "stage", "phase", "gpu", "cpu", "torch", "host", "co
 def cell_columns(results: Results) -> dict[str, Any]:
     """Return the columns of all cells: texts as indices of ordered words, numbers, and axes."""
     cells = results.cells
-    named = cells.assign(**{NAME: names_of(cells)})
+    scopes = cells[[column for column in SCOPE_COLUMNS if column in cells]]
+    named = scopes.assign(**{NAME: names_of(cells)})
     run = str(results.manifest.get("name", "run"))
     runs = cells[RUN] if RUN in cells and cells[RUN].notna().any() else pd.Series(run, cells.index)
     columns = {
         "key": {"v": list(cell_keys(results))},
-        "title": {"v": [scope_of(row) for row in named.to_dict("records")]},
+        "title": {"v": [scope_of(row) for row in scopes.to_dict("records")]},
         "run": _words(runs.fillna(run), ordered_values(RUN, runs)),
         "name": _words(named[NAME], ordered(NAME, named)),
     }

@@ -10,13 +10,22 @@ import pandas as pd
 from orchestrator.analysis.axes import has_value, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.text.cell_names import LENGTH, NAME, cell_keys, names_of, ordered
+from orchestrator.report.text.cell_names import (
+    LENGTH,
+    NAME,
+    SCOPE_COLUMNS,
+    cell_keys,
+    names_of,
+    ordered,
+)
 from orchestrator.report.text.numbers import number
 from orchestrator.report.text.pairs import preferring
 from orchestrator.report.text.slices import evenly
 from tasks.spec.status import OUT_OF_MEMORY
 
 _LIMIT, _PEAK = "memory_limit_gib", "peak_allocated_bytes"
+# Of several hundred columns: each choice of rows copies all columns of its frame.
+_READ = (*SCOPE_COLUMNS, "status", "attention", _LIMIT, _PEAK)
 _SHADES = 4  # classes f0 to f4
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 2
 
@@ -45,7 +54,8 @@ def fit_panels(results: Results) -> list[FitPanel]:
     cells = results.cells
     if not {"task", _LIMIT, LENGTH} <= set(cells) or cells[_LIMIT].nunique() < 2:
         return []
-    cells = cells.assign(**{NAME: names_of(cells), "key": cell_keys(results)})
+    read = [column for column in _READ if column in cells]
+    cells = cells[read].assign(**{NAME: names_of(cells), "key": cell_keys(results)})
     cells = cells[(cells["task"] == "train_step") & cells["status"].isin(("ok", *OUT_OF_MEMORY))]
     cells = preferring(cells, {"pass": "train_step", "compile": "eager", "attention": "naive"})
     grid = cells[cells[_LIMIT].notna()].drop_duplicates([NAME, LENGTH, "precision"])

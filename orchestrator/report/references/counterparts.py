@@ -8,8 +8,8 @@ comparable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -75,6 +75,8 @@ class KernelFigures:
     """The kernel times of one cell."""
 
     kernels: pd.DataFrame
+    # By phase and by what is ranked: write-ups publish many ranks of one list.
+    _shares: dict[tuple[str, str], Sequence[float]] = field(default_factory=dict)
 
     @cached_property
     def gemm_share(self) -> float | None:
@@ -87,12 +89,18 @@ class KernelFigures:
 
     def share(self, phase: str, among: str, rank: int) -> float | None:
         """Return the share of the phase's kernel time that its kernel of this rank takes."""
+        if (phase, among) not in self._shares:
+            self._shares[phase, among] = self._sorted_shares(phase, among)
+        shares = self._shares[phase, among]
+        return shares[rank - 1] if rank <= len(shares) else None
+
+    def _sorted_shares(self, phase: str, among: str) -> Sequence[float]:
         inside = self.kernels[self.kernels["phase"].isin(_PASSES.get(phase, (phase,)))]
         # A kernel of unknown class may be a matrix product.
         is_product = inside["kernel_class"].isin([GEMM, UNKNOWN_CLASS])
         chosen = inside[~is_product] if among == NOT_GEMM else inside
-        longest = chosen.groupby("name", observed=True)["ms"].sum().nlargest(rank)
-        return float(longest.iloc[-1] / inside["ms"].sum()) if len(longest) == rank else None
+        times_ms = chosen.groupby("name", observed=True)["ms"].sum().sort_values(ascending=False)
+        return [float(ms) for ms in times_ms / inside["ms"].sum()]
 
     def part_ms(self, phase: str, part: str) -> float | None:
         """Return the milliseconds of a part, or None if it is fused with another part."""

@@ -46,30 +46,46 @@ def matches(
     numbers: Iterable[ReferenceNumber], rows: Iterable[Row]
 ) -> Iterator[tuple[ReferenceNumber, Row]]:
     """Yield each number with each of our cells that it may belong to."""
-    candidates: dict[tuple[str, Any], list[Row]] = defaultdict(list)
+    rows_of_task: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        length = row["context_length"] if has_value(row, "context_length") else None
-        candidates[row["task"], length].append(row)
+        rows_of_task[row["task"]].append(row)
+    # Indices of rows by condition: thousands of numbers have a few dozen conditions in common.
+    agreeing: dict[object, set[int]] = {}
     for number in numbers:
-        length = number.only("context_length")
-        for (task, own_length), cells in candidates.items():
-            if task == number.task and (length is None or own_length == length):
-                yield from ((number, row) for row in cells if fits(number, row))
+        candidates = rows_of_task[number.task]
+        fitting = set(range(len(candidates)))
+        for axis in _compared_axes(number):
+            condition = (number.task, axis, number.axes[axis], *_decisive_fields(axis, number))
+            if condition not in agreeing:
+                agreeing[condition] = {
+                    index for index, row in enumerate(candidates) if _agrees(axis, number, row)
+                }
+            fitting &= agreeing[condition]
+        for index in sorted(fitting):
+            if _has_usual_setting(number, candidates[index]):
+                yield number, candidates[index]
 
 
-def fits(number: ReferenceNumber, row: Row) -> bool:
-    """Return True if the number may belong to this cell of ours.
+def _compared_axes(number: ReferenceNumber) -> list[str]:
+    return [axis for axis in number.axes if axis not in _NOT_COMPARED]
 
-    The write-ups use the course's vocabulary and, unless they state another one, the course's
-    attention.
+
+def _has_usual_setting(number: ReferenceNumber, row: Row) -> bool:
+    """Return True if the cell has the course's vocabulary and, unless the number states another
+    one, the course's attention.
     """
     if has_value(row, "vocab_size") and row["vocab_size"] != VOCAB_SIZE:
         return False
     has_other_attention = has_value(row, "attention") and row["attention"] != "naive"
-    if number.task == "train_step" and "attention" not in number.axes and has_other_attention:
-        return False
-    compared = [axis for axis in number.axes if axis not in _NOT_COMPARED]
-    return all(_agrees(axis, number, row) for axis in compared)
+    states_none = number.task == "train_step" and "attention" not in number.axes
+    return not (states_none and has_other_attention)
+
+
+def _decisive_fields(axis: str, number: ReferenceNumber) -> tuple[object, ...]:
+    """Return what `_agrees` reads of a number besides the allowed values of the axis."""
+    if axis == "size":
+        return (number.year,)
+    return (number.phase, number.metric) if axis == "pass" else ()
 
 
 def _agrees(axis: str, number: ReferenceNumber, row: Row) -> bool:

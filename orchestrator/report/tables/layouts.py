@@ -19,7 +19,7 @@ from orchestrator.analysis.axes import (
     has_value,
     key_axes,
     ordered_values,
-    sort_cells,
+    sorted_positions,
 )
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
@@ -75,13 +75,13 @@ class _FrameRow(Mapping[str, Any]):
 
 def each(cells: pd.DataFrame) -> Iterator[Row]:
     """Return the rows of a frame as mappings, like `to_dict("records")` but converted lazily."""
-    columns = _ColumnLists(cells)
-    return (_FrameRow(columns, index) for index in range(len(cells)))
+    return each_sorted(cells, [])
 
 
 def each_sorted(cells: pd.DataFrame, axes: list[str]) -> Iterator[Row]:
     """Return the rows of a frame in the order of the values of these axes."""
-    return each(sort_cells(cells, axes))
+    columns = _ColumnLists(cells)
+    return (_FrameRow(columns, index) for index in sorted_positions(cells, axes))
 
 
 def groups(cells: pd.DataFrame, axes: list[str], then: Sequence[str] = ()) -> list[list[Row]]:

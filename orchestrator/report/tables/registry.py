@@ -73,7 +73,8 @@ def lay_out(
     for name in names or by_name:
         table = by_name[name]
         try:
-            grid, settings = table.lay_out(results), table.settings(results)
+            chosen = table.choose(results)
+            grid, settings = table.lay_out(chosen), table.settings(chosen)
         except Exception as error:  # one table that fails must not cost the report
             settings = {}
             grid = TableGrid([], [Heading(_PROBLEM)], [[Entry(typed_error_text(error))]])

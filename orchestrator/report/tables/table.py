@@ -59,12 +59,15 @@ class Table:
     cells: CellFilter = lambda cells: cells
     is_default: bool = False
 
-    def lay_out(self, results: Results) -> TableGrid:
+    def choose(self, results: Results) -> Results:
+        """Return the results of the cells that pass the filter."""
+        return replace(results, cells=self.cells(results.cells))
+
+    def lay_out(self, chosen: Results) -> TableGrid:
         """Return the grid without rows and columns in which no measure has a value."""
-        chosen = self.cells(results.cells)
-        if chosen.empty:
+        if chosen.cells.empty:
             return TableGrid([], [], [])
-        grid = self.layout.lay_out(replace(results, cells=chosen))
+        grid = self.layout.lay_out(chosen)
         first = len(grid.keys)
         # Of 1,028 published rows of times, 425 were of cells whose memory alone was measured.
         filled = [row for row in grid.rows if not all(entry.is_missing for entry in row[first:])]
@@ -72,10 +75,9 @@ class Table:
         has_values = any(heading.title != NOTES for heading in grid.measures)
         return grid if has_values else TableGrid([], [], [])
 
-    def settings(self, results: Results) -> dict[str, str]:
+    def settings(self, chosen: Results) -> dict[str, str]:
         """Return the axes that readers look for and that have one value in all cells."""
-        cells = self.cells(results.cells)
-        settings = {}
+        cells, settings = chosen.cells, {}
         has_own_model = "model" in cells and bool(cells["model"].notna().any())
         for axis in _SETTINGS:
             if axis == "attention" and has_own_model:
@@ -105,7 +107,7 @@ def _without_empty_columns(grid: TableGrid) -> TableGrid:
     return TableGrid(keys, measures, rows, grid.compared)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RenderedTable:
     """A table with all its rows. Rows refer to `notes` by number, starting at 1.
 

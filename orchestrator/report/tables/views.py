@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.report.tables.entries import Entry
-from orchestrator.report.tables.table import Heading, RenderedTable, Rows, Table, TableGrid
+from orchestrator.report.tables.table import Heading, RenderedTable, Rows, Table
 from orchestrator.report.text.slices import usual_value
 
 MAX_KEYS = 3
@@ -86,7 +87,7 @@ def view_of(
     keys, rows = page.grid.keys, page.rows
     sliced: dict[str, str] = {}
     if max_rows is not None and max_columns is not None:
-        rows, sliced = _slice(page.grid, max_rows)
+        rows, sliced = _slice(page, max_rows)
     lifted = {} if max_columns is None else _constants(keys, rows)
     shown = [index for index, key in enumerate(keys) if key not in lifted]
     measures = _measures(page, rows)
@@ -107,30 +108,40 @@ def view_of(
     )
 
 
-def _slice(grid: TableGrid, max_rows: int) -> tuple[Rows, dict[str, str]]:
+# A format that must fit a page tries views with several numbers of columns.
+@lru_cache(maxsize=4)
+def _slice(page: RenderedTable, max_rows: int) -> tuple[Rows, dict[str, str]]:
     """Return the rows of one slice, and the values that choose it."""
+    grid = page.grid
     keys, rows = grid.keys, grid.rows
     sliced: dict[str, str] = {}
+    varying = _varying(keys, rows)
     # Without a default, an axis that every reader looks for is not sliced.
     fixed = {*MAIN, *ALWAYS_SHOWN}
     others = [key for key in reversed(keys) if key not in fixed]
     for key in [key for key in (*MAIN, *others) if key in keys and key != grid.compared]:
-        varying = [one for one in keys if one not in _constants(keys, rows)]
         if key not in varying or (len(rows) <= max_rows and len(varying) <= MAX_KEYS):
             continue
         index = keys.index(key)
         sliced[key] = usual_value(key, [row[index].text for row in rows])
         rows = [row for row in rows if row[index].text == sliced[key]]
+        varying = _varying(keys, rows)
     return rows, sliced
+
+
+def _varying(keys: Sequence[str], rows: Rows) -> list[str]:
+    constants = _constants(keys, rows)
+    return [key for key in keys if key not in constants]
 
 
 def _constants(keys: Sequence[str], rows: Rows) -> dict[str, str]:
     """Return the keys that have the same value in all rows. The first key of one row stays."""
     constants = {}
-    for index, key in enumerate(keys):
-        values = {row[index].text for row in rows}
-        if len(values) == 1:
-            constants[key] = values.pop()
+    for index, key in enumerate(keys if rows else ()):
+        first = rows[0][index].text
+        # Ends at the first other value. A set of all texts took a sixth of a large report's time.
+        if all(row[index].text == first for row in rows):
+            constants[key] = first
     if len(constants) == len(keys):
         constants.pop(next(iter(keys), ""), None)
     return constants

@@ -21,6 +21,8 @@ LENGTH = "context_length"
 NAME = "model_name"  # column with the name of a cell's model, which charts and maps add
 # Axes that name a model, and the word in front of their values.
 NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
+NAME_COLUMNS = (*dict(NAMING), "task")
+SCOPE_COLUMNS = (*NAME_COLUMNS, LENGTH, "precision", "compile", "pass")
 
 
 def name_of(row: Row) -> str:

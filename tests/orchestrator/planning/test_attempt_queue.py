@@ -246,6 +246,21 @@ def test_the_time_to_go_is_that_of_all_places_and_learns(
     assert queue_of(tmp_path, cells).remaining_s() is None
 
 
+def test_the_time_to_go_of_many_cells_is_estimated_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter((0.0, 1.0, 9.5, 10.5))
+    estimates = []
+    monkeypatch.setattr(queue_module, "_MANY_CELLS", 5)
+    queue = Simulation(tmp_path, [cell(size="xl", seed=seed) for seed in range(6)], 2).queue
+    monkeypatch.setattr(
+        queue, "_estimate_remaining_s", lambda at_s: estimates.append(at_s) or 100.0
+    )
+    monkeypatch.setattr(queue_module.time, "monotonic", lambda: next(times))
+    assert [queue.remaining_s() for _ in range(4)] == [100.0, 99.0, 90.5, 100.0]
+    assert estimates == [0.0, 10.5]
+
+
 def test_what_would_not_end_in_time_makes_room_for_what_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.references.matching import fits, matches, unstated
+from orchestrator.report.references.matching import matches, unstated
 from orchestrator.report.references.records import ReferenceNumber
 
 STATED: dict[str, tuple[Any, ...]] = {
@@ -50,6 +50,10 @@ NUMBER = ReferenceNumber(
     value=Decimal("1.5"),
     unit="s",
 )
+
+
+def fits(number: ReferenceNumber, row: dict[str, Any]) -> bool:
+    return list(matches([number], [row])) == [(number, row)]
 
 
 def stated(**changes: Any) -> ReferenceNumber:
