@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
 from orchestrator.analysis.axes import Row, has_value
