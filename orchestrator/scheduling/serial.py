@@ -79,7 +79,7 @@ def _probe_in_fork_server() -> HostInfo | None:
     if CHILD_STARTER.server is None:
         return None
     try:
-        return HostInfo.from_probe(CHILD_STARTER.server.probe_host())
+        return HostInfo.from_probe(dict(CHILD_STARTER.server.probe_host()))
     except ForkServerLost:
         # A late answer would be read as that of another request. `probe_here` reports what is wrong.
         CHILD_STARTER.close()
