@@ -119,6 +119,8 @@ def _slice(page: RenderedTable, max_rows: int) -> tuple[Rows, dict[str, str]]:
     # Without a default, an axis that every reader looks for is not sliced.
     fixed = {*MAIN, *ALWAYS_SHOWN}
     others = [key for key in reversed(keys) if key not in fixed]
+    if grid.compared == "attention":
+        others.append("context_length")  # implementations are compared at one context
     for key in [key for key in (*MAIN, *others) if key in keys and key != grid.compared]:
         if key not in varying or (len(rows) <= max_rows and len(varying) <= MAX_KEYS):
             continue

@@ -134,6 +134,15 @@ def about_attention(results: Results) -> Iterator[str]:
     )
 
 
+def about_failures(results: Results) -> Iterator[str]:
+    """Yield how many cells have no result, by status, of a run in which others have one."""
+    statuses = results.cells["status"].value_counts()
+    failed = statuses.drop("ok", errors="ignore")
+    if len(failed) and "ok" in statuses:
+        listed = ", ".join(f"{count:,} {status}" for status, count in failed.items())
+        yield f"{counted(int(failed.sum()), 'cell')} ended without a result: {listed}."
+
+
 def about_trust(results: Results) -> Iterator[str]:
     """Yield how many cells have a wide interval or were disturbed."""
     cells = results.cells
@@ -165,6 +174,7 @@ _LEADS: Mapping[str, Callable[[Results], Iterator[str]]] = {
     "compile": about_compiling,
     "memory": about_memory,
     "attention": about_attention,
+    "failures": about_failures,
     "trust": about_trust,
 }
 

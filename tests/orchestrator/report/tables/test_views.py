@@ -53,6 +53,16 @@ def test_compared_values_are_not_sliced() -> None:
     assert view.caption.endswith("Shown: compile=eager.")
 
 
+def test_implementations_of_attention_are_compared_at_one_context() -> None:
+    names = [Entry(f"way {number}") for number in range(9)]
+    lengths = [Entry("256"), Entry("512"), Entry("1024")]
+    rows = [[name, length, milliseconds(1.0)] for name, length in product(names, lengths)]
+    keys = ["attention", "context_length"]
+    view = view_of(table_of(TableGrid(keys, [Heading("m")], rows, compared="attention")))
+    assert len(view.rows) == len(names)
+    assert view.caption.endswith("Shown: context_length=256.")
+
+
 def test_the_first_measures_are_the_most_important() -> None:
     view = view_of(table_of(grid_of("blocks", measures=9)))
     assert [measure.name for measure in view.measures] == ["m0", "m1", "m2", "m3", "m4"]

@@ -96,6 +96,14 @@ def test_attention_names_the_fastest_and_the_smallest_at_the_longest_context() -
     assert said("attention", *cells[:2]) == ""
 
 
+def test_failures_are_counted_by_status_if_something_was_measured() -> None:
+    failed = [{**step(float("nan")), "status": status} for status in ("oom", "oom", "crashed")]
+    assert said("failures", *failed) == ""  # the table of reasons is open then
+    assert said("failures", step(10), *failed) == (
+        "3 cells ended without a result: 2 oom, 1 crashed."
+    )
+
+
 def test_trust_counts_each_reason_for_doubt() -> None:
     cells = [
         step(10, cpu_bound=True, concurrent_attempts=2.0, interval_wide=True, power_capped_ns=0),
