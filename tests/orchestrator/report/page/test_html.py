@@ -95,7 +95,7 @@ def run(tmp_path: Path, make_outcome: MakeOutcome) -> Run:
         writer.write_manifest(
             {
                 "name": SCRIPT,
-                "config": {"description": SCRIPT},
+                "config": {"name": "test", "grids": [], "description": SCRIPT},
                 "invocations": [{"time": "now", "command": ["run", SCRIPT], "commit": SCRIPT}],
             }
         )
