@@ -65,6 +65,7 @@ def config_page() -> str:
         EXAMPLE.strip(),
         "",
         "`--set AXIS=VALUE` replaces values from the command line and wins over `override`. `--where` selects cells.",
+        "Of zipped axes, set all of a group together.",
     ]
     shared = set(Params.model_fields)
     for name, task in sorted(all_tasks().items()):
@@ -94,6 +95,11 @@ grids:
     exclude: [{size: 2.7B, context_length: 1024}]
     override: [{when: {size: small}, set: {measured_steps: 50}}]
     include: [{size: small, context_length: 4096}]
+  - task: train_step
+    axes: {precision: [fp32, bf16], model_args.n_layer: [6, 12]}   # keys of a mapping are axes too
+    zip:                          # the lists of a group advance together: 2 × 2 × 3 cells
+      - {context_length: [512, 1024, 2048], batch_size: [16, 8, 4]}
+    fixed: {model: "my_models:Gpt", model_args: {n_head: 8}}
 ```
 """
 

@@ -128,7 +128,7 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> Values:
     dims = params.dimensions
     return {
         **precision_facts(params),
-        "model_source": source_digest(params.model, sys.path) if params.model else None,
+        "model_source": _model_source(params),
         "parameter_dtype": dtype_name(next(model.parameters()).dtype),
         "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
         "attention_asked": params.attention if dims else None,
@@ -138,6 +138,12 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> Values:
         "parameters_expected": _expected_parameters(params),
         **_attention_flops(params),
     }
+
+
+def _model_source(params: TrainStepParams) -> str | None:
+    if params.model is None or params.is_preset:
+        return None
+    return source_digest(params.model, sys.path)
 
 
 def _expected_parameters(params: TrainStepParams) -> int | None:

@@ -95,6 +95,8 @@ ONLY_IN = {
     "altair": ["orchestrator/report/*"],
     "jinja2": ["orchestrator/report/*"],
     "vl_convert": ["orchestrator/report/*"],
+    "transformers": ["tasks/training/hugging_face.py", "tasks/prediction/resizing.py"],
+    "peft": [],
 }
 # Files of model/ and tasks/ that start without torch, since orchestrator imports them.
 WITHOUT_TORCH = [
@@ -150,6 +152,16 @@ def test_third_party_packages_stay_in_their_files(path: Path) -> None:
         assert not any(is_within(module, "torch") for module in modules)
 
 
+def test_transformers_is_imported_by_cells_that_need_it_alone() -> None:
+    for name in ONLY_IN["transformers"]:
+        found = []
+        for node in ast.parse((ROOT / name).read_text()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found.append(ast.unparse(node))
+        assert found
+        assert not [text for text in found if "transformers" in text]
+
+
 def test_no_module_imports_itself_through_others() -> None:
     graph = {module_name(path): imported_modules(path) & MODULES for path in FILES}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
@@ -174,7 +186,7 @@ def test_no_two_classes_share_a_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-FOR_MEASURING = {"torch", "ray"}
+FOR_MEASURING = {"torch", "ray", "transformers"}
 FOR_TABLES = FOR_MEASURING | {"pandas", "altair", "vl_convert", "jinja2", "rich"}
 FOR_HELP = FOR_TABLES | {"pyarrow", "numpy", "pydantic"}
 # The modules that a command must not import: most of them take longer than the command itself.
@@ -183,6 +195,7 @@ FORBIDDEN_IMPORTS = {
     "report --help": FOR_HELP,
     "plan --help": FOR_HELP,
     "plan configs/full.yaml": FOR_TABLES,
+    "plan configs/models.yaml": FOR_TABLES,
     "plan configs/demo.yaml --memory": FOR_TABLES,
     "status {run}": FOR_TABLES,
     "report {run}": FOR_MEASURING,

@@ -80,13 +80,13 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         [*TRAINING, "vocab_size=200", "checkpointing=none,groups:2,selective"],
         [],
         {"ok": 6},
-        {"memory", "timings"},
+        {"memory", "timings", "tradeoffs"},
     ),
     "optimizers": (
         [*TRAINING, "vocab_size=200"], ["optimizer=sgd"], {"ok": 2}, {"memory", "timings"},
     ),
     "long-context": ([*TRAINING, "vocab_size=200"], [], {"ok": 4}, {"memory"}),
-    "accumulation": ([*TRAINING, "vocab_size=200"], [], {"ok": 6}, {"memory", "timings"}),
+    "accumulation": ([*TRAINING, "vocab_size=200"], [], {"ok": 6}, {"memory", "timings", "tradeoffs"}),
     "leaderboard": (
         [
             *STEPS, "d_model=32", "d_ff=64", "num_layers=2", "num_heads=2", "vocab_size=200", "context_length=8",

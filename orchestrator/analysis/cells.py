@@ -33,6 +33,7 @@ from orchestrator.analysis.sound_cells import apply_to_sound_cells
 from orchestrator.analysis.timing_columns import host_lead
 from orchestrator.common.files import trim_memory
 from orchestrator.store.layout import RUN_SEPARATOR
+from tasks.spec.cell import dotted_values
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, Fact, Format
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS, Metric, metric_named
@@ -121,7 +122,7 @@ def derive_cells(
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters, the end, the facts and the evidence of each attempt."""
-    params = _unfold(rows["params"])
+    params = _unfold(rows["params"].map(_with_keys))
     facts = _typed(_unfold(rows["facts"]), FACTS)
     evidence = _typed(_unfold(rows["evidence"]), EVIDENCE)
     ending = rows[[*_ATTEMPT_COLUMNS]]
@@ -198,7 +199,22 @@ def _unfold(column: pd.Series) -> pd.DataFrame:
     for name in frame:
         if any(isinstance(value, (dict, list)) for value in frame[name]):
             frame[name] = frame[name].map(_as_json)
+        elif "." in str(name) and not _fit_one_column(frame[name]):
+            frame[name] = frame[name].map(json.dumps, na_action="ignore")
     return frame
+
+
+def _fit_one_column(values: pd.Series) -> bool:
+    """True if the values of a key have one type. Unlike an axis, a key has no declared type."""
+    present = values.dropna()
+    are_numbers = [_is_number(value) for value in present]
+    return all(are_numbers) or (not any(are_numbers) and present.map(type).nunique() <= 1)
+
+
+def _with_keys(text: str) -> str:
+    """Return parameters in JSON with a further one for each key of a mapping (`model_args.layers`)."""
+    values = json.loads(text)
+    return json.dumps({**values, **dotted_values(values)})
 
 
 def _as_json(value: object) -> object:

@@ -17,6 +17,7 @@ from orchestrator.common.suggestions import suggestion
 from orchestrator.store.frame_cache import read_frame, write_frame
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import INCOMPLETE, Run
+from tasks.spec.cell import dotted_values
 from tasks.spec.status import Status
 from tasks.spec.tables import UNKNOWN_CLASS
 from tasks.traces.classes import classify
@@ -132,7 +133,7 @@ def _derived_results(run: Run, every_version: bool, samples: pd.DataFrame) -> Re
     for task, text in zip(attempts["task"], attempts["params"], strict=True):
         values = {**defaults.get(task, {}), **json.loads(text)}
         params.append(json.dumps(values))
-        axes.update(values)
+        axes.update(dotted_values(values))
     attempts["params"] = params
     if not every_version:
         attempts = _of_latest_version(attempts)

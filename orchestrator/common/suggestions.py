@@ -16,7 +16,7 @@ from orchestrator.common.text import and_more
 _LEAST_RATIO = 0.75  # a swap or another letter in a word of four letters
 _FEWEST_LETTERS = 4  # with one letter changed, shorter words are often other words
 _FEWEST_OF_PREFIX = 3
-_MOST_LISTED = 40
+_MOST_LISTED = 60  # all axes of a task, but not all cells of a run
 
 # Words of other programs, in lower case and without separators, by what this program calls them.
 _SYNONYMS = {
@@ -37,23 +37,28 @@ _SYNONYMS = {
     "forward": "inference infer eval fwd",
     "forward_backward": "fwdbwd",
     "matmul": "gemm mm",
-    "context_length": "seqlen seqlength sequencelength blocksize maxseqlen nctx ctx ctxlen",
-    "batch_size": "bs microbatchsize batches",
+    "context_length": "seq seqlen seqlength sequencelength blocksize maxseqlen maxseqlength maxlength "
+    "nctx ctx ctxlen",
+    "batch_size": "bs microbatchsize mbs batches",
     "num_layers": "nlayer nlayers layers numhiddenlayers depth",
     "num_heads": "nhead nheads heads numattentionheads",
     "num_kv_heads": "nkvheads nkvhead kvheads numkeyvalueheads numquerygroups gqa",
+    "vocab_size": "nvocab vocabulary",
     "tie_embeddings": "tiewordembeddings weighttying tieweights",
     "d_model": "hiddensize nembd dim embeddim hiddendim width",
-    "d_ff": "intermediatesize ffndim dffn mlpdim",
-    "checkpointing": "gradientcheckpointing activationcheckpointing recompute recomputation remat",
+    "d_ff": "intermediatesize ffnhiddensize ffndim dffn mlpdim",
+    "checkpointing": "gradientcheckpointing activationcheckpointing activationcheckpoint "
+    "gradientcheckpoint ckpt gradckpt actckpt recompute recomputation remat",
     "fused": "adamw adam adamwfused",
     "lora": "lorarank lorar peft",
     "loss": "lossfn criterion",
     "chunked": "chunk fused fusedlinear linearcrossentropy liger",
     "optimizer": "optim opt",
     "groups:2": "every2 groups group",
-    "gradient_accumulation": "gradaccum gradaccumsteps gradientaccumulationsteps accumulationsteps",
-    "precision": "dtype amp mixedprecision",
+    "gradient_accumulation": "gradaccum gradaccumsteps gradientaccumulationsteps accumulation "
+    "accumulationsteps",
+    "precision": "dtype torchdtype amp mixedprecision",
+    "warmup_steps": "numwarmup nwarmup",
     "measured_steps": "steps numsteps iters iterations",
     "attention": "attn attnimplementation",
     "compile": "torchcompile",

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from orchestrator.common.units import GIB, MIB
 from tasks.spec.messages import escape_unprintable, shorten
 
 _LONGEST_REASON = 160  # characters
+# The last part of `package.module:Class`, of `hf:owner/model`, and of a key such as `model_args.layers`.
+CLASS_NAME = re.compile(r"[^\s:]+:(?:[^\s:]*/)?([A-Za-z_][^\s:/]*)")
+KEY_NAME = re.compile(r"\w+\.(.+)")
 
 
 def shell_command(words: Iterable[str]) -> str:
@@ -48,6 +53,19 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def short_names(names: Iterable[str], pattern: re.Pattern[str]) -> dict[str, str]:
+    """Return a short name for each name: the pattern's group, or the name if it does not match.
+
+    A name stays whole if another one has the same short name.
+    """
+    short = {}
+    for name in names:
+        found = pattern.fullmatch(name)
+        short[name] = found[1] if found else name
+    counts = Counter(short.values())
+    return {name: one if counts[one] == 1 else name for name, one in short.items()}
 
 
 def end_location(stage: str, phase: str) -> str:

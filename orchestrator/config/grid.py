@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,6 +9,8 @@ from functools import cached_property, partial
 from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.config.cell_labels import CellLabels
+from orchestrator.config.combinations import grid_factors, include_factors, product
 from orchestrator.config.grid_checks import (
     check_axes,
     check_conditions,
@@ -24,7 +25,7 @@ from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection, choose_sample, matches
 from orchestrator.config.yaml_source import KeyPath, Source, config_error
 from tasks.spec.axes import Values, leave_out, select
-from tasks.spec.cell import Cell, varying_axes
+from tasks.spec.cell import Cell
 from tasks.spec.parameters import axis_names, default_values
 from tasks.spec.registry import make_cell
 
@@ -42,16 +43,10 @@ class Expansion:
     duplicates: int = 0
     idle: frozenset[str] = frozenset()
 
-    def label(self, cell: Cell) -> str:
-        """Return the task and the axes in which the cells of this task differ."""
-        return cell.describe(self._varying[cell.task])
-
     @cached_property
-    def _varying(self) -> Mapping[str, list[str]]:
-        by_task: dict[str, list[Cell]] = {}
-        for cell in self.cells:
-            by_task.setdefault(cell.task, []).append(cell)
-        return {task: varying_axes(cells) for task, cells in by_task.items()}
+    def label(self) -> CellLabels:
+        """The label of each cell: the task and the axes in which the cells of this task differ."""
+        return CellLabels(self.cells)
 
 
 def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:
@@ -146,10 +141,10 @@ def _grid_cells(
     shared |= grid.fixed
     narrowed = narrowing(grid, sets)
     points: list[tuple[KeyPath, Values]] = []
-    for point in _product({**grid.axes, **narrowed}):
+    for point in product(grid_factors(grid.axes, grid.zip, narrowed)):
         points.append((place, shared | point))
     for i, included in enumerate(grid.include):
-        for point in _product(narrowed):
+        for point in product(include_factors(grid.zip, narrowed)):
             points.append(((*place, "include", i), shared | included | point))
     for at, values in points:
         overridden: set[int] = set()
@@ -187,11 +182,6 @@ def _condition_values(cell: Cell) -> Values:
     return {**cell.params.values(), "task": cell.task}
 
 
-def _product(axes: Mapping[str, Sequence[object]]) -> Iterator[Values]:
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
-
-
 def _place_in_file(grid: Grid, at: KeyPath, written: Values, loc: KeyPath) -> KeyPath:
     """Return the place in the file of a value of a cell.
 
@@ -211,9 +201,12 @@ def _place_in_file(grid: Grid, at: KeyPath, written: Values, loc: KeyPath) -> Ke
     is_included = len(at) > 2
     if is_included and name in grid.include[int(at[-1])]:
         return (*at, *loc)
-    if not is_included and name in grid.axes:
-        indices = [index for index, one in enumerate(grid.axes[name]) if one is value]
-        return (*grid_at, "axes", name, *indices[:1], *loc[1:])
+    lists: dict[KeyPath, Mapping[str, Sequence[object]]] = {("axes",): grid.axes}
+    lists |= {("zip", number): group for number, group in enumerate(grid.zip)}
+    for list_at, group in lists.items():
+        if not is_included and name in group:
+            indices = [index for index, one in enumerate(group[name]) if one is value]
+            return (*grid_at, *list_at, name, *indices[:1], *loc[1:])
     if name in grid.fixed:
         return (*grid_at, "fixed", *loc)
     return ("defaults", *loc)

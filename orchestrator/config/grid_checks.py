@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import require_known
+from orchestrator.config.combinations import check_group, grid_factors, include_factors
 from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_axis
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection
@@ -32,6 +33,7 @@ def check_axes(config: SweepConfig, source: Source, selection: Selection) -> Non
     for number, grid in enumerate(config.grids):
         known = axis_names(task_params(grid))
         anywhere.update(known)
+        _check_zip(grid, number, source, selection.set)
         for place, values in (*_assignments(grid, number), *_conditions(grid, number)):
             for name in values:
                 if not has_axis(grid, name):
@@ -51,9 +53,26 @@ def check_axes(config: SweepConfig, source: Source, selection: Selection) -> Non
                 require_known(name, sorted(anywhere), problem)
 
 
+def _check_zip(
+    grid: Grid, number: int, source: Source, sets: Mapping[str, Sequence[object]]
+) -> None:
+    """Raise ConfigError for a zipped axis that is given twice, or that cannot be zipped."""
+    seen = dict.fromkeys(grid.fixed, "fixed") | dict.fromkeys(grid.axes, "axes")
+    for index, group in enumerate(grid.zip):
+        place: KeyPath = ("grids", number, "zip", index)
+        for name in group:
+            if name in seen:
+                where = source.where((*place, name))
+                raise ConfigError(f"{where}: is also under {seen[name]}", "Leave one of them out")
+        seen |= dict.fromkeys(group, f"zip[{index}]")
+        check_group(source.where(place), group, sets)
+
+
 def _assignments(grid: Grid, number: int) -> Iterator[tuple[KeyPath, Values]]:
     """Yield the mappings of a grid that give values to axes, with their places in the file."""
     yield ("grids", number, "axes"), grid.axes
+    for i, group in enumerate(grid.zip):
+        yield ("grids", number, "zip", i), group
     yield ("grids", number, "fixed"), grid.fixed
     for i, clause in enumerate(grid.include):
         yield ("grids", number, "include", i), clause
@@ -122,8 +141,8 @@ def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[
     total = 0
     for number, grid in enumerate(config.grids):
         narrowed = narrowing(grid, sets)
-        total += math.prod(map(len, {**grid.axes, **narrowed}.values()))
-        total += len(grid.include) * math.prod(map(len, narrowed.values()))
+        total += math.prod(map(len, grid_factors(grid.axes, grid.zip, narrowed)))
+        total += len(grid.include) * math.prod(map(len, include_factors(grid.zip, narrowed)))
         if total > MAX_COMBINATIONS:
             raise ConfigError(
                 f"{source.where(('grids', number))}: more than {MAX_COMBINATIONS:,} combinations",

@@ -33,11 +33,6 @@ _UNSUPPORTED_VALUES = {
 
 def unknown_name(where: str, name: str, allowed: Iterable[str]) -> tuple[str, str]:
     """Return the problem and the remedy for a key that is not allowed where it stands."""
-    if letters_of(name) == "zip":
-        return (
-            f"{where}: {name} does not exist",
-            "List the combinations: include: [{size: tiny, batch_size: 1}, {size: mini, …}]",
-        )
     return f"{where}: unknown name", suggestion(name, allowed)
 
 

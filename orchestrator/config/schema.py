@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from ruamel.yaml.comments import CommentedMap
 
 from orchestrator.common.errors import ConfigError
@@ -44,6 +44,14 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
+def _as_list(value: object) -> list[object]:
+    """Return a single value of an axis as a list."""
+    return value if isinstance(value, list) else [value]
+
+
+AxisValues = Annotated[list[object], Field(min_length=1)]
+
+
 class Override(Strict):
     """Sets parameters of the cells that match `when`."""
 
@@ -52,11 +60,15 @@ class Override(Strict):
 
 
 class Grid(Strict):
-    """One block: the product of its axes with the fixed values, without `exclude`, with `include`."""
+    """One block: the product of its axes and zip groups, without `exclude`, with `include`."""
 
     task: str = Field(description="the kind of measurement")
-    axes: dict[str, Annotated[list[object], Field(min_length=1)]] = Field(
+    axes: dict[str, Annotated[AxisValues, BeforeValidator(_as_list)]] = Field(
         default_factory=dict, description="lists of values; every combination is a cell"
+    )
+    zip: list[Annotated[dict[str, AxisValues], Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="groups of axes whose lists advance together; groups and axes are multiplied",
     )
     fixed: Values = Field(
         default_factory=dict, description="parameters that all cells of this grid share"
@@ -270,9 +282,17 @@ def json_schema() -> Values:
         own = task.params.model_json_schema(by_alias=True)
         schema["$defs"] |= own.pop("$defs", {})
         fixed |= own["properties"]
+    mappings = [name for name, axis in fixed.items() if axis.get("type") == "object"]
     lists = {name: {"type": "array", "minItems": 1, "items": axis} for name, axis in fixed.items()}
-    grid["properties"]["fixed"] |= {"properties": fixed, "additionalProperties": False}
-    grid["properties"]["axes"] |= {"properties": lists, "additionalProperties": False}
+    either = {name: {"anyOf": [one, fixed[name]]} for name, one in lists.items()}
+    # A key of a mapping, such as `model_args.layers`, can have any value.
+    closed = {
+        "patternProperties": {rf"^({'|'.join(mappings)})\.": {}},
+        "additionalProperties": False,
+    }
+    grid["properties"]["fixed"] |= {"properties": fixed, **closed}
+    grid["properties"]["axes"] |= {"properties": either, **closed}
+    grid["properties"]["zip"]["items"] |= {"properties": lists, **closed}
     return schema
 
 

@@ -52,6 +52,7 @@ class Source:
 
     def where(self, place: KeyPath) -> str:
         """Return the file, line and key of a place, such as `full.yaml:12: grids[0].axes`."""
+        place = _without_index_of_scalar(self.document, place)
         line = _line(self.document, place)
         steps = []
         for step in map(str, place):
@@ -80,6 +81,8 @@ def config_error(
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     place, value = locate(_without_tags(first["loc"])), first["input"]
     where = source.where(place)
+    if isinstance(value, list) and place[-2:-1] in (("fixed",), ("defaults",)):
+        return ConfigError(f"{where}: is a list", "Put it under axes: each value is then a cell")
     match first["type"]:
         case "extra_forbidden":
             return ConfigError(*explain_unknown(where, place))
@@ -87,9 +90,12 @@ def config_error(
             choices = re.findall(r"'([^']*)'|(\d+)", str(first["ctx"]["expected"]))
             words = map("".join, choices)
             return ConfigError(*unknown_value(where, str(first["loc"][0]), value, words))
+        case "list_type" if place[-1:] == ("zip",):
+            form = "zip: [{size: [tiny, mini], batch_size: [2, 1]}]"
+            return ConfigError(f"{where}: is not a list of groups", f"Write {form}")
         case "list_type" if not isinstance(value, dict):
             item = shorten(str(value), LONGEST_VALUE)
-            fixed = ", or put it under fixed" if "axes" in place else ""
+            fixed = ", or put it under fixed" if "zip" in place else ""
             return ConfigError(f"{where}: is not a list", f"Write [{item}]{fixed}.")
         case "missing":
             return ConfigError(f"{where}: is missing")
@@ -256,6 +262,19 @@ def plain(node: object) -> Any:
     if node is None:
         return None
     raise TypeError(f"{str(node)!r} is neither text nor number, true, false, null, list or mapping")
+
+
+def _without_index_of_scalar(document: object, place: KeyPath) -> KeyPath:
+    """Return a place without the index of a value that the document has instead of a list."""
+    node: Any = document
+    for number, step in enumerate(place):
+        if isinstance(step, int) and not isinstance(node, list | None):
+            return place[:number]
+        try:
+            node = node[step]
+        except (KeyError, IndexError, TypeError):
+            break
+    return place
 
 
 def _line(document: object, place: KeyPath) -> int | None:

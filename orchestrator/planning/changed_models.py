@@ -34,6 +34,6 @@ def obsolete_attempts(
         facts = json.loads(text)
         of_command = before.get(facts.get(INVOCATION), {}).get(model)
         source = facts.get("model_source") or of_command
-        if source and sources[model] not in (None, source):
+        if source and sources.get(model) not in (None, source):
             obsolete.add((cell, number))
     return frozenset(obsolete)

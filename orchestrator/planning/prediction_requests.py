@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from tasks.prediction.records import (
 from tasks.spec.axes import leave_out
 from tasks.spec.cell import Cell
 from tasks.spec.messages import error_text
+from tasks.spec.source_digest import HUB, source_digest
 from tasks.spec.tables import Sample
 
 _COMMAND = (*PROGRAM[:-1], "tasks.prediction")
@@ -112,7 +114,7 @@ def _predict(
     predictions = {}
     for cell in cells:
         reason = unsupported_reason(cell)
-        prediction = unknown(reason) if reason else found[_key(cell, gpu)]
+        prediction = unknown(reason) if reason else found[_key(cell, gpu, import_paths)]
         is_eager = cell.params.values().get("compile", "eager") == "eager"
         predictions[cell.id] = prediction if is_eager else prediction.as_eager()
     return predictions
@@ -138,7 +140,7 @@ def _requests(
     """Return one request for all cells that need the same memory."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        alike.setdefault(_key(cell, gpu), []).append(cell)
+        alike.setdefault(_key(cell, gpu, import_paths), []).append(cell)
     requests = {}
     for key, same in alike.items():
         caps = {cap for cell in same if (cap := cap_bytes(cell, gpu)) is not None}
@@ -152,14 +154,36 @@ def _workspace_bytes(gpu: GpuModel | None) -> int:
     return cublas_workspace_bytes(gpu.compute_capability if gpu else None)
 
 
-def _key(cell: Cell, gpu: GpuModel | None) -> str:
+def _key(cell: Cell, gpu: GpuModel | None, import_paths: tuple[str, ...]) -> str:
     # Another version of torch may allocate differently.
-    try:
-        torch_version = version("torch")
-    except PackageNotFoundError:
-        torch_version = ""
-    identity = [memory_identity(cell), _workspace_bytes(gpu), VERSION, torch_version]
+    identity = [memory_identity(cell), _workspace_bytes(gpu), VERSION, _version("torch")]
+    model = str(cell.params.values().get("model"))
+    if model.startswith(HUB):
+        config = None if _is_preset(cell) else source_digest(model, [*sys.path, *import_paths])
+        identity += [_version("transformers"), config]
     return text_digest(json.dumps(identity, sort_keys=True))[:32]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _is_preset(cell: Cell) -> bool:
+    return bool(getattr(cell.params, "is_preset", False))
+
+
+def _may_change(request: PredictionRequest) -> bool:
+    """True if the model may change without another key: the user's code, or an unknown config."""
+    model = request.cell.params.values().get("model")
+    if model is None or _is_preset(request.cell):
+        return False
+    if not model.startswith(HUB):
+        return True
+    is_class = model.removeprefix(HUB).isidentifier()  # of transformers, such as hf:llama
+    return not is_class and source_digest(model, [*sys.path, *request.import_paths]) is None
 
 
 def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
@@ -180,8 +204,8 @@ def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
 
 
 def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) -> None:
-    # A failure may be temporary, and the code of a user's own model may change.
-    if not prediction.how or request.cell.params.values().get("model") is not None:
+    # A failure may be temporary.
+    if not prediction.how or _may_change(request):
         return
     with suppress(OSError):  # a cache that cannot be written only costs time
         folder = cache_folder("predictions")

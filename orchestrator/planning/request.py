@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from orchestrator.common.provenance import git_commit, program_source
@@ -27,6 +28,7 @@ from orchestrator.planning.invocation import (
 )
 from orchestrator.planning.named_modules import require_modules
 from orchestrator.planning.options import ExecutionOptions, RunOptions
+from orchestrator.store.layout import MODELS
 from orchestrator.store.manifest import build_manifest, require_sweep
 from orchestrator.store.mirror import open_run
 from orchestrator.store.remote_address import RunLocation
@@ -36,7 +38,7 @@ from tasks.spec.axes import Values, select
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import default_values
 from tasks.spec.registry import all_tasks
-from tasks.spec.source_digest import source_digest
+from tasks.spec.source_digest import HUB, MODEL_CONFIG, find_model_config, source_digest
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,33 @@ class SweepRequest:
 
     @property
     def import_paths(self) -> tuple[str, ...]:
-        """The folders that user-defined models are imported from: this one and the config's."""
-        folders = (Path.cwd(), self.config_path.parent.absolute())
+        """The folders of the user's models: this one, the config's and, of configs, the run's."""
+        folders = [Path.cwd(), self.config_path.parent.absolute()]
+        if any(name.startswith(HUB) for name in self.model_names):
+            folders.append(self.run.folder.absolute() / MODELS)
         return tuple(dict.fromkeys(map(str, folders)))
+
+    @cached_property
+    def model_names(self) -> list[str]:
+        """The models of the user, and those of transformers whose config is a file."""
+        names = set()
+        for cell in self.expansion.cells:
+            if not getattr(cell.params, "is_preset", False):
+                names.add(getattr(cell.params, "model", None))
+        return sorted(filter(None, names))
+
+    def model_configs(self) -> dict[str, Path]:
+        """Return config.json of each model of transformers, by its path in the run."""
+        found = {}
+        for model in self.model_names:
+            name = model.removeprefix(HUB)
+            is_inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+            if name == model or not is_inside:
+                continue
+            file = find_model_config(name, self.search_path)
+            if file is not None:
+                found[f"{MODELS}/{name}/{MODEL_CONFIG}"] = file
+        return found
 
     @property
     def search_path(self) -> list[str]:
@@ -101,10 +127,7 @@ class SweepRequest:
 
     def model_sources(self) -> dict[str, str | None]:
         """Return the digest of the source of each of the user's models."""
-        models = {getattr(cell.params, "model", None) for cell in self.expansion.cells}
-        return {
-            model: source_digest(model, self.search_path) for model in sorted(filter(None, models))
-        }
+        return {model: source_digest(model, self.search_path) for model in self.model_names}
 
     def _identity(self) -> Values:
         """Return the identity of the command, independent of the order of words."""

@@ -7,6 +7,7 @@ kernels/        a part per attempt whose kernels were profiled
 allocations/    a part per attempt with a snapshot of the device's memory
 live/           live memory over time in those snapshots
 predictions/    a part per command that predicted the memory of its cells
+models/         NAME/config.json of each model of transformers that is no preset
 artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, rerun.sh, traces
 cells.parquet   a row per cell, derived from the parts; replaced by rename
 report/         what `sweep report` writes
@@ -22,6 +23,7 @@ SCHEMA_VERSION = 1
 
 ATTEMPTS = "attempts"
 ARTIFACTS = "artifacts"
+MODELS = "models"
 REPORT = "report"
 CACHE = "cache"  # also the folder of an attempt that compiles with an empty cache
 CELLS_FILE = "cells.parquet"

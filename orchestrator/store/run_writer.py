@@ -129,6 +129,15 @@ class RunWriter(Run):
         """True if a small part may be merged into a larger one now."""
         return True
 
+    def copy_files(self, files: Mapping[str, Path]) -> None:
+        """Copy files into the run. files: by their paths in the run."""
+        with self._writing():
+            for name, file in files.items():
+                path = self.folder / name
+                if path.resolve() != file.resolve():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    replace_file(path, file.read_bytes())
+
     def write_cells(self, cells: pd.DataFrame) -> None:
         """Write cells.parquet, a row per cell."""
         with self._writing():

@@ -58,6 +58,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 interruption.install()  # Ray replaces the handler of SIGTERM when it starts
                 preparation = prepare(request, plan, scheduler, notify)
                 writer.write_manifest(request.manifest(preparation.fingerprints, invocation))
+                writer.copy_files(request.model_configs())
                 preparation = predict_cells(request, preparation, notify)
                 writer.append_predictions(preparation.predicted_samples)
                 queue.begin(preparation)
@@ -65,6 +66,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         elif not request.run.exists:
             fingerprints = known_fingerprints(request.run)
             writer.write_manifest(request.manifest(fingerprints, invocation))
+        writer.copy_files(request.model_configs())  # a cell may have downloaded one
         quality = store_cells(writer)
         result = SweepResult(
             folder=str(request.run),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from tasks.spec.axes import select
+from tasks.spec.axes import FrozenValues, Values
 from tasks.spec.messages import escape_unprintable
 from tasks.spec.parameters import Params, axis_names
 
@@ -34,12 +34,9 @@ class Cell:
     def __hash__(self) -> int:
         return hash(self.id)  # parameters may hold a dict, which has no hash
 
-    def describe(self, axes: Iterable[str] | None = None) -> str:
-        """Return a line for people: the task with these axes, or with the non-default ones."""
-        shown = self.params.non_default()
-        if axes is not None:
-            shown = select(self.params.values(), axes)
-        words = [f"{name}={value}" for name, value in shown.items() if value is not None]
+    def describe(self) -> str:
+        """Return a line for people: the task with its non-default parameters."""
+        words = [f"{name}={value}" for name, value in self.params.non_default().items()]
         return escape_unprintable(" ".join([self.task, *words]))
 
 
@@ -60,3 +57,14 @@ def varying_axes(cells: Iterable[Cell]) -> list[str]:
         if values and (len(values) < len(cells) or any(value != values[0] for value in values)):
             varying.append(name)
     return varying
+
+
+def dotted_values(values: FrozenValues) -> Values:
+    """Return the values with `model_args.layers` for each key of a mapping such as `model_args`."""
+    dotted: Values = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            dotted |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            dotted[name] = value
+    return dotted

@@ -1,9 +1,13 @@
-"""Digests of source code: they identify what was measured, with or without a git commit."""
+"""Digests of source code and of models' configs: they identify what was measured.
+
+They work with or without a git commit, and without network access.
+"""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import sys
 import sysconfig
@@ -16,6 +20,8 @@ from pathlib import Path
 _INSTALLED = ("site-packages", "dist-packages")
 _IMPORTS = re.compile(r"\b(import_module|__import__)$")
 _OWN_PACKAGES = ("model", "tasks", "orchestrator")
+HUB = "hf:"
+MODEL_CONFIG = "config.json"
 _PROGRAM_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,8 +31,11 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
     The digest covers all Python files of the top-level module or package, and of those that it
     imports, directly or not. Installed packages, Python's own and this program's are left out, and
     so is data that the model reads. Nothing is imported. Return None if the package is installed,
-    or not found in `paths`, which is like sys.path.
+    or not found in `paths`, which is like sys.path. Of `hf:NAME`, it is the digest of config.json.
     """
+    if model.startswith(HUB):
+        file = find_model_config(model.removeprefix(HUB), paths)
+        return digest_of([(MODEL_CONFIG, file)]) if file is not None else None
     name = model.partition(":")[0].partition(".")[0]
     spec = shadowed_spec(name, paths) or PathFinder.find_spec(name, list(paths))
     files = _files_of(spec)
@@ -40,6 +49,21 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
             files += found
             pending += found
     return digest_of((file.name, file) for file in sorted(set(files)))
+
+
+def find_model_config(name: str, folders: Iterable[str]) -> Path | None:
+    """Return config.json of a model of transformers: in one of the folders, or the hub's cache."""
+    files = [Path(folder) / name / MODEL_CONFIG for folder in folders]
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    cached = cache / f"models--{name.replace('/', '--')}"
+    main = cached / "refs" / "main"  # the commit that the hub's client downloaded last
+    if main.is_file():
+        files.append(cached / "snapshots" / main.read_text().strip() / MODEL_CONFIG)
+    for file in files:
+        if file.is_file():
+            return file
+    return None
 
 
 def shadowed_spec(name: str, paths: Sequence[str]) -> ModuleSpec | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from tasks.spec.source_digest import find_model_config
 from tasks.training.parameters import TrainStepParams
 from tasks.training.presets import PRESETS
 
@@ -60,8 +62,11 @@ def read_config(params: TrainStepParams) -> PretrainedConfig:
         return AutoConfig.for_model(preset.model_type, **{**preset.config, **values})
     if name in CONFIG_MAPPING:
         return AutoConfig.for_model(name, **values)
+    # In a folder next to the config of the sweep, in the run, or in the cache of the hub.
+    file = find_model_config(name, sys.path)
+    source = name if file is None else str(file.parent)
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False, **values)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False, **values)
     except (OSError, ValueError) as error:
         raise ValueError(_refusal(name, str(error))) from error
 

@@ -44,7 +44,7 @@ class Logits:
         self._is_checked = False
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        logits = _first_tensor(self._model(tokens))
+        logits = _logits_in(self._model(tokens))
         if not self._is_checked:
             require_logits(logits, self._params)
             self._is_checked = True
@@ -74,7 +74,7 @@ class _Chunked:
         head.forward = _identity
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        hidden = _first_tensor(self._model(tokens)).flatten(0, 1)
+        hidden = _logits_in(self._model(tokens)).flatten(0, 1)
         return self._mean(hidden, targets.flatten())
 
     @part("loss")
@@ -122,14 +122,17 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _first_tensor(output: object) -> Tensor:
-    """Return the logits in what a model returns: named so, or the first member of a tuple.
+def _logits_in(output: object) -> Tensor:
+    """Return the logits in what a model returns: named so, or the tensor like them in a tuple.
 
-    The result is not checked: see `require_logits`.
+    Of a tuple, it is the first tensor with three dimensions. It is not checked: see
+    `require_logits`.
     """
     logits = _member(output, "logits")
-    first: Tensor = logits[0] if isinstance(logits, tuple) else logits
-    return first
+    for member in logits if isinstance(logits, tuple) else ():
+        if isinstance(member, Tensor) and member.dim() == 3:
+            return member
+    return logits  # type: ignore[no-any-return]
 
 
 def _member(output: object, name: str) -> Any:

@@ -249,6 +249,11 @@ class TrainStepParams(AttentionAxisParams):
         return ""
 
     @property
+    def is_preset(self) -> bool:
+        """True if the model is a preset of this program, whose config is no file."""
+        return self.hub_name in PRESETS
+
+    @property
     def phases(self) -> tuple[str, ...]:
         """The phases of a step. Forward and backward run once for each micro-batch."""
         phases = PHASES[self.pass_]

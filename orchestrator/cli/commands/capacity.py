@@ -80,13 +80,13 @@ def max_batch(**chosen: object) -> None:
 def print_limits(axis: str, chosen: Chosen) -> None:
     """Find and print the limits along an axis, and exit with 1 if one was not found."""
     from orchestrator.cli.text.capacity import describe_limits
+    from orchestrator.config.cell_labels import CellLabels
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.preflight import require_devices
     from orchestrator.sweep.capacity_limits import Bounds
     from orchestrator.sweep.capacity_search import find_limits
     from orchestrator.sweep.default_runtime import default_runtime
-    from tasks.spec.cell import varying_axes
 
     measures = chosen["confirm"]
     gpu = None
@@ -104,10 +104,7 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     if measures and not chosen["address"]:
         require_devices(request, [cell.params.device for cell in cells], [probe_here()])
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
-    runtime = None
-    if measures:
-        axes = dict.fromkeys([*varying_axes(cells), axis])
-        runtime = default_runtime(lambda cell: cell.describe(axes))
+    runtime = default_runtime(CellLabels(cells, axis)) if measures else None
     found = find_limits(request, bounds, gpu, runtime)
     for line in describe_limits(request, found, bounds):
         click.echo(line)

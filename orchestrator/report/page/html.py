@@ -111,7 +111,7 @@ def _environment() -> Environment:
 
 def _columns_of(view: TableView) -> list[dict[str, str]]:
     """Return title and style of each column. A phone hides the wide ones."""
-    columns = [{"title": key.replace("_", " "), "style": "text"} for key in view.keys]
+    columns = [{"title": title, "style": "text"} for title in view.key_titles]
     order = sorted(range(len(view.measures)), key=lambda index: view.measures[index].priority)
     on_phones = order[: max(_PHONE_COLUMNS - len(columns), 1)]
     for index, measure in enumerate(view.measures):

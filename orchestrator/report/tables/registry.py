@@ -20,6 +20,7 @@ from orchestrator.report.tables.memory_tables import MEMORY_TABLES
 from orchestrator.report.tables.numerics_tables import ACCUMULATION, AUTOCAST_DTYPES, NORMS
 from orchestrator.report.tables.table import NOTES, Heading, RenderedTable, Table, TableGrid
 from orchestrator.report.tables.timing_tables import TIMING_TABLES
+from orchestrator.report.tables.tradeoff_tables import TRADEOFFS
 from orchestrator.report.text.provenance import provenance
 from tasks.spec.messages import typed_error_text
 
@@ -30,6 +31,7 @@ TABLES: tuple[Table, ...] = (
     ATTENTION,
     ATTENTION_MEMORY,
     *MEMORY_TABLES,
+    TRADEOFFS,
     *KERNEL_TABLES,
     ACCUMULATION,
     AUTOCAST_DTYPES,

@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
+from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
 from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.table import Heading, RenderedTable, Rows, Table
 from orchestrator.report.text.slices import usual_value
@@ -74,10 +75,13 @@ class TableView:
 
     @property
     def header(self) -> list[str]:
-        return [
-            *(key.replace("_", " ") for key in self.keys),
-            *(measure.title for measure in self.measures),
-        ]
+        return [*self.key_titles, *(measure.title for measure in self.measures)]
+
+    @property
+    def key_titles(self) -> list[str]:
+        """The titles of the keys: words, or the key of a mapping as the user wrote it."""
+        short = short_names(self.keys, KEY_NAME)
+        return [key.replace("_", " ") if short[key] == key else short[key] for key in self.keys]
 
 
 def view_of(
@@ -89,6 +93,8 @@ def view_of(
     if max_rows is not None and max_columns is not None:
         rows, sliced = _slice(page, max_rows)
     lifted = {} if max_columns is None else _constants(keys, rows)
+    if max_columns is not None:
+        rows = _with_short_names(rows, len(keys))
     shown = [index for index, key in enumerate(keys) if key not in lifted]
     measures = _measures(page, rows)
     room = len(measures) if max_columns is None else max(max_columns - len(shown), 1)
@@ -134,6 +140,15 @@ def _slice(page: RenderedTable, max_rows: int) -> tuple[Rows, dict[str, str]]:
 def _varying(keys: Sequence[str], rows: Rows) -> list[str]:
     constants = _constants(keys, rows)
     return [key for key in keys if key not in constants]
+
+
+def _with_short_names(rows: Rows, key_count: int) -> Rows:
+    """Return the rows with `Gpt` for a key's value `my_models:Gpt` if no other one ends so."""
+    columns: list[Sequence[Entry]] = list(zip(*rows, strict=True))
+    for index, entries in enumerate(columns[:key_count]):
+        short = short_names({entry.text for entry in entries}, CLASS_NAME)
+        columns[index] = [entry._replace(text=short[entry.text]) for entry in entries]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _constants(keys: Sequence[str], rows: Rows) -> dict[str, str]:

@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.common.errors import SweepError
 from orchestrator.common.suggestions import suggestion
+from tasks.spec.registry import all_axes
 
 PRECISIONS = ["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
 DEVICES = ["cuda", "cpu", "mps"]
@@ -19,7 +20,12 @@ DEVICES = ["cuda", "cpu", "mps"]
         ("fp23", PRECISIONS, "fp32"),
         ("seq_len", ["context_length", "batch_size"], "context_length"),
         ("context_len", ["context_length", "batch_size"], "context_length"),
+        ("max_seq_length", ["context_length", "batch_size"], "context_length"),
+        ("ctx", ["context_length", "checkpointing"], "context_length"),
         ("batch", ["context_length", "batch_size"], "batch_size"),
+        ("bs", ["context_length", "batch_size"], "batch_size"),
+        ("dtype", ["device", "precision"], "precision"),
+        ("ckpt", ["context_length", "checkpointing"], "checkpointing"),
         ("n_layer", ["num_layers", "num_heads"], "num_layers"),
         ("train_stpe", ["train_step", "matmul"], "train_step"),
     ],
@@ -48,8 +54,9 @@ def test_a_word_of_another_meaning_is_never_suggested(word: str, allowed: list[s
     assert suggestion(word, allowed) == f"Allowed: {', '.join(allowed)}"
 
 
-def test_a_long_list_of_allowed_words_is_cut() -> None:
-    assert suggestion("?", range(100)).endswith("38, 39 and 60 more")
+def test_only_a_list_longer_than_that_of_axes_is_cut() -> None:
+    assert suggestion("?", all_axes()).endswith(list(all_axes())[-1])
+    assert suggestion("?", range(100)).endswith("58, 59 and 40 more")
 
 
 @pytest.mark.parametrize("letter", ["\n", "\r", "\x1b", "\u2028", "\x85", "\ud800"])

@@ -73,11 +73,13 @@ def test_a_setting_of_other_programs_gets_one_sentence(values: str, expected: st
 @pytest.mark.parametrize(
     ("grid", "expected"),
     [
-        ("axes: {size: tiny}", "size: is not a list. Write [tiny], or put it under fixed."),
+        ("zip: [{size: tiny}]", "size: is not a list. Write [tiny], or put it under fixed."),
         (
             "zip: {size: [tiny]}",
-            "grids[0].zip: zip does not exist. List the combinations: include:",
+            "grids[0].zip: is not a list of groups. Write zip: [{size: [tiny, mini], batch_size",
         ),
+        ("axes: {size: tinny}", "grids[0].axes.size: 'tinny' is not allowed. Did you mean 'tiny'?"),
+        ("fixed: {size: [tiny]}", "fixed.size: is a list. Put it under axes: each value is then"),
         ("size: tiny", "grids[0].size: is an axis. Put it under fixed, or as a list under axes"),
     ],
 )

@@ -107,6 +107,25 @@ def test_each_need_is_asked_for_once(asked: list[PredictionRequest]) -> None:
     assert len(asked) == 2
 
 
+def test_predictions_of_named_models_are_remembered_for_the_same_config(
+    asked: list[PredictionRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    folders = (str(tmp_path),)
+    config = tmp_path / "mine" / "config.json"
+    config.parent.mkdir()
+    counts = []
+    for name, text in (("mine", "{}"), ("gpt2", "{}"), ("llama", "{}"), ("mine", '{"a": 1}')):
+        config.write_text(text)
+        for _ in range(2):
+            predict_memory([cell_of(size=None, model=f"hf:{name}")], TINY_GPU, folders)
+            counts.append(len(asked))
+    assert counts == [1, 1, 2, 2, 3, 3, 4, 4]
+    for model in ("hf:some/where", "hf:some/where", "mine:Gpt", "mine:Gpt"):  # these may change
+        predict_memory([cell_of(size=None, model=model)], TINY_GPU, folders)
+    assert len(asked) == 8
+
+
 def test_a_damaged_prediction_in_the_cache_is_predicted_again(
     asked: list[PredictionRequest], tmp_path: Path
 ) -> None:

@@ -83,6 +83,29 @@ def test_each_cell_is_measured_once_and_stored(request_of: Callable[..., SweepRe
     assert not again.begun
 
 
+def test_the_run_has_the_config_of_a_named_model(
+    write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that its cells can be measured again where the folder or the hub is gone."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    model = tmp_path / "nets" / "mine" / "config.json"
+    model.parent.mkdir(parents=True)
+    model.write_text('{"model_type": "llama"}')
+    config = write_config(
+        "name: a\ngrids: [{task: train_step, axes: {model: ['hf:./nets/mine', 'hf:gpt2']}}]"
+    )
+    request = request_for(config, ["device=cpu"], out=tmp_path / "out")
+    go(request, FakeScheduler(outcome_of))
+    copy = request.run.folder / "models" / "nets" / "mine" / "config.json"
+    assert copy.read_bytes() == model.read_bytes()
+    sources = request.model_sources()
+    assert list(sources) == ["hf:./nets/mine"]
+    model.unlink()
+    assert request.model_sources() == sources
+    model.write_text('{"model_type": "qwen2"}')
+    assert request.model_sources() != sources
+
+
 def test_failed_cells_are_repeated_up_to_the_limit(
     request_of: Callable[..., SweepRequest],
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.spec.source_digest import shadowed_spec, source_digest
+from tasks.spec.source_digest import find_model_config, shadowed_spec, source_digest
 
 
 def test_the_source_of_a_model_is_told_by_what_it_says(tmp_path: Path) -> None:
@@ -77,3 +77,27 @@ def test_a_file_with_a_name_of_this_program_or_of_python_is_found(
     before = source_digest(f"{name}:GPT", paths)
     (tmp_path / f"{name}.py").write_text("a = 2")
     assert source_digest(f"{name}:GPT", paths) not in (None, before)
+
+
+def test_the_source_of_a_named_model_is_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder, or else in the cache of the hub's client; nothing is downloaded."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    paths = [str(tmp_path / "sweep")]
+    assert source_digest("hf:org/net", paths) is None
+    cached = tmp_path / "home" / "hub" / "models--org--net"
+    snapshot = cached / "snapshots" / "abc" / "config.json"
+    for file, text in ((cached / "refs" / "main", "abc\n"), (snapshot, "{}")):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    assert find_model_config("org/net", paths) == snapshot
+    from_hub = source_digest("hf:org/net", paths)
+    own = tmp_path / "sweep" / "org" / "net" / "config.json"
+    own.parent.mkdir(parents=True)
+    own.write_text("{}")
+    assert find_model_config("./org/net", paths) == own
+    assert source_digest("hf:org/net", paths) == from_hub
+    own.write_text('{"hidden_size": 8}')
+    assert source_digest("hf:org/net", paths) not in (None, from_hub)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +144,17 @@ def test_its_memory_and_flops_are_predicted() -> None:
         "forward",
         "backward",
     }
+
+
+@pytest.mark.slow
+def test_a_config_in_a_folder_is_found_where_modules_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net").mkdir()
+    config = {"model_type": "llama", **TINY["model_args"]}
+    (tmp_path / "net" / "config.json").write_text(json.dumps(config))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    workload = built(model="hf:net", model_args={})
+    assert workload.facts["parameters"] == built().facts["parameters"]
+    assert workload.facts["model_source"]
+    assert built().facts["model_source"] is None

@@ -91,6 +91,12 @@ def test_selective_checkpoints_do_not_repeat_matrix_products() -> None:
     assert plain == flops("selective") < flops("selective:2") < flops("blocks") < 4 / 3 * plain
 
 
+def own(factory: str, **values: Any) -> dict[str, Any]:
+    """Return the parameters of a model in this module."""
+    widths = dict.fromkeys(("d_model", "d_ff", "num_layers", "num_heads"))
+    return {**widths, "model": f"{__name__}:{factory}", **values}
+
+
 class Pairs(nn.Module):
     """A model whose blocks return tuples, or have something between them."""
 
@@ -114,9 +120,18 @@ def test_groups_of_blocks_with_something_between_them_are_refused() -> None:
         workload.step(lambda name: nullcontext())
 
 
-def test_a_model_without_blocks_is_skipped() -> None:
-    with pytest.raises(Skip, match=r"checkpointing: blocks needs blocks in a torch.nn.ModuleList"):
-        built(**own("Labelled", checkpointing="blocks"))
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"checkpointing": "blocks"}, "checkpointing: blocks needs blocks in a torch.nn.Module"),
+        ({"compile": "blocks"}, "compile: blocks needs a torch.nn.ModuleList, ModuleDict or Seq"),
+        ({"optimizer": "muon"}, "optimizer: muon needs blocks in a torch.nn.ModuleList, and this"),
+        ({"lora": 2}, "lora needs torch.nn.Linear layers in blocks, and this model has none"),
+    ],
+)
+def test_a_model_without_blocks_is_skipped(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(Skip, match=message):
+        built(**own("Labelled", **values))
 
 
 @pytest.mark.compile
@@ -206,17 +221,15 @@ def test_values_that_mean_the_same_are_one_cell(
         ({"gradient_accumulation": 4, "pass": "forward_grad"}, "needs a backward pass"),
         ({"checkpointing": "every:2"}, "checkpointing"),
         ({"gradient_accumulation": 0}, "gradient_accumulation"),
+        ({"model_args": {"depth": 2}}, "model_args are of a model of your own: name it with model"),
+        (own("Pairs", attention="flash"), "attention is of the course's model: yours computes its"),
+        ({"num_heads": 3}, "d_model 32 is not divisible by num_heads 3"),
+        ({"num_heads": 32}, "d_model / num_heads is 1: RoPE rotates pairs, so it must be even"),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TrainStepParams.model_validate(SMALL | values)
-
-
-def own(factory: str, **values: Any) -> dict[str, Any]:
-    """Return the parameters of a model in this module."""
-    widths = dict.fromkeys(("d_model", "d_ff", "num_layers", "num_heads"))
-    return {**widths, "model": f"{__name__}:{factory}", **values}
 
 
 class Output:
@@ -240,10 +253,13 @@ class Labelled(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Any:
         logits = self.head(self.embed(tokens))
         loss = None if labels is None else 2 * losses.mean_loss(logits, labels)
-        if self.returns == "object":
-            return Output(logits, loss)
-        if self.returns == "dict":
-            return {"logits": logits, "loss": loss}
+        match self.returns:
+            case "object":
+                return Output(logits, loss)
+            case "dict":
+                return {"loss": loss, "logits": logits}
+            case "loss first":
+                return logits.mean(), logits
         return logits, loss
 
 
@@ -252,13 +268,10 @@ def double_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    "model",
-    [{}, *(own("Labelled", model_args={"returns": how}) for how in ("object", "tuple", "dict"))],
-)
-def test_a_loss_in_chunks_has_the_gradients_of_all_logits(
-    model: dict[str, Any], precision: str
-) -> None:
+@pytest.mark.parametrize("returns", ["", "object", "tuple", "dict", "loss first"])
+def test_a_loss_in_chunks_has_the_gradients_of_all_logits(returns: str, precision: str) -> None:
+    """Of the built-in model, and of models that return their logits in different forms."""
+    model = own("Labelled", model_args={"returns": returns}) if returns else {}
     shape = {**model, "context_length": 300, "pass": "forward_backward", "precision": precision}
     whole, chunked = gradients(built(**shape)), gradients(built(**shape, loss="chunked"))
     for name, gradient in whole.items():
@@ -266,9 +279,12 @@ def test_a_loss_in_chunks_has_the_gradients_of_all_logits(
         assert torch.allclose(gradient, chunked[name], atol=tolerance)
 
 
-@pytest.mark.parametrize("loss", ["model", f"{__name__}:double_loss"])
-def test_the_loss_of_a_model_or_of_a_function_is_used(loss: str) -> None:
-    model = own("Labelled", **{"pass": "forward_backward"})
+@pytest.mark.parametrize(
+    ("loss", "returns"),
+    [("model", "object"), ("model", "dict"), (f"{__name__}:double_loss", "object")],
+)
+def test_the_loss_of_a_model_or_of_a_function_is_used(loss: str, returns: str) -> None:
+    model = own("Labelled", model_args={"returns": returns}, **{"pass": "forward_backward"})
     plain, doubled = gradients(built(**model)), gradients(built(**model, loss=loss))
     for name, gradient in plain.items():
         assert torch.allclose(2 * gradient, doubled[name])

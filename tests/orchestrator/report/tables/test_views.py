@@ -46,6 +46,21 @@ def test_a_long_table_shows_the_default_slice_and_says_so() -> None:
     assert (len(whole.rows), whole.hidden_rows) == (24, 0)
 
 
+def test_long_names_are_short_for_readers_where_no_two_look_alike() -> None:
+    values = [("a:Gpt", "torch.optim:Adagrad"), ("b:Gpt", "fused"), ("c:Net", "groups:2")]
+    rows = [[*map(Entry, (*pair, pair[0])), milliseconds(1.0)] for pair in values]
+    keys = ["model", "optimizer", "model_args.n_layer"]
+    page = table_of(TableGrid(keys, [Heading("step")], rows))
+    view = view_of(page)
+    assert view.header[:3] == ["model", "optimizer", "n_layer"]
+    assert [[str(entry) for entry in row[:2]] for row in view.rows] == [
+        ["a:Gpt", "Adagrad"],
+        ["b:Gpt", "fused"],
+        ["Net", "groups:2"],
+    ]
+    assert str(view_of(page, None, None).rows[0][1]) == "torch.optim:Adagrad"
+
+
 def test_compared_values_are_not_sliced() -> None:
     grid = grid_of("eager", "blocks")._replace(compared="pass")
     view = view_of(table_of(grid))

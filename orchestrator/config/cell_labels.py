@@ -1,0 +1,62 @@
+"""Labels of cells for people: the task, and the axes in which the cells of a sweep differ.
+
+A key of a mapping is shown alone (`n_layer=6`), and what is named by a path by its last part
+(`model=Gpt` for `mine.models:Gpt`), unless that would make two of them look alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
+from tasks.spec.axes import FrozenValues, select
+from tasks.spec.cell import Cell, dotted_values, varying_axes
+from tasks.spec.messages import escape_unprintable, shorten
+
+_LONGEST_VALUE = 60  # letters
+
+
+class CellLabels:
+    """The label of each cell of a sweep. axis: shown even where all cells have the same value."""
+
+    def __init__(self, cells: Iterable[Cell], axis: str = "") -> None:
+        by_task: dict[str, list[Cell]] = {}
+        for cell in cells:
+            by_task.setdefault(cell.task, []).append(cell)
+        self._titles: dict[str, dict[str, str]] = {}
+        texts: set[str] = set()
+        for task, members in by_task.items():
+            axes = dict.fromkeys([*varying_axes(members), *filter(None, [axis])])
+            rows = [_given(cell, axes) for cell in members]
+            names = [name for one in axes for name in _expanded(one, rows)]
+            self._titles[task] = short_names(names, KEY_NAME)
+            for row in rows:
+                texts.update(value for value in row.values() if isinstance(value, str))
+        self._short = short_names(texts, CLASS_NAME)
+
+    def __call__(self, cell: Cell) -> str:
+        values = dotted_values(cell.params.values())
+        words = [cell.task]
+        for name, title in self._titles[cell.task].items():
+            value = values.get(name)
+            if value is not None:
+                text = self._short.get(str(value), str(value))
+                words.append(f"{title}={shorten(text, _LONGEST_VALUE)}")
+        return escape_unprintable(" ".join(words))
+
+
+def _given(cell: Cell, axes: Collection[str]) -> FrozenValues:
+    """Return the values of these axes that are not the default."""
+    return dotted_values(select(cell.params.non_default(), axes))
+
+
+def _expanded(axis: str, rows: Sequence[FrozenValues]) -> list[str]:
+    """Return an axis, or the keys of its mappings that have several values."""
+    counts = Counter(name for row in rows for name in row if name.startswith(f"{axis}."))
+    varying = []
+    for key, count in counts.items():
+        values = [row[key] for row in rows if key in row]
+        if count < len(rows) or any(value != values[0] for value in values):
+            varying.append(key)
+    return varying if counts else [axis]

@@ -1,0 +1,79 @@
+"""Combinations of a grid's axes: their product, in which the axes of one zip group advance together.
+
+A factor is the list of values of one axis, or of the axes of one group. The combinations are the
+product of the factors. `--set` replaces the values of axes, in a group for all of its axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from orchestrator.common.errors import ConfigError
+from tasks.spec.axes import Values
+
+Lists = Mapping[str, Sequence[object]]  # the values of axes
+Factor = list[Values]
+
+
+def grid_factors(axes: Lists, groups: Iterable[Lists], sets: Lists) -> list[Factor]:
+    """Return the factors of a grid. sets: the values of `--set`, which replace those of axes."""
+    left = dict(sets)
+    replaced = []
+    for group in groups:
+        replaced.append({name: left.pop(name, values) for name, values in group.items()})
+    return _factors({**axes, **left}, replaced)
+
+
+def include_factors(groups: Iterable[Lists], sets: Lists) -> list[Factor]:
+    """Return the factors by which `--set` multiplies each cell of `include`."""
+    left = dict(sets)
+    replaced = []
+    for group in groups:
+        replaced.append({name: left.pop(name) for name in group if name in left})
+    return _factors(left, replaced)
+
+
+def product(factors: Sequence[Factor]) -> Iterator[Values]:
+    """Yield the values of each combination."""
+    for parts in itertools.product(*factors):
+        yield dict(itertools.chain.from_iterable(part.items() for part in parts))
+
+
+def _factors(axes: Lists, groups: Iterable[Lists]) -> list[Factor]:
+    alone = [{name: values} for name, values in axes.items()]
+    return [_rows(group) for group in (*alone, *groups) if group]
+
+
+def _rows(group: Lists) -> Factor:
+    return [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
+
+
+def check_group(where: str, group: Lists, sets: Lists) -> None:
+    """Raise ConfigError for a group whose axes cannot advance together.
+
+    where: the place of the group in the config. sets: the values of `--set`.
+    """
+    _require_one_length(where, group)
+    given = {name: sets[name] for name in group if name in sets}
+    left = ", ".join(name for name in group if name not in given)
+    if given and left:
+        verb = "are" if ", " in left else "is"
+        how_many = "both" if len(group) == 2 else "all"
+        raise ConfigError(
+            f"--set: {left} {verb} zipped with {', '.join(given)}",
+            f"Set {how_many}, or use --where",
+        )
+    _require_one_length("--set", given)
+
+
+def _require_one_length(where: str, group: Lists) -> None:
+    lengths = {name: len(values) for name, values in group.items()}
+    first, *others = lengths or ("",)
+    for name in others:
+        if lengths[name] != lengths[first]:
+            values = "value" if lengths[first] == 1 else "values"
+            raise ConfigError(
+                f"{where}: {first} has {lengths[first]} {values}, but {name} has {lengths[name]}",
+                "The lists of one group must have the same length",
+            )

@@ -1,0 +1,141 @@
+"""The table of what each option of a training step saves in memory and costs in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from orchestrator.analysis.axes import NOTHING, Row, axis_text, has_value, key_axes
+from orchestrator.analysis.results import Results
+from orchestrator.report.tables.cell_filters import of_task
+from orchestrator.report.tables.entries import (
+    MISSING,
+    Entry,
+    axis_entries,
+    quantity,
+    quotient,
+)
+from orchestrator.report.tables.formatters import (
+    NOISE_NOTE,
+    col,
+    number,
+    peak_gib,
+    speed_up,
+    step_ms,
+)
+from orchestrator.report.tables.layouts import groups
+from orchestrator.report.tables.table import Heading, Rows, Table, TableGrid
+
+# Each option, with its values in cells that do without it: the first of them is compared with.
+_WITHOUT: dict[str, tuple[object, ...]] = {
+    "checkpointing": ("none",),
+    "gradient_accumulation": (1,),
+    "optimizer": ("course", "fused", "foreach", "loop"),
+    "optimizer_step": ("after",),
+    "loss": ("cross_entropy",),
+    "lora": (None,),
+}
+_OPTIMIZER_ARGS = "optimizer_args."
+_SEQUENCES = "sequences_in_a_step"
+_HEADINGS = (
+    "saves GiB", "costs ms", "peak ratio", "step ratio", "peak GiB", "step ms",
+    "without: peak GiB", "without: step ms", "tokens/s", "MFU",
+)  # fmt: skip
+_step_ratio = speed_up("step_ms_median")
+_peak = peak_gib()
+_tokens_per_s = number("tokens_per_s", ",.0f")
+_, _mfu = col("mfu")
+
+
+@dataclass(frozen=True)
+class OptionRows:
+    """One row per cell and option, if another cell differs from it in this option alone."""
+
+    def lay_out(self, results: Results) -> TableGrid:
+        axes = key_axes(results)
+        shown = [axis for axis in axes if not _is_of_options(axis)]
+        rows: Rows = []
+        for option in filter(axes.__contains__, _WITHOUT):
+            for members in groups(*_matched(results, axes, option), (option,)):
+                baseline = _baseline(members, option)
+                for row in members:
+                    if baseline is None or axis_text(row[option]) in _texts_without(option):
+                        continue
+                    words = [option.replace("_", " "), axis_text(baseline[option])]
+                    name = f"{': '.join(words)} → {axis_text(row[option])}"
+                    keys = [*axis_entries(row, shown), Entry(name), _others(row, axes, option)]
+                    rows.append([*keys, *_compared(row, baseline)])
+        return TableGrid([*shown, "option", "with"], list(map(Heading, _HEADINGS)), rows, "option")
+
+
+def _is_of_options(axis: str) -> bool:
+    return axis in _WITHOUT or axis.startswith(_OPTIMIZER_ARGS)
+
+
+def _others(row: Row, axes: Sequence[str], option: str) -> Entry:
+    """Return the other options of a cell, such as `lora=16, loss=chunked`."""
+    words = []
+    for axis in axes:
+        is_shown = _is_of_options(axis) and axis != option and has_value(row, axis)
+        if is_shown and axis_text(row[axis]) not in _texts_without(axis)[:1]:
+            words.append(f"{axis.removeprefix(_OPTIMIZER_ARGS)}={axis_text(row[axis])}")
+    return Entry(", ".join(words) or NOTHING)
+
+
+def _matched(results: Results, axes: Sequence[str], option: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return the cells, and the axes in which a cell agrees with its baseline."""
+    cells = results.cells
+    others = [axis for axis in axes if axis != option]
+    if option == "gradient_accumulation":
+        # Micro-batches are compared with one batch of as many sequences.
+        sequences = cells["batch_size"] * cells["gradient_accumulation"]
+        cells = cells.assign(**{_SEQUENCES: sequences})
+        others = [axis for axis in others if axis != "batch_size"] + [_SEQUENCES]
+    if option == "optimizer":
+        others = [axis for axis in others if not axis.startswith(_OPTIMIZER_ARGS)]
+    return cells, others
+
+
+def _texts_without(option: str) -> list[str]:
+    return list(map(axis_text, _WITHOUT.get(option, ())))
+
+
+def _baseline(members: Iterable[Row], option: str) -> Row | None:
+    by_value: dict[str, Row] = {}
+    for row in members:
+        by_value.setdefault(axis_text(row[option]), row)
+    for text in _texts_without(option):
+        if text in by_value:
+            return by_value[text]
+    return None
+
+
+def _compared(row: Row, baseline: Row) -> list[Entry]:
+    """Return the entries of a row, in the order of the headings."""
+    time, time_without = step_ms(row), step_ms(baseline)
+    peak, peak_without = _peak(row), _peak(baseline)
+    costs, saves, peak_ratio = MISSING, MISSING, MISSING
+    if time.number is not None and time_without.number is not None:
+        costs = quantity(time.number - time_without.number, "+,.2f", "ms")
+    if peak.number is not None and peak_without.number is not None:
+        saves = quantity(peak_without.number - peak.number, "+.2f", "GiB")
+        peak_ratio = quotient(peak.number, peak_without.number)
+    return [
+        saves, costs, peak_ratio, _step_ratio(baseline, row), peak, time,
+        peak_without, time_without, _tokens_per_s(row), _mfu(row),
+    ]  # fmt: skip
+
+
+TRADEOFFS = Table(
+    "tradeoffs",
+    "What each option saves and costs",
+    "Medians of the whole step and peaks, each with the cell that does without the option and has"
+    " the same settings otherwise. Saves: GiB of the peak. Ratios are to the cell without the"
+    " option. Micro-batches are compared with one batch of as many sequences, optimizers with the"
+    " first AdamW of the run, whatever their arguments. On a CPU, the peak is that of the resident"
+    " set, which includes the interpreter." + NOISE_NOTE,
+    OptionRows(),
+    of_task("train_step"),
+)
