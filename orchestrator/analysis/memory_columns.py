@@ -19,7 +19,7 @@ from tasks.spec.metrics import CLOSED_FORM_BYTES, VERDICT
 DERIVED_FIELDS += [
     DerivedField(
         "predicted_how",
-        "how memory was predicted: tracked, modelled, as eager, or closed form",
+        "how memory was predicted: tracked, modelled, compiled, as eager, or closed form",
         format=Format.TEXT,
     ),
     DerivedField("predicted_reason", "why there is no prediction", format=Format.TEXT),

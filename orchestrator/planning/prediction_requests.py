@@ -29,6 +29,7 @@ from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.records import (
+    COMPILED,
     VERSION,
     Prediction,
     PredictionRequest,
@@ -116,7 +117,8 @@ def _predict(
         reason = unsupported_reason(cell)
         prediction = unknown(reason) if reason else found[_key(cell, gpu, import_paths)]
         is_eager = cell.params.values().get("compile", "eager") == "eager"
-        predictions[cell.id] = prediction if is_eager else prediction.as_eager()
+        is_exact = is_eager or prediction.how == COMPILED
+        predictions[cell.id] = prediction if is_exact else prediction.as_eager()
     return predictions
 
 

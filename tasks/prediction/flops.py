@@ -44,7 +44,8 @@ class FlopCount:
         name, shapes = func.overloadpacket.__name__, _shapes(args)
         if "scaled_dot_product" in name:
             shapes = _of_all_heads(shapes)
-        key = (id(func), *shapes, *kwargs.items())
+        # Generated code passes the result as `out`, which a key would keep alive.
+        key = (id(func), *shapes, *kwargs, *_shapes(tuple(kwargs.values())))
         if key not in _KNOWN:
             _KNOWN[key] = formula(*shapes, **kwargs, out_val=result)
         flops = _KNOWN[key]

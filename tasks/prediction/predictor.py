@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,12 @@ from tasks.prediction.emulation import GpuFunctions, gpu_emulated
 from tasks.prediction.flops import FlopCount
 from tasks.prediction.records import (
     CLOSED_FORM,
+    COMPILED,
     MARGIN,
     Prediction,
     PredictionRequest,
     Verdict,
+    generates_code,
     plainly_fits,
     unknown,
     unsupported_reason,
@@ -77,7 +80,7 @@ class Predictor:
         if not isinstance(params, TrainStepParams | AttentionParams) or reason:
             return unknown(reason)
         try:
-            trace = self._trace(_as_eager(params), request.workspace_bytes)
+            trace, how = self._trace(request)
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
         except Skip as skip:
             return unknown(str(skip))
@@ -89,14 +92,26 @@ class Predictor:
             if isinstance(params, AttentionParams) or is_unsupported(error):
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
-        how = "modelled" if _is_modelled(params) else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
         by_role = _composition(trace, peaks)
         counted = [sample for sample in trace.flops if ("steady", sample.phase) in peaks]
         samples = (*_samples(peaks, how), *by_role, *trace.saved, *counted, *_closed_form(params))
         return Prediction(how, "", samples, verdicts)
 
-    def _trace(self, params: Predictable, workspace_bytes: int) -> Trace:
+    def _trace(self, request: PredictionRequest) -> tuple[Trace, str]:
+        """Return the trace of a cell, and how it was made."""
+        params = request.cell.params
+        assert isinstance(params, TrainStepParams | AttentionParams)
+        eager = _as_eager(params)
+        if isinstance(params, TrainStepParams) and generates_code(request.cell):
+            # Whatever torch's compiler cannot do without a GPU, the cell is predicted as eager.
+            with suppress(Exception):
+                compiled = eager.model_copy(update={"compile": params.compile})
+                return self._track_once(compiled, request.workspace_bytes), COMPILED
+        how = "modelled" if _is_modelled(params) else "tracked"
+        return self._track_once(eager, request.workspace_bytes), how
+
+    def _track_once(self, params: Predictable, workspace_bytes: int) -> Trace:
         if isinstance(params, AttentionParams):
             return track(params, workspace_bytes)
         if params.pass_ == "forward_backward" and self._last is not None:
@@ -104,7 +119,9 @@ class Predictor:
             if self._last[:2] == (whole, workspace_bytes):
                 return self._last[2].without("optimizer")
         trace_whole = partial(track, workspace_bytes=workspace_bytes)
-        trace = trace_by_layers(params, trace_whole) or trace_whole(params)
+        # Layers of compiled code are traced whole: only the first one runs what tunes its kernels.
+        by_layers = None if params.compile != "eager" else trace_by_layers(params, trace_whole)
+        trace = by_layers or trace_whole(params)
         self._last = (params, workspace_bytes, trace)
         return trace
 
@@ -140,10 +157,12 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     Raise what the workload raises.
     """
     tracker = StorageTracker(workspace_bytes)
+    is_compiled = isinstance(params, TrainStepParams) and params.compile != "eager"
+    compiling = _load_compiler() if is_compiled else nullcontext
     # An optimizer may compile its step: traced, it runs eager and takes no less memory.
     eager = torch.compiler.set_stance("force_eager")
     with eager, gpu_emulated(tracker.labelling) as emulation, tracker:
-        with emulation:
+        with emulation, compiling(emulation):
             workload = _build(params)
             untraced = _untraced_tokens(params)
         tracker.label([untraced], "inputs")
@@ -153,19 +172,30 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
             tracker.label(model.parameters(), "parameters")
         tracker.follow(workload, outside="loss" if optimizers else "attention")
         saved = SavedTensors(workload)
+        # What compiled code saves is not visible to autograd's hooks.
+        watching = nullcontext() if is_compiled else saved.watching()
         steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (
             ("first", nullcontext()),
-            ("steady", saved.watching()),
+            ("steady", watching),
         )
-        for step, watching in steps:
+        for step, watched in steps:
             tracker.begin(step)
-            with watching, _Forward(emulation) as forward:
+            with watched, _Forward(emulation) as forward:
                 run_step(workload, Progress(), tracker, forward)
             tracker.label(_state_of(optimizers), "optimizer state")
-    tracker.trace.saved += saved.samples("prediction")
+    if not is_compiled:
+        tracker.trace.saved += saved.samples("prediction")
     if isinstance(params, TrainStepParams):
         tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace
+
+
+def _load_compiler() -> Callable[[GpuFunctions], AbstractContextManager[Any]]:
+    """Return the context in which a compiled model is built to be compiled without a GPU."""
+    # Imported only here, because it takes seconds.
+    from tasks.prediction.compiled_calls import compiling_models
+
+    return compiling_models
 
 
 def _flops(params: TrainStepParams, counted: FlopCount) -> Iterator[Sample]:

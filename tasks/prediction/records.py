@@ -14,18 +14,20 @@ from tasks.spec.registry import make_cell
 from tasks.spec.tables import Sample
 
 VERSION = 8  # raise it when an unchanged cell would be predicted differently
+_COMPILED_VERSION = 1  # the same, for cells whose compiled code is generated
 
 _GIB = 1024**3
 
-AS_EAGER, CLOSED_FORM = "as eager", "closed form"
+COMPILED, AS_EAGER, CLOSED_FORM = "compiled", "as eager", "closed form"
 MARGIN = 0.03  # error of a prediction as a fraction; within it a verdict is borderline
 
 # Largest ratio of predicted to measured memory of 180 compiled cells, in a forward pass. The
-# largest of a training step was 1.43. Compiled cells are predicted as eager ones.
+# largest of a training step was 1.43. It matters for those compiled cells whose code is not
+# generated: they are predicted as eager ones.
 MOST_OVERGUESS = 2.11
 
-# A compiled cell is never `oom`, because it needs less than its eager prediction: instead it fits
-# `perhaps`, or that is `unlikely`.
+# A compiled cell that is predicted as eager is never `oom`, because it needs less than that: instead
+# it fits `perhaps`, or that is `unlikely`.
 Verdict = Literal["fits", "borderline", "perhaps", "unlikely", "oom"]
 
 
@@ -64,9 +66,10 @@ class Prediction:
     """Predicted peaks, as samples with the names of measured ones, and a verdict for each limit.
 
     how: how it was predicted. `tracked`: every storage was followed. `modelled`: the same, with a
-        model of fused kernels. `as eager`: an upper bound for a compiled cell. `closed form`:
-        memory of parameters, gradients and AdamW's moments, a lower bound for a model that does not
-        run without data. Empty: nothing is known.
+        model of fused kernels. `compiled`: every storage of the code that torch's compiler generates
+        was followed. `as eager`: an upper bound for a compiled cell. `closed form`: memory of
+        parameters, gradients and AdamW's moments, a lower bound for a model that does not run
+        without data. Empty: nothing is known.
     reason: why there is no peak.
     verdicts: by limit, in bytes.
     """
@@ -90,9 +93,14 @@ class Prediction:
         """Return the highest peak of all phases."""
         return self._peak(metric, mode)
 
+    @property
+    def reserved_bytes(self) -> float | None:
+        """The most memory that the allocator reserves, in any step."""
+        return self._peak("peak_reserved_bytes")
+
     def plain_verdict(self, cap_bytes: int) -> Verdict | None:
         """Return `fits` or `oom` if the peaks alone decide it, without a replay."""
-        reserved = self._peak("peak_reserved_bytes")
+        reserved = self.reserved_bytes
         requested = self._peak("peak_requested_bytes")
         if reserved is None or requested is None:
             return None
@@ -168,6 +176,21 @@ def unsupported_reason(cell: Cell) -> str:
     return ""
 
 
+def generates_code(cell: Cell) -> bool:
+    """Return True if a compiled cell is predicted from its compiled code, and not as eager.
+
+    The code of a whole model takes minutes to generate. CUDA graphs have memory of their own, and
+    checkpoints and flex attention are compiled in other ways.
+    """
+    values = cell.params.values()
+    return (
+        values.get("compile") == "blocks"
+        and values["compile_mode"] == "default"
+        and values["attention"] != "flex"
+        and values["checkpointing"] == "none"
+    )
+
+
 def memory_identity(cell: Cell) -> dict[str, Any]:
     """Return the values that decide a cell's memory: cells with equal ones share a prediction."""
     values = dict(cell.params.values())
@@ -175,4 +198,6 @@ def memory_identity(cell: Cell) -> dict[str, Any]:
         del values[name]
     if values.get("precision") == "tf32":
         values["precision"] = "fp32"
+    if generates_code(cell):
+        values |= {"compile": cell.params.values()["compile"], "compiled": _COMPILED_VERSION}
     return {"task": cell.task, "version": cell.version, **values}

@@ -120,6 +120,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled, and torch's guard would take a tenth of the time
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # compiled code runs as such, and its allocations are seen
+
     def begin(self, step: Step) -> None:
         self._spans = self.trace.spans[step]
         self.flops = FlopCount()
@@ -158,10 +162,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outside: the part of allocations outside of all modules.
         """
         self._square, self._outside = workload.square, outside
-        modules = workload.model.modules() if workload.model is not None else ()
+        modules = list(workload.model.modules()) if workload.model is not None else []
+        within: set[nn.Module] = set()  # a hook within compiled code would be compiled with it
         for module in modules:
-            module.register_forward_pre_hook(self._entering(_part_of(module)))
-            module.register_forward_hook(self._leaving, always_call=True)
+            if module._compiled_call_impl is not None:
+                within.update(module.modules())
+                module._compiled_call_impl = self._inside("compiled", module._compiled_call_impl)
+        for module in modules:
+            if module not in within:
+                module.register_forward_pre_hook(self._entering(_part_of(module)))
+                module.register_forward_hook(self._leaving, always_call=True)
         # By identity, since `attention` lists its inputs twice: they are leaves, too.
         trained = {id(tensor): tensor for tensor in workload.resident if tensor.requires_grad}
         for tensor in trained.values():
@@ -237,6 +247,19 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._relabel()
 
         return entering
+
+    def _inside(self, part: str, call: Callable[..., object]) -> Callable[..., object]:
+        """Return the call, with its allocations attributed to a part of the model."""
+        entering = self._entering(part)
+
+        def inside(*args: object, **kwargs: object) -> object:
+            entering()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._leaving()
+
+        return inside
 
     def _leaving(self, *_: object) -> None:
         self._parts.pop()

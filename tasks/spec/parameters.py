@@ -41,7 +41,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 # The modes in which torch records CUDA graphs; replaying one is a single launch.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-# Compiled cells are predicted as eager ones.
+# Compiled cells are predicted as eager ones, except for those that have their own code generated
+# (`generates_code` in tasks/prediction/records.py).
 NOT_MEMORY = Affects.ALL & ~Affects.MEMORY
 MEASURED_STEPS = "measured steps: synced ones, and on a GPU as many pipelined; null if adaptive"
 

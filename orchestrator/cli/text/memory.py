@@ -14,6 +14,7 @@ from tasks.prediction.closed_form import ClosedForm, closed_form
 from tasks.prediction.records import (
     AS_EAGER,
     CLOSED_FORM,
+    COMPILED,
     MARGIN,
     MOST_OVERGUESS,
     Prediction,
@@ -26,6 +27,7 @@ _EXPLAINED = 3  # a sweep of more cells gets only the table
 _HOW = {
     "tracked": "every tensor is followed",
     "modelled": "every tensor is followed, and those within fused attention are modelled",
+    COMPILED: "every tensor of the code that torch's compiler generates is followed",
     AS_EAGER: "compiled, but predicted as eager: an upper bound",
     CLOSED_FORM: "only parameters, gradients and AdamW's moments: a lower bound",
 }

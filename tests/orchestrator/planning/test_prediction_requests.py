@@ -90,7 +90,7 @@ def test_a_process_predicts_and_the_answer_is_remembered(monkeypatch: pytest.Mon
 
 def test_each_need_is_asked_for_once(asked: list[PredictionRequest]) -> None:
     cells = [cell_of(seed=seed, memory_limit_gib=limit, compile=how) for seed in (0, 1) for limit in (1.0, 2.0)
-             for how in ("eager", "blocks")]  # fmt: skip
+             for how in ("eager", "model")]  # fmt: skip
     found = predict_memory(cells, None, ())
     assert [request.caps_bytes for request in asked] == [(GIB, 2 * GIB)]
     assert {found[cell.id].how for cell in cells} == {"tracked", "as eager"}
