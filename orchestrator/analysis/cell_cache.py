@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.provenance import SOURCE_ROOT
-from orchestrator.store.run import Run
 from tasks.spec.source_digest import digest_of, python_files
+
+if TYPE_CHECKING:
+    from orchestrator.store.run import Run
 
 _TABLES = ("attempts", "samples", "predictions")
 # The packages whose code derives cells: those that this one imports.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content
 from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
-from orchestrator.report.formats.files import FORMATS, files_of, without_tags
+from orchestrator.report.formats.files import FORMATS, copies_of, files_of, without_tags
 from orchestrator.report.formats.markdown import answers_to_markdown
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
@@ -62,6 +62,7 @@ class RenderedReport:
             read_details(self.run, self.results, partial(read_artifacts, self.run)),
             run_argument=self.run_argument,
             missing=self.run.unfinished_count(),
+            copies={page.table.name: copies_of(page) for page in self.pages},
         )
         yield PAGE, to_html(content)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from markupsafe import Markup, escape
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
-from orchestrator.report.formats.files import copies_of
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.heat_map import heat_map
 from orchestrator.report.page.sections import sections
@@ -39,7 +38,11 @@ _LIBRARY = Path(__file__).parent / "vendor"
 
 @dataclass(frozen=True)
 class PageContent:
-    """Content of the page. missing: number of cells without a result."""
+    """Content of the page.
+
+    missing: number of cells without a result. copies: what the copy buttons of each table give, by
+    the name of the format.
+    """
 
     results: Results
     answers: Sequence[Answer]
@@ -48,6 +51,7 @@ class PageContent:
     details: Iterable[dict[str, object]]
     run_argument: str = "RUN"
     missing: int = 0
+    copies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def to_html(content: PageContent) -> Iterator[str]:
@@ -59,7 +63,6 @@ def to_html(content: PageContent) -> Iterator[str]:
         "run": content.run_argument,
         **cell_columns(results),
     }
-    copies = {page.table.name: copies_of(page) for page in content.tables}
     found = sections(results, content.drawing.figures(), content.tables)
     return (
         _environment()
@@ -86,7 +89,7 @@ def to_html(content: PageContent) -> Iterator[str]:
             dark=Markup(variables(DARK)),
             data=Markup(packed([json.dumps(data, separators=(",", ":"))])),
             library=Markup(_library()),
-            copies=Markup(packed([json.dumps(copies)])),
+            copies=Markup(packed([json.dumps(content.copies)])),
             details=Markup(packed_json(content.details)) if len(results.cells) else "",
         )
     )

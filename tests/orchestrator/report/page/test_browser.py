@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.analysis.results import load_results
 from orchestrator.report.charts.registry import begin_drawing
+from orchestrator.report.formats.files import copies_of
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.tables.registry import lay_out
@@ -37,9 +38,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = open_runs([ROOT / "results" / "published" / "h200"])
     results = load_results(run)
     details = read_details(run, results, partial(read_artifacts, run))
+    tables = lay_out(results)
     content = PageContent(
-        results, answers(results), lay_out(results), begin_drawing(results), details, "results/h200"
-    )
+        results, answers(results), tables, begin_drawing(results), details, "results/h200",
+        copies={table.table.name: copies_of(table) for table in tables},
+    )  # fmt: skip
     path = tmp_path_factory.mktemp("page") / "index.html"
     path.write_text("".join(to_html(content)))
     return path
