@@ -17,8 +17,8 @@ larger one does in addition is what each further layer does:
 3. Find the **law** of each event: which repetition of its place it creates or releases. It is
    `first + slope * n + shift * more`, in the n-th repetition of the event, with `more` additional
    layers. In the forward pass the slope is 1. In the backward pass it is -1, because the last layer
-   is released first. Every repetition in both traces must follow the law: there are five or more,
-   and three unknowns.
+   is released first. Every repetition in both traces must follow the law. With 3 and 4 layers these
+   may be as few as the three unknowns; the order of creation and the bounds are checked as well.
 4. Write out all places and all laws for more layers.
 
 FLOPs and sizes of saved tensors grow by the same amount with each layer. Where anything does not
