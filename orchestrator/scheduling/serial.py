@@ -31,6 +31,7 @@ class SerialScheduler(Scheduler):
 
     def __init__(self, notify: Notify, example: Attempt | None = None) -> None:
         self._notify = notify
+        self._has_fork_server = example is not None
         if example is not None:
             with suppress(OSError):  # it only saves time
                 begin_to_prepare(example, Slot(cores_here()).variables())
@@ -39,7 +40,7 @@ class SerialScheduler(Scheduler):
         self._lost: dict[str, str] = {}  # visible name -> what happened to it
 
     def hosts(self) -> Sequence[HostInfo]:
-        host = _probe_in_fork_server() or probe_here()
+        host = (_probe_in_fork_server() if self._has_fork_server else None) or probe_here()
         self._gpus, self._models = visible_gpu_uuids(host), host.gpus
         return [host]
 

@@ -6,6 +6,7 @@ its generated code runs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -87,6 +88,8 @@ class _Compiler:
                 for name, function in _AUTOCAST.items():
                     stack.enter_context(patch(name, function))
                 stack.enter_context(_disable_current_modes())
+                # Torch recommends tf32 and more; the cell is measured as its config says.
+                stack.enter_context(warnings.catch_warnings(action="ignore"))
                 config: Any = torch._functorch.config
                 stack.enter_context(config.patch(force_non_lazy_backward_lowering=True))
                 compiled(*tree_map(_copied, args), **tree_map(_copied, kwargs))
