@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from types import FrameType
-from typing import Self
+from typing import Self, TypeVar
 
 # Reserved from a time limit to end the running cells and to write cells.parquet.
 SAVING_S = 5.0
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+
+Item = TypeVar("Item")
 
 
 class StopReason(StrEnum):
@@ -78,6 +80,17 @@ class Interruption:
                 raise
         if self.reason is None:
             self._restore()
+
+    def until_stopped(self, outcomes: Iterable[Item]) -> Iterator[Item]:
+        """Yield the outcomes, and raise KeyboardInterrupt after one during which a signal came.
+
+        Python drops an exception that comes up in a finalizer or in a callback of a library. The
+        sweep would continue and ignore all further signals.
+        """
+        for outcome in outcomes:
+            yield outcome
+            if self.reason is not None:
+                raise KeyboardInterrupt
 
     def install(self) -> None:
         """Install the handlers, again where something has replaced them: Ray takes SIGTERM."""

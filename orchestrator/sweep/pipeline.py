@@ -62,7 +62,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 preparation = predict_cells(request, preparation, notify)
                 writer.append_predictions(preparation.predicted_samples)
                 queue.begin(preparation)
-                error = measure(scheduler, queue, log, runtime.console)
+                error = measure(scheduler, queue, log, runtime.console, interruption)
         elif not request.run.exists:
             fingerprints = known_fingerprints(request.run)
             writer.write_manifest(request.manifest(fingerprints, invocation))
@@ -87,12 +87,16 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
 
 
 def measure(
-    scheduler: Scheduler, queue: AttemptQueue, log: OutcomeLog, console: Console
+    scheduler: Scheduler,
+    queue: AttemptQueue,
+    log: OutcomeLog,
+    console: Console,
+    interruption: Interruption,
 ) -> NoGpuLeft | NoNodeLeft | None:
     """Run the queue until it is empty. Return the error that left no GPU or node, if one did."""
     with closing(console.open_display(queue.total, queue.remaining_s)) as display:
         try:
-            for outcome in scheduler.run(queue, display.started):
+            for outcome in interruption.until_stopped(scheduler.run(queue, display.started)):
                 log.store(outcome)
                 queue.finished(outcome)
                 display.finished(outcome)

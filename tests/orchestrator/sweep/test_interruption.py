@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -27,6 +28,17 @@ def test_a_signal_ends_the_body_and_a_second_one_interrupts_nothing(number: int)
     assert steps == ["measured", "saved"]
     assert interruption.reason == StopReason[signal.Signals(number).name]
     assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_a_signal_whose_exception_is_lost_ends_the_body_after_the_outcome() -> None:
+    stored = []
+    with Interruption(None) as interruption, interruption.stops_here():
+        for outcome in interruption.until_stopped(["first", "second"]):
+            with suppress(KeyboardInterrupt):  # as in a finalizer
+                os.kill(os.getpid(), signal.SIGINT)
+            stored.append(outcome)
+    assert stored == ["first"]
+    assert interruption.reason is StopReason.SIGINT
 
 
 def test_the_deadline_ends_the_body() -> None:
