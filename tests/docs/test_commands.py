@@ -27,6 +27,13 @@ TINY = (
     "--set compile=eager --set pass=forward --set batch_size=1 --set vocab_size=200 "
     "--set measured_steps=5"
 )
+# Runs whose cells a later command reads, with the options that they need besides.
+READ_LATER = {
+    "sweep run configs/kernels.yaml": "",
+    "sweep run configs/checkpointing.yaml": (
+        " --set checkpointing=none,blocks --where attention=naive"
+    ),
+}
 MODEL_PAGE = "docs/how-to/your-own-model.md"
 
 
@@ -44,10 +51,8 @@ def made_small(command: str) -> str:
         return command.replace("sweep run", "sweep plan").replace("--address auto", "")
     if command.startswith("sweep run configs/full.yaml"):
         return re.sub(r" --(set|where|sample) ('[^']*'|\S+)", "", command) + f" {TINY}"
-    if command == "sweep run configs/kernels.yaml":  # a later command reads its kernels
-        return f"{command} {TINY}"
-    if command == "sweep run configs/checkpointing.yaml":
-        return f"{command} {TINY} --set checkpointing=none,blocks --where attention=naive"
+    if command in READ_LATER:
+        return f"{command} {TINY}{READ_LATER[command]}"
     if command.startswith("sweep run configs/"):
         return command.replace("sweep run", "sweep plan")
     if command == "sweep report results/oom-map --table oom-map":  # it was only planned here
