@@ -5,8 +5,8 @@
 
 Runs each command on a copy of the published results, in alternation with a calibration:
 `python -c "import pandas, pyarrow.compute"`. Prints the median CPU time of a command with all its
-processes, and the median ratio to the calibration beside it. Such a ratio hardly depends on the
-machine and on its load, as a time does. Exit code 1 if a ratio is above its limit.
+processes, and the median ratio to the calibrations before and after it. The load of the machine
+changes a time, but not much of such a ratio. Exit code 1 if a ratio is above its limit.
 """
 
 from __future__ import annotations

@@ -194,8 +194,7 @@ def training_moments_bytes(
       no gradient yet;
     - as it ends: 16 N + A/L, with all gradients and the activations of one layer;
     - in the optimizer: 16 N + T, where T is five temporaries of the embedding's size in the
-    course's
-      loop, 4 N in torch's foreach AdamW, and nothing in its fused one.
+      course's loop, 4 N in torch's foreach AdamW, and nothing in its fused one.
 
     Valid for fp32 with naive attention. Compared with a tracker of all storages, the error in the
     course's 20 cells is -0.9 to 0 %, with torch's optimizers or without one -1.1 to +1.2 %. The

@@ -73,14 +73,8 @@ def load_results(run: Run, every_version: bool = False) -> Results:
     every_version: also read cells that were measured by an older version of their task, although
         the run has newer ones.
     """
-    key = cells_key(run, every_version)
-    results = _cached_results(run, key)
-    if results is None:
-        # The samples are the largest table: their memory is free before a report allocates its own.
-        results = _derived_results(run, every_version, run.read("samples", categories=True))
-        trim_memory()
-        _store_results(run, every_version, key, results)
-    return results
+    read_samples = partial(run.read, "samples", categories=True)
+    return _load(run, every_version, cells_key(run, every_version), read_samples)
 
 
 def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
@@ -91,12 +85,22 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     every_version: also read cells that were measured by an older version of their task, although
         the run has newer ones.
     """
+    # In this order: a part that is added in between must not be stored under the later key.
     key, samples = cells_key(run, every_version), run.read("samples", categories=True)
+    return _load(run, every_version, key, lambda: samples), samples
+
+
+def _load(
+    run: Run, every_version: bool, key: str, read_samples: Callable[[], pd.DataFrame]
+) -> Results:
+    """Return the results from the cache, or derive and store them. key: of `cells_key`."""
     results = _cached_results(run, key)
     if results is None:
-        results = _derived_results(run, every_version, samples)
+        results = _derived_results(run, every_version, read_samples())
+        # The samples are the largest table: their memory is free before a report allocates its own.
+        trim_memory()
         _store_results(run, every_version, key, results)
-    return results, samples
+    return results
 
 
 def _cached_results(run: Run, key: str) -> Results | None:

@@ -6,12 +6,11 @@ A key of a mapping is shown alone (`n_layer=6`), and what is named by a path by 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
 from tasks.spec.axes import FrozenValues, select
-from tasks.spec.cell import Cell, dotted_values, varying_axes
+from tasks.spec.cell import Cell, dotted_values, varying_axes, varying_names
 from tasks.spec.messages import escape_unprintable, shorten
 
 _LONGEST_VALUE = 60  # letters
@@ -53,10 +52,7 @@ def _given(cell: Cell, axes: Collection[str]) -> FrozenValues:
 
 def _expanded(axis: str, rows: Sequence[FrozenValues]) -> list[str]:
     """Return an axis, or the keys of its mappings that have several values."""
-    counts = Counter(name for row in rows for name in row if name.startswith(f"{axis}."))
-    varying = []
-    for key, count in counts.items():
-        values = [row[key] for row in rows if key in row]
-        if count < len(rows) or any(value != values[0] for value in values):
-            varying.append(key)
-    return varying if counts else [axis]
+    prefix = f"{axis}."
+    if not any(name.startswith(prefix) for row in rows for name in row):
+        return [axis]
+    return [name for name in varying_names(rows) if name.startswith(prefix)]

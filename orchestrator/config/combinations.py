@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from orchestrator.common.errors import ConfigError
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, select
 
 Lists = Mapping[str, Sequence[object]]  # the values of axes
 Factor = list[Values]
@@ -55,7 +55,7 @@ def check_group(where: str, group: Lists, sets: Lists) -> None:
     where: the place of the group in the config. sets: the values of `--set`.
     """
     _require_one_length(where, group)
-    given = {name: sets[name] for name in group if name in sets}
+    given = select(sets, group)
     left = ", ".join(name for name in group if name not in given)
     if given and left:
         verb = "are" if ", " in left else "is"

@@ -20,10 +20,9 @@ from orchestrator.config.grid_checks import (
     narrowing,
     task_params,
 )
-from orchestrator.config.hints import unknown_name
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection, choose_sample, matches
-from orchestrator.config.yaml_source import KeyPath, Source, config_error
+from orchestrator.config.yaml_source import KeyPath, Source, config_error, explain_unknown_key
 from tasks.spec.axes import Values, leave_out, select
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import axis_names, default_values
@@ -157,13 +156,9 @@ def _grid_cells(
             cell = make_cell(grid.task, _nested(values))
         except ValidationError as error:
             locate = partial(_place_in_file, grid, at, leave_out(values, narrowed))
-            explain = partial(_explain_unknown, known)
+            explain = partial(explain_unknown_key, known)
             raise config_error(error, source, locate, explain) from error
         yield cell, overridden
-
-
-def _explain_unknown(known: list[str], where: str, place: KeyPath) -> tuple[str, str]:
-    return unknown_name(where, str(place[-1]), known)
 
 
 def _nested(values: Values) -> Values:

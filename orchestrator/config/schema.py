@@ -18,12 +18,13 @@ from ruamel.yaml.comments import CommentedMap
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import require_known, suggestion
-from orchestrator.config.hints import quoted, unknown_name
+from orchestrator.config.hints import quoted
 from orchestrator.config.yaml_source import (
     MAX_BYTES,
     KeyPath,
     Source,
     config_error,
+    explain_unknown_key,
     load_yaml,
     plain,
 )
@@ -300,7 +301,7 @@ def _explain_unknown(where: str, place: KeyPath) -> tuple[str, str]:
     name, allowed = str(place[-1]), _allowed_keys(place)
     if "fixed" in allowed and name in all_axes():
         return f"{where}: is an axis", "Put it under fixed, or as a list under axes"
-    return unknown_name(where, name, allowed)
+    return explain_unknown_key(allowed, where, place)
 
 
 def _allowed_keys(place: KeyPath) -> list[str]:

@@ -9,8 +9,9 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -62,15 +63,19 @@ class Source:
         return ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, path]))
 
 
-def _unknown_name(where: str, place: KeyPath) -> tuple[str, str]:
-    return unknown_name(where, str(place[-1]), ())
+def explain_unknown_key(allowed: Iterable[str], where: str, place: KeyPath) -> tuple[str, str]:
+    """Return the problem and the remedy for the last step of a place, which is not allowed."""
+    return unknown_name(where, str(place[-1]), allowed)
+
+
+_WITHOUT_SUGGESTION = partial(explain_unknown_key, ())
 
 
 def config_error(
     error: ValidationError,
     source: Source,
     locate: Locate = tuple,
-    explain_unknown: ExplainUnknown = _unknown_name,
+    explain_unknown: ExplainUnknown = _WITHOUT_SUGGESTION,
 ) -> ConfigError:
     """Return the first error of a validation as one line with its place and its remedy.
 

@@ -12,8 +12,8 @@ from tasks.spec.attempt import ATTEMPT_FILE, RERUN_FILE, Attempt
 
 # glibc returns freed memory to the kernel, which then zeroes every page again in the next step.
 # With these variables and a padding of 256 MiB, the forward pass, the backward pass and the
-# optimizer of a training step on the CPU took 705, 1441 and 464 ms instead of 2703, 3706 and 900
-# ms.
+# optimizer of a training step on the CPU took 705, 1441 and 464 ms; without them, 2703, 3706 and
+# 900 ms.
 CPU_ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * MIB),

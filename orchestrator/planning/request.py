@@ -59,7 +59,10 @@ class SweepRequest:
 
     @property
     def import_paths(self) -> tuple[str, ...]:
-        """The folders of the user's models: this one, the config's and, of configs, the run's."""
+        """The folders with the user's models: this one, that of the config, and `models/` of the run.
+
+        The last one only holds configs of models of transformers.
+        """
         folders = [Path.cwd(), self.config_path.parent.absolute()]
         if any(name.startswith(HUB) for name in self.model_names):
             folders.append(self.run.folder.absolute() / MODELS)

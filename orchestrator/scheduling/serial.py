@@ -40,7 +40,7 @@ class SerialScheduler(Scheduler):
         self._lost: dict[str, str] = {}  # visible name -> what happened to it
 
     def hosts(self) -> Sequence[HostInfo]:
-        host = (_probe_in_fork_server() if self._has_fork_server else None) or probe_here()
+        host = self._probe()
         self._gpus, self._models = visible_gpu_uuids(host), host.gpus
         return [host]
 
@@ -63,6 +63,17 @@ class SerialScheduler(Scheduler):
             event = measure(placed, Slot(cores_here(), None, gpu, self._gpus))
             yield self._exclude(event) if isinstance(event, DeviceLost) else event
 
+    def _probe(self) -> HostInfo:
+        """Probe the host in a child of the fork server, or in a new process if there is none."""
+        if self._has_fork_server and CHILD_STARTER.server is not None:
+            try:
+                return HostInfo.from_probe(dict(CHILD_STARTER.server.probe_host()))
+            except ForkServerLost:
+                # A late answer would be read as that of another request. The new process reports
+                # what is wrong.
+                CHILD_STARTER.close()
+        return probe_here()
+
     def _exclude(self, event: DeviceLost) -> Outcome:
         """Use no failed GPU again. There is no other host, so a failed host is only reported."""
         if event.gpu:
@@ -73,15 +84,3 @@ class SerialScheduler(Scheduler):
 
     def close(self) -> None:
         CHILD_STARTER.close()
-
-
-def _probe_in_fork_server() -> HostInfo | None:
-    """Return what a child of the fork server finds out, or None if it cannot."""
-    if CHILD_STARTER.server is None:
-        return None
-    try:
-        return HostInfo.from_probe(dict(CHILD_STARTER.server.probe_host()))
-    except ForkServerLost:
-        # A late answer would be read as that of another request. `probe_here` reports what is wrong.
-        CHILD_STARTER.close()
-        return None

@@ -21,6 +21,11 @@ ADD = torch.ops.aten.add.Tensor
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 
 
+def in_backward() -> bool:
+    """Return True while autograd runs a backward pass on this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def is_made_in_place(args: Arguments) -> bool:
     """Return True if autograd, without a mode, would write this sum into its first term.
 
@@ -65,6 +70,6 @@ class _SeenSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        if func is ADD and torch._C._current_graph_task_id() != -1:
+        if func is ADD and in_backward():
             self.references = _references(args[0])
         return func(*args, **(kwargs or {}))

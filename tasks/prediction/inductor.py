@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_map
 
 from tasks.prediction.generated_kernels import GeneratedKernels
 from tasks.prediction.reductions import MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR
+from tasks.prediction.shapes import Arguments, Keywords, Operation
 
 _WITHOUT_CACHES = {
     "fx_graph_cache": False,
@@ -155,10 +156,10 @@ class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., object],
+        func: Operation,
         types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         options = {name: _moved_device(value, _CPU) for name, value in (kwargs or {}).items()}
         return func(*args, **options)
@@ -171,8 +172,8 @@ class _WithoutGuard(TorchFunctionMode):
         self,
         func: Callable[..., object],
         types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         if func is Tensor.copy_:
             func = torch.ops.aten.copy_.default

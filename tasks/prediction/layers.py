@@ -38,11 +38,6 @@ from typing import NamedTuple
 from tasks.prediction.trace import STEPS, Label, Step, TensorLifetime, Trace
 from tasks.spec.tables import Sample
 
-# Layers, or groups of layers, of the smaller model. The first or last one may differ, and a law
-# needs two others.
-SMALL_LAYERS = 3
-_LEAST_REPETITIONS = 1  # in the smaller trace
-
 
 class Unlike(Exception):
     """The larger trace is not the smaller one with one more repetition of a layer."""
@@ -113,7 +108,7 @@ def _aligned(small: Sequence[int], large: Sequence[int]) -> list[TraceSection] |
         ):
             continue
         repetitions = _repetitions_at_end(small[:begin], large[begin:end])
-        if repetitions < _LEAST_REPETITIONS:
+        if not repetitions:
             continue
         rest = _aligned(small[begin:], large[end:])
         if rest is not None:

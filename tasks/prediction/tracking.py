@@ -18,6 +18,7 @@ from tasks.prediction.flops import FlopCount
 from tasks.prediction.gradient_sums import (
     ADD,
     ADD_IN_PLACE,
+    in_backward,
     is_made_in_place,
     references_of_gradient,
 )
@@ -90,10 +91,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        if func is _PUT_COPY and _in_backward():
+        if func is _PUT_COPY and in_backward():
             # torch works in place unless it is watched (index_backward in FunctionsManual.cpp).
             func = _PUT_IN_PLACE
-        elif func is ADD and _in_backward() and is_made_in_place(args):
+        elif func is ADD and in_backward() and is_made_in_place(args):
             func = ADD_IN_PLACE
         name = func.overloadpacket.__name__
         if name in NOT_ON_META:
@@ -219,7 +220,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see_product(self) -> None:
         # On a GPU the backward pass runs on a separate thread.
-        thread = _in_backward()
+        thread = in_backward()
         if self._workspace_bytes and thread not in self._threads:
             self._threads.add(thread)
             self._allocate(self._workspace_bytes, Label(self._phase, "", "workspace"))
@@ -290,10 +291,6 @@ def _plain_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
             yield from _plain_tensors(getattr(tensor, name) for name in names)
         else:
             yield tensor
-
-
-def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _ignore(event: int) -> None:

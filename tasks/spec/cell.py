@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,18 +43,22 @@ class Cell:
 def varying_axes(cells: Iterable[Cell]) -> list[str]:
     """Return the axes in which some of the cells differ, in the order of their declaration."""
     cells = list(cells)
-    given: dict[str, list[object]] = {}
-    for cell in cells:
-        for name, value in cell.params.non_default().items():
-            given.setdefault(name, []).append(value)
+    varying = varying_names([cell.params.non_default() for cell in cells])
     names: dict[str, None] = {}
     for params in dict.fromkeys(type(cell.params) for cell in cells):
         names |= dict.fromkeys(axis_names(params))
+    return [name for name in names if name in varying]
+
+
+def varying_names(rows: Collection[FrozenValues]) -> list[str]:
+    """Return the names in which some rows differ. A row without a name differs from one with it."""
+    found: dict[str, list[object]] = {}
+    for row in rows:
+        for name, value in row.items():
+            found.setdefault(name, []).append(value)
     varying = []
-    for name in names:
-        values = given.get(name, [])
-        # Cells without a value have the default, which differs from each value that is given.
-        if values and (len(values) < len(cells) or any(value != values[0] for value in values)):
+    for name, values in found.items():
+        if len(values) < len(rows) or any(value != values[0] for value in values):
             varying.append(name)
     return varying
 

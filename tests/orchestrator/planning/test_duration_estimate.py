@@ -199,7 +199,7 @@ Here = Callable[..., Result]
 
 
 @pytest.fixture
-def said(sweep_here: Here, tmp_path: Path) -> Callable[..., str]:
+def expected_line(sweep_here: Here, tmp_path: Path) -> Callable[..., str]:
     def say(device: str, *words: str) -> str:
         (tmp_path / "c.yaml").write_text(CONFIG % device)
         lines = sweep_here("plan", "c.yaml", *words).output.splitlines()
@@ -209,22 +209,27 @@ def said(sweep_here: Here, tmp_path: Path) -> Callable[..., str]:
 
 
 def test_a_plan_says_how_long_it_will_take(
-    said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    expected_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = "GPU-hours (from FLOPs; after the first cells, from what they took)"
-    assert said("cuda", "--gpu", "H200") == f"expected: 22 s on one H200, 0.01 {how}"
+    assert expected_line("cuda", "--gpu", "H200") == f"expected: 22 s on one H200, 0.01 {how}"
     monkeypatch.setattr(plan_text, "gpu_names", lambda: ("NVIDIA H200",) * 2)
-    assert said("cuda") == f"expected: 20 s on this machine's 2 GPUs, 0.01 {how}"
+    assert expected_line("cuda") == f"expected: 20 s on this machine's 2 GPUs, 0.01 {how}"
     monkeypatch.setattr(plan_text, "gpu_names", lambda: ())
-    assert said("cuda") == "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
-    unknown = said("cuda", "--gpu", "A10G")
+    assert (
+        expected_line("cuda")
+        == "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
+    )
+    unknown = expected_line("cuda", "--gpu", "A10G")
     assert "unknown, no source was found for the peak speed of A10G in fp32; an estimate" in unknown
-    assert said("cuda", "--gpu", "24GiB").endswith("name the GPU, for example --gpu 'RTX 4090'")
-    assert said("cpu") == ""
+    assert expected_line("cuda", "--gpu", "24GiB").endswith(
+        "name the GPU, for example --gpu 'RTX 4090'"
+    )
+    assert expected_line("cpu") == ""
 
 
 def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
-    said: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    expected_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(plan_text, "gpu_names", lambda: ())
     monkeypatch.setattr(plan_text, "_measured_on", lambda request: {"NVIDIA H200"})
@@ -239,9 +244,9 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
         )
 
     monkeypatch.setattr(plan_text, "describe_cost", with_history)
-    assert "GPU-hours (from what 1 finished cell took)" in said("cuda")
-    assert "from what 1" in said("cuda", "--gpu", "H200")
-    assert "from FLOPs" in said("cuda", "--gpu", "H100")
+    assert "GPU-hours (from what 1 finished cell took)" in expected_line("cuda")
+    assert "from what 1" in expected_line("cuda", "--gpu", "H200")
+    assert "from FLOPs" in expected_line("cuda", "--gpu", "H100")
 
 
 @pytest.mark.parametrize(

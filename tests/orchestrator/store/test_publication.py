@@ -14,7 +14,7 @@ from orchestrator.store.publication import Publication, require_listed
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """Return a publication of one run, next to a run that is none of its own."""
+    """Return a publication of one run. Its folder also holds a run that it does not list."""
     folder = tmp_path / "published"
     for run in (tmp_path / "run", folder / "run"):
         run.mkdir(parents=True)

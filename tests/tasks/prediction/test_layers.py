@@ -218,7 +218,7 @@ def test_made_up_sequences_are_aligned(seed: int) -> None:
         sections.append(TraceSection(chance.randint(0, 4), 1, 0))
         sections.append(TraceSection(chance.randint(1, 6), 3, 1))
     sections.append(TraceSection(chance.randint(0, 4), 1, 0))
-    # Few symbols, so that what follows a block often begins as the block does.
+    # Few symbols, so that the part behind a block often begins like the block.
     symbols = [chance.randrange(6) for _ in range(sum(section.length for section in sections))]
     small, large = expanded(sections, symbols, 0), expanded(sections, symbols, 1)
     found = align(small, large)

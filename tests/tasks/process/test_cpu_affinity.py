@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="pinning is for Linux")
 
 
-def said(program: str) -> str:
+def output_of(program: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
@@ -45,7 +45,7 @@ def test_a_cell_keeps_to_its_cores_and_its_row_says_which(
 def test_cores_that_are_not_here_are_left() -> None:
     program = "from tasks.process.cpu_affinity import pin_to_cores; import os; before = os.sched_getaffinity(0)"
     assert (
-        said(f"{program}; print(pin_to_cores([4000]), os.sched_getaffinity(0) == before)")
+        output_of(f"{program}; print(pin_to_cores([4000]), os.sched_getaffinity(0) == before)")
         == "{'pinned_cores': None} True"
     )
 
@@ -53,4 +53,4 @@ def test_cores_that_are_not_here_are_left() -> None:
 def test_what_waits_for_others_comes_first_where_that_is_allowed() -> None:
     program = "import os; from tasks.process.cpu_affinity import reset_niceness; os.nice(5); reset_niceness(); print(os.nice(0))"
     allowed = "import os\nos.nice(5)\ntry: os.setpriority(os.PRIO_PROCESS, 0, 0)\nexcept OSError: print('no')"
-    assert said(program) == ("5" if said(allowed) == "no" else "0")
+    assert output_of(program) == ("5" if output_of(allowed) == "no" else "0")

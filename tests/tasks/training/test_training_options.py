@@ -270,7 +270,7 @@ def double_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("returns", ["", "object", "tuple", "dict", "loss first"])
 def test_a_loss_in_chunks_has_the_gradients_of_all_logits(returns: str, precision: str) -> None:
-    """Of the built-in model, and of models that return their logits in different forms."""
+    """Compare the built-in model with models that return their logits in different forms."""
     model = own("Labelled", model_args={"returns": returns}) if returns else {}
     shape = {**model, "context_length": 300, "pass": "forward_backward", "precision": precision}
     whole, chunked = gradients(built(**shape)), gradients(built(**shape, loss="chunked"))

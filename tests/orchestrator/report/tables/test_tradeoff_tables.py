@@ -1,4 +1,4 @@
-"""What options save and cost, each against the cell that differs in this option alone."""
+"""The table of what options save and cost, each compared with a cell without the option."""
 
 from __future__ import annotations
 

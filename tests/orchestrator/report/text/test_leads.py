@@ -22,13 +22,13 @@ def results_of(*cells: dict[str, Any], kernels: pd.DataFrame = NO_KERNELS) -> Re
     return Results(frame, axes, {"name": "mine"}, lambda table: kernels)
 
 
-def said(section: str, *cells: dict[str, Any]) -> str:
+def lead_of(section: str, *cells: dict[str, Any]) -> str:
     return lead(section, results_of(*cells))
 
 
 def test_time_names_the_shortest_and_the_longest_step_and_the_cpu_bound_ones() -> None:
     cells = [step(80.04, cpu_bound=True), step(1140, size="xl"), step(95, context_length=1024)]
-    assert said("time", *cells) == (
+    assert lead_of("time", *cells) == (
         "The shortest of 3 steps takes 80.0 ms (small, context 512, fp32, eager, training step),"
         " the longest 1,140 ms (xl, context 512, fp32, eager, training step)."
         " 1 is CPU-bound (hollow points): the GPU waits for the CPU to launch its kernels."
@@ -58,7 +58,7 @@ def test_compiling_counts_faster_slower_and_equal_steps() -> None:
         cells.append(
             step(compiled, context_length=length, compile="blocks", compile_cost_ms=5000.0)
         )
-    assert said("compile", *cells) == (
+    assert lead_of("compile", *cells) == (
         "3 compiled steps: 1 faster than the same eager one, 1 slower, 1 without a clear difference."
         " Compiling takes 5.00 s once (median of 3)."
     )
@@ -73,7 +73,7 @@ def test_memory_counts_where_it_ran_out_and_how_well_it_was_predicted() -> None:
         {**out, "phase": "forward"},
         {**out, "phase": "backward"},
     ]
-    assert said("memory", *cells) == (
+    assert lead_of("memory", *cells) == (
         "3 cells ran out of memory: 2 in forward, 1 in backward."
         " The predicted peak is within 1.0% of the measured one in 95% of 2 eager cells."
     )
@@ -89,17 +89,17 @@ def test_attention_names_the_fastest_and_the_smallest_at_the_longest_context() -
         *(cell("flash", length, 0.004 * length, 2.0) for length in (512, 1024)),
         *(cell("math", length, 0.02 * length, 1.5) for length in (512, 1024)),
     ]
-    assert said("attention", *cells) == (
+    assert lead_of("attention", *cells) == (
         "At context 1,024, flash attention takes the least time (4.10 ms) and math the least memory"
         " (1.50 GiB)."
     )
-    assert said("attention", *cells[:2]) == ""
+    assert lead_of("attention", *cells[:2]) == ""
 
 
 def test_failures_are_counted_by_status_if_something_was_measured() -> None:
     failed = [{**step(float("nan")), "status": status} for status in ("oom", "oom", "crashed")]
-    assert said("failures", *failed) == ""  # the table of reasons is open then
-    assert said("failures", step(10), *failed) == (
+    assert lead_of("failures", *failed) == ""  # the table of reasons is open then
+    assert lead_of("failures", step(10), *failed) == (
         "3 cells ended without a result: 2 oom, 1 crashed."
     )
 
@@ -110,7 +110,7 @@ def test_trust_counts_each_reason_for_doubt() -> None:
         step(10, cpu_bound=False, concurrent_attempts=0.0, interval_wide=False, power_capped_ns=5),
         step(10, cpu_bound=None, concurrent_attempts=0.0, interval_wide=False, power_capped_ns=0),
     ]
-    assert said("trust", *cells) == (
+    assert lead_of("trust", *cells) == (
         "3 steps were timed."
         " 1 GPU-bound: another machine with this GPU agrees."
         " 1 CPU-bound: their times hold for this CPU only."
@@ -123,7 +123,7 @@ def test_trust_counts_each_reason_for_doubt() -> None:
 @pytest.mark.parametrize("section", ["time", "where", "compile", "memory", "attention", "trust"])
 def test_a_section_without_data_says_nothing(section: str) -> None:
     failed = {**step(float("nan")), "status": "failed", "phase": "forward"}
-    assert said(section, failed) == ""
+    assert lead_of(section, failed) == ""
     assert lead(section, Results(pd.DataFrame(), (), {})) == ""
 
 
