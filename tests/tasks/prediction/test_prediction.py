@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ def without_onednn() -> Iterator[None]:
 def measured_peaks(params: TrainStepParams, tmp_path: Path) -> dict[str, int]:
     """Return the peaks of the phases of two real steps on the CPU, with CUDA's autocast, as its allocator reports them."""
     for _ in range(3):
-        # On a busy machine, a trace of torch.profiler may lack its memory events.
+        # On a busy machine, a trace of torch.profiler may lack memory events.
         if any((peaks := traced_peaks(params, tmp_path)).values()):
             return peaks
     raise RuntimeError("torch.profiler records no allocations")
@@ -87,6 +89,7 @@ def measured_peaks(params: TrainStepParams, tmp_path: Path) -> dict[str, int]:
 
 def traced_peaks(params: TrainStepParams, tmp_path: Path) -> dict[str, int]:
     rules = gpu_emulated(lambda role: nullcontext(), "cpu")
+    gc.collect()  # otherwise tensors of earlier tests may be freed within the trace
     with (
         without_onednn(),
         rules as mode,
@@ -98,7 +101,11 @@ def traced_peaks(params: TrainStepParams, tmp_path: Path) -> dict[str, int]:
             run_step(workload, Progress(), Marks(step))
     seen.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
+    memory = sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"])
+    for before, event in pairwise(e["args"] for e in memory):
+        if event["Total Allocated"] != before["Total Allocated"] + event["Bytes"]:
+            return {}  # an event between the two is missing
+    changes = [(e["ts"], e["args"]["Bytes"]) for e in memory]
     peaks: dict[str, int] = {}
     for phase in events:
         if phase["name"].startswith(("first ", "steady ")) and "dur" in phase:
