@@ -38,9 +38,9 @@ from orchestrator.common.errors import (
     SweepError,
 )
 from orchestrator.common.provenance import git_commit
+from orchestrator.common.run_location import is_address
 from orchestrator.config.selection import parse_selection
 from orchestrator.planning.request import resolve
-from orchestrator.store.remote_address import is_address
 from orchestrator.store.run import Run
 
 _STUDIES = Path(__file__).with_suffix(".yaml")

@@ -42,8 +42,10 @@ ALLOWED: dict[str, set[str]] = {
         "tasks/spec", "tasks/process", "tasks/harness", "tasks/traces", "tasks/snapshots"
     },
     "tasks": {"model", "tasks/spec", "tasks/process", "tasks/harness", "tasks/training"},
+    "tasks/prediction/operations": set(),
     "tasks/prediction": {
-        "model", "tasks", "tasks/spec", "tasks/process", "tasks/harness", "tasks/training"
+        "model", "tasks", "tasks/spec", "tasks/process", "tasks/harness", "tasks/training",
+        "tasks/prediction/operations",
     },
     "tasks/__main__": {
         "model", "tasks", "tasks/spec", "tasks/process", "tasks/harness", "tasks/training",
@@ -90,7 +92,6 @@ ONLY_IN = {
     "click": [
         "orchestrator/cli/*",
         "orchestrator/common/output.py",
-        "orchestrator/store/remote_address.py",
     ],
     "altair": ["orchestrator/report/*"],
     "jinja2": ["orchestrator/report/*"],

@@ -31,9 +31,9 @@ from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot
 from tasks.instruments.memory import PeakWatcher, SavedWatcher
 from tasks.prediction.allocator import cublas_workspace_bytes
+from tasks.prediction.operations.reductions import MULTIPROCESSORS, reduction_scratch
 from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import PredictionRequest
-from tasks.prediction.reductions import MULTIPROCESSORS, reduction_scratch
 from tasks.process.phase_file import Progress
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from orchestrator.common.provenance import git_commit, program_source
+from orchestrator.common.run_location import RunLocation
 from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
@@ -31,7 +32,6 @@ from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.store.layout import MODELS
 from orchestrator.store.manifest import build_manifest, require_sweep
 from orchestrator.store.mirror import open_run
-from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.axes import Values, select

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from orchestrator.common.text import shell_command
 from orchestrator.store.layout import ARTIFACTS
-from orchestrator.store.plain_files import is_plain
 from orchestrator.store.run import Run
+from orchestrator.store.untrusted_files import is_plain
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE
 
 _LINES = 20

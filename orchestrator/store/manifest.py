@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, InstanceOf
 
 from orchestrator.common.errors import RunError
-from orchestrator.store.checked_json import DAMAGED, read_checked_json
+from orchestrator.store.untrusted_files import DAMAGED, check_types, read_json_object
 
 Manifest: TypeAlias = dict[str, Any]
 
@@ -84,7 +84,9 @@ def read_manifest(file: Path, name: str) -> Manifest:
 
     Raise RunError if it is damaged, RunMismatch if a newer program wrote it.
     """
-    return read_checked_json(file, name, _Manifest, _REMEDY)
+    found = read_json_object(file, name, _REMEDY)
+    check_types(found, _Manifest, name, _REMEDY)
+    return found
 
 
 def build_manifest(

@@ -21,16 +21,16 @@ from pathlib import Path
 
 from orchestrator.common.errors import RunError, RunUnreachable, RunUnwritable, SweepError
 from orchestrator.common.files import Content, replace_file, writing
+from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.parquet_parts import is_merged, replaced_parts, unmerged_parts
-from orchestrator.store.plain_files import require_plain
 from orchestrator.store.publication import require_listed
-from orchestrator.store.remote_address import RunLocation, is_address, require_lasting
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
 from orchestrator.store.tables import tables
+from orchestrator.store.untrusted_files import require_plain
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE
 
 _REFRESH_TRIES = 5

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import text_digest
+from orchestrator.common.run_location import RunLocation
 from orchestrator.store.mirror import RemoteRun, open_run
 from orchestrator.store.publication import Publication, is_publication
-from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing

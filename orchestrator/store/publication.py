@@ -10,14 +10,19 @@ from pydantic import BaseModel, ConfigDict
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.reference_devices import ALL, DEVICES
+from orchestrator.common.run_location import RunLocation, is_address
 from orchestrator.common.text import and_more
-from orchestrator.store.checked_json import DAMAGED, read_checked_json
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.manifest import Manifest
-from orchestrator.store.plain_files import is_plain, require_plain
-from orchestrator.store.remote_address import RunLocation, is_address
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
+from orchestrator.store.untrusted_files import (
+    DAMAGED,
+    check_types,
+    is_plain,
+    read_json_object,
+    require_plain,
+)
 
 
 class Publication(RunCollection):
@@ -78,7 +83,8 @@ def _read_contents(folder: Path, only: str = "") -> _Contents:
     remedy = f"Copy {folder} again, or `git checkout` it"
     if not is_plain(file, folder):
         raise RunError(f"{file}: is a link or no file", remedy)
-    checked = _Contents.model_validate(read_checked_json(file, str(file), _Contents, remedy))
+    found = read_json_object(file, str(file), remedy)
+    checked = check_types(found, _Contents, str(file), remedy)
     for problem in _problems(folder, checked):
         raise RunError(f"{file}: {DAMAGED}: {problem}", remedy)
     digests = {name: one for name, one in checked.files.items() if name.startswith(only)}

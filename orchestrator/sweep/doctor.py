@@ -12,12 +12,12 @@ from statistics import median, quantiles
 
 from orchestrator.common.errors import PlatformError, SweepError
 from orchestrator.common.provenance import describe_program, git_commit, program_source
+from orchestrator.common.run_location import RunLocation, is_address
 from orchestrator.common.units import GIB
 from orchestrator.execution import nsys
 from orchestrator.execution.host_probe import dispatch_rates, probe_here, profiler_failure
 from orchestrator.hardware.host import HostInfo
 from orchestrator.scheduling.ray_scheduler import RayScheduler
-from orchestrator.store.remote_address import RunLocation, is_address
 from orchestrator.store.remote_folder import RemoteFolder
 
 _TESTED_TORCH = ("2.11", "2.12", "2.13")

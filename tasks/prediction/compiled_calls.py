@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tasks.harness.compilation import CompileOptions, compile_module
-from tasks.prediction.emulation import GpuFunctions
 from tasks.prediction.inductor import compile_without_gpu
+from tasks.prediction.operations.emulation import GpuFunctions
 
 Call = Callable[..., object]
 _compile: Callable[..., Call] = torch.compile

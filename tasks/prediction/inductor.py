@@ -30,8 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tasks.prediction.generated_kernels import GeneratedKernels
-from tasks.prediction.reductions import MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR
-from tasks.prediction.shapes import Arguments, Keywords, Operation
+from tasks.prediction.operations.reductions import MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR
+from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
 _WITHOUT_CACHES = {
     "fx_graph_cache": False,

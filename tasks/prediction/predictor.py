@@ -19,8 +19,8 @@ from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
 from tasks.prediction.composition import compose
-from tasks.prediction.emulation import GpuFunctions, gpu_emulated
-from tasks.prediction.flops import FlopCount
+from tasks.prediction.operations.emulation import GpuFunctions, gpu_emulated
+from tasks.prediction.operations.flops import FlopCount
 from tasks.prediction.records import (
     CLOSED_FORM,
     COMPILED,

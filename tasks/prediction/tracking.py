@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from tasks.harness.workload import Workload
-from tasks.prediction.flops import FlopCount
-from tasks.prediction.gradient_sums import (
+from tasks.prediction.operations.flops import FlopCount
+from tasks.prediction.operations.gradient_sums import (
     ADD,
     ADD_IN_PLACE,
     in_backward,
     is_made_in_place,
     references_of_gradient,
 )
-from tasks.prediction.kernels import MULTIPLIES, NOT_ON_META, SCRATCH
-from tasks.prediction.known_values import KnownValues
-from tasks.prediction.shapes import Arguments, Keywords, Operation, ShapeMemory
+from tasks.prediction.operations.kernels import MULTIPLIES, NOT_ON_META, SCRATCH
+from tasks.prediction.operations.known_values import KnownValues
+from tasks.prediction.operations.shapes import Arguments, Keywords, Operation, ShapeMemory
 from tasks.prediction.trace import Label, Step, TensorLifetime, Trace
 
 PARTS = {

@@ -10,7 +10,7 @@ import click
 from orchestrator.cli.commands.option_types import Percentage
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
-from orchestrator.store.remote_address import RunLocation, is_address, require_name, split_cell
+from orchestrator.common.run_location import RunLocation, is_address, require_name, split_cell
 
 
 @click.command()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.common.errors import EXIT_FAILURES
-from orchestrator.store.remote_address import RunLocation, RunLocationType
+from orchestrator.common.run_location import RunLocation
 
 
 @click.command()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.common.output import say
+from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import shell_command
-from orchestrator.store.remote_address import RunLocation, RunLocationType
 
 
 @click.command("import")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.run_location import RunLocation, is_address, require_lasting, require_name
 
 
 class RenamedOption(click.Option):
@@ -107,3 +110,30 @@ def _option(param: click.Parameter | None) -> str:
     if param and param.name:
         return f"--{param.name}".replace("_", "-")
     return "option"
+
+
+class FolderType(click.Path):
+    """A folder whose name is not empty."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> RunLocation:
+        option = "--out" if isinstance(param, click.Option) else "RUN"
+        require_lasting(str(value), option)
+        super().convert(require_name(value, option), param, ctx)  # fails for an unreadable folder
+        return Path(value)
+
+
+class RunLocationType(FolderType):
+    """A folder, converted to a path, or an address as it was typed."""
+
+    def convert(
+        self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> RunLocation:
+        if not is_address(value):
+            return super().convert(value, param, ctx)
+        require_lasting(str(value))
+        return str(value)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import click
 
-from orchestrator.cli.commands.option_types import Percentage, WordChoice
+from orchestrator.cli.commands.option_types import Percentage, RunLocationType, WordChoice
 from orchestrator.common.errors import ConfigError
-from orchestrator.store.remote_address import RunLocationType
 
 if TYPE_CHECKING:
     from orchestrator.planning.options import ExecutionOptions, RunOptions

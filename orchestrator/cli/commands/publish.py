@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.commands.option_types import Megabytes, ReferenceDevice, RenamedOption
+from orchestrator.cli.commands.option_types import (
+    FolderType,
+    Megabytes,
+    ReferenceDevice,
+    RenamedOption,
+    RunLocationType,
+)
 from orchestrator.common.output import say
+from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import shell_word
-from orchestrator.store.remote_address import FolderType, RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOption
+from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOption, RunLocationType
 from orchestrator.cli.commands.options import repeatable
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import shell_command
-from orchestrator.store.remote_address import RunLocation, RunLocationType
 from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:

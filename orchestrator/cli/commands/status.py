@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
-from orchestrator.store.remote_address import RunLocation, RunLocationType
+from orchestrator.common.run_location import RunLocation
 
 
 @click.command()

@@ -28,6 +28,7 @@ from orchestrator.analysis.results import Results, incomplete_cells, load_result
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.common.files import Content, writing
 from orchestrator.common.hashing import file_digest
+from orchestrator.common.run_location import RunLocation
 from orchestrator.report.export.redaction import Redaction
 from orchestrator.store.layout import (
     ATTEMPTS,
@@ -37,7 +38,6 @@ from orchestrator.store.layout import (
 )
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
-from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run, describe_incomplete
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter

@@ -23,12 +23,12 @@ from click.testing import CliRunner, Result
 import orchestrator as sweep
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
+from orchestrator.common.run_location import split_cell
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store import bucket_owner, mirror_writer, run_writer
 from orchestrator.store.bucket_owner import OWNER_FILE
 from orchestrator.store.mirror import open_run
-from orchestrator.store.remote_address import split_cell
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.sweep.result import SweepResult
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE, Attempt

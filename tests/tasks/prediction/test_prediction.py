@@ -27,8 +27,8 @@ from model.config import SIZES, VOCAB_SIZE
 from tasks.harness.workload import run_step
 from tasks.prediction.allocator import CachingAllocator, cublas_workspace_bytes
 from tasks.prediction.closed_form import closed_form
-from tasks.prediction.emulation import gpu_emulated
-from tasks.prediction.kernels import SCRATCH, SdpaCall, fused_attention
+from tasks.prediction.operations.emulation import gpu_emulated
+from tasks.prediction.operations.kernels import SCRATCH, SdpaCall, fused_attention
 from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import Prediction, PredictionRequest, Verdict, memory_identity
 from tasks.prediction.trace import replay

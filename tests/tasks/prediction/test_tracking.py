@@ -13,11 +13,11 @@ from torch import nn
 from tasks.prediction import tracking
 from tasks.prediction.allocator import CachingAllocator
 from tasks.prediction.composition import compose
-from tasks.prediction.emulation import gpu_emulated
-from tasks.prediction.known_values import KnownValues
+from tasks.prediction.operations.emulation import gpu_emulated
+from tasks.prediction.operations.known_values import KnownValues
+from tasks.prediction.operations.shapes import ShapeMemory
 from tasks.prediction.predictor import Predictor
 from tasks.prediction.records import Prediction, PredictionRequest
-from tasks.prediction.shapes import ShapeMemory
 from tasks.prediction.trace import Label, TensorLifetime, Trace, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.spec.registry import make_cell

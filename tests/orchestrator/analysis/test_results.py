@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis import results
-from orchestrator.analysis.cell_cache import CODE, cells_key
-from orchestrator.analysis.results import load_results
+from orchestrator.analysis.results import CODE, cells_key, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.store import frame_cache
 from orchestrator.store.open import open_for_writing

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tasks.prediction.shapes import Arguments, Keywords, Operation, tensors_of
+from tasks.prediction.operations.shapes import Arguments, Keywords, Operation, tensors_of
 
 _MOST_ELEMENTS = 1 << 22  # masks of 2,048 positions; larger ones would take time and memory
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.prediction.shapes import Arguments, Keywords, Operation
+from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
 ADD = torch.ops.aten.add.Tensor
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor

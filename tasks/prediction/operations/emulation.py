@@ -23,8 +23,8 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from tasks.prediction.kernels import SdpaCall, fused_attention
-from tasks.prediction.shapes import Arguments, Keywords
+from tasks.prediction.operations.kernels import SdpaCall, fused_attention
+from tasks.prediction.operations.shapes import Arguments, Keywords
 
 # Lists and rules of ATen/autocast_mode.h, torch 2.13: functions whose inputs become the narrow
 # dtype, or fp32, and functions whose result becomes fp32.

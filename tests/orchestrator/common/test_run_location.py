@@ -11,8 +11,8 @@ import pytest
 from click.testing import Result
 
 from orchestrator.common.errors import EXIT_USER, ConfigError, RunUnreachable
+from orchestrator.common.run_location import require_lasting
 from orchestrator.store import remote_folder
-from orchestrator.store.remote_address import require_lasting
 from orchestrator.store.remote_folder import RemoteFolder
 
 CONFIG = "name: c\ngrids: [{task: matmul, fixed: {device: cpu, matrix_size: 8}}]\n"

@@ -13,9 +13,9 @@ from click.testing import Result
 from orchestrator.common.errors import RunError
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.mirror import open_run
-from orchestrator.store.plain_files import is_plain
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.store.untrusted_files import is_plain
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published" / "h200"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from tasks.prediction.shapes import Arguments, Keywords, Operation
+from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
 # Of all operations that were seen, by id because they are slow to hash. None without a formula.
 _FORMULAS: dict[int, Callable[..., int] | None] = {}

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.prediction.reductions import reduction_scratch
-from tasks.prediction.shapes import Arguments
+from tasks.prediction.operations.reductions import reduction_scratch
+from tasks.prediction.operations.shapes import Arguments
 
 _aten = torch.ops.aten
 _FP32 = 4

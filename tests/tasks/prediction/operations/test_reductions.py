@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasks.prediction.reductions import reduction_scratch
+from tasks.prediction.operations.reductions import reduction_scratch
 
 MIB = 1024**2
 

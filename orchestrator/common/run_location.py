@@ -1,16 +1,10 @@
-"""Distinguish addresses such as s3://bucket/folder from folders, also as types of the command line.
-
-A separate module, because the command line imports it before it needs pyarrow.
-"""
+"""The location of a run: a folder, or an address such as s3://bucket/folder."""
 
 from __future__ import annotations
 
 import re
-from os import PathLike
 from pathlib import Path
 from typing import TypeAlias, TypeVar
-
-import click
 
 from orchestrator.common.errors import ConfigError
 
@@ -61,30 +55,3 @@ def split_cell(text: str) -> tuple[str, str]:
     if "/" in cell or "?" in address:
         return text, ""
     return address, cell
-
-
-class FolderType(click.Path):
-    """A folder whose name is not empty."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(
-        self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
-    ) -> RunLocation:
-        option = "--out" if isinstance(param, click.Option) else "RUN"
-        require_lasting(str(value), option)
-        super().convert(require_name(value, option), param, ctx)  # fails for an unreadable folder
-        return Path(value)
-
-
-class RunLocationType(FolderType):
-    """A folder, converted to a path, or an address as it was typed."""
-
-    def convert(
-        self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
-    ) -> RunLocation:
-        if not is_address(value):
-            return super().convert(value, param, ctx)
-        require_lasting(str(value))
-        return str(value)

@@ -1,0 +1,94 @@
+"""Files of a results folder that somebody else may have written or damaged.
+
+A folder from somebody else's archive may hold links to files outside of it, which would be read or
+overwritten, and named pipes, from which a read never returns. Only plain files and folders are
+accepted; the results folder itself may be a link. JSON files are checked against a model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.common.errors import RunError, RunMismatch
+from orchestrator.store.layout import ARTIFACTS, SCHEMA_VERSION
+from tasks.spec.tables import STORED_TABLES
+
+DAMAGED = "is damaged, or of another program"
+Contents = TypeVar("Contents", bound=BaseModel)
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def require_plain(folder: Path) -> None:
+    """Raise RunError if a results folder holds a link, a pipe or a device.
+
+    Checked are its entries and those of the folders of tables and of `artifacts`. The files of one
+    attempt are checked when they are read (`is_plain`).
+    """
+    for name in ("", ARTIFACTS, *(table.name for table in STORED_TABLES)):
+        for entry in _entries(folder / name):
+            # The kind is part of the directory entry: nothing is opened, and few files are asked.
+            if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
+                kind = _KINDS.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode))
+                raise RunError(f"{entry.path}: is {kind or 'no plain file'}", "Remove it")
+
+
+def is_plain(path: Path, folder: Path) -> bool:
+    """Return True if a path is a regular file that no link below the folder leads to."""
+    below = [parent for parent in path.parents if parent.is_relative_to(folder)]
+    if any(parent.is_symlink() for parent in below if parent != folder):
+        return False
+    return path.is_file() and not path.is_symlink()
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        yield from entries
+
+
+def read_json_object(file: Path, name: str, remedy: str) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    name: the file in messages. remedy: what to do if it is damaged. Raise RunError if it is,
+    RunMismatch if a newer program wrote it.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise RunError(f"{name}: cannot be read: {reason}", remedy) from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{name}: is not JSON: {error}", remedy) from error
+    if not isinstance(found, dict):
+        raise RunError(f"{name}: {DAMAGED}: it is no JSON object", remedy)
+    # Before anything else is checked: a newer schema may have other types.
+    schema = found.get("schema_version")
+    if isinstance(schema, int | float) and schema > SCHEMA_VERSION:
+        raise RunMismatch(
+            f"{name}: was written with schema {schema}, newer than {SCHEMA_VERSION}", "Update"
+        )
+    return found
+
+
+def check_types(found: dict[str, Any], model: type[Contents], name: str, remedy: str) -> Contents:
+    """Return a JSON object as a model. Raise RunError if it has values of other types."""
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise RunError(f"{name}: {DAMAGED}: {key}: {first['msg']}", remedy) from error
