@@ -28,6 +28,14 @@ _UNSUPPORTED_NAMES = (
 # By axis: a pattern of values, and the remedy.
 _UNSUPPORTED_VALUES = {
     "precision": (r"8|4|e[45]m|double", "Write bf16 or fp16, or for more digits fp32"),
+    "optimizer": (
+        r"8bit|4bit|bitsandbytes|bnb|paged|torchao",
+        "Name the class of a package: bitsandbytes.optim:AdamW8bit or torchao.optim:AdamW8bit",
+    ),
+}
+# By axis and the remedy that it gets: what else is meant by similar words.
+_ALSO_MEANT = {
+    ("optimizer", "Did you mean 'fused'?"): " fused, foreach and loop are torch's AdamW",
 }
 
 
@@ -50,7 +58,8 @@ def unknown_value(where: str, axis: str, value: object, allowed: Iterable[str]) 
     pattern, unsupported = _UNSUPPORTED_VALUES.get(axis, ("$^", ""))
     if not remedy.startswith("Did you mean") and re.search(pattern, letters_of(str(value))):
         return f"{where}: {quoted(value)} is not supported", unsupported
-    return f"{where}: {quoted(value)} is not allowed", remedy
+    also = _ALSO_MEANT.get((axis, remedy), "")
+    return f"{where}: {quoted(value)} is not allowed", remedy + also
 
 
 def quoted(value: object) -> str:

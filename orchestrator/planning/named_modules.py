@@ -22,6 +22,11 @@ from tasks.spec.source_digest import shadowed_spec
 # Not hf:NAME, which names a model of transformers.
 _NAMED = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _REMEDY = "Install its package, or put its file next to the config or into the current folder"
+# Remedies for packages of optimizers that training scripts use.
+_INSTALL = {
+    "bitsandbytes": "Run pip install bitsandbytes. Its optimizers run on an NVIDIA GPU only",
+    "torchao": "Run pip install torchao",
+}
 
 
 def require_modules(cells: Iterable[Cell], paths: Sequence[str], source: Source) -> None:
@@ -56,7 +61,7 @@ def _problem(value: str, paths: Sequence[str]) -> tuple[str, str] | None:
         path = f"{path}.{part}"
         found = PathFinder.find_spec(path, found.submodule_search_locations or [])
     if found is None:
-        return f"there is no module {path!r}", _REMEDY
+        return f"there is no module {path!r}", _INSTALL.get(path, _REMEDY)
     names = _names_in(found)
     if names is None or name in names:
         return None

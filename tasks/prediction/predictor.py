@@ -42,6 +42,7 @@ from tasks.spec.messages import typed_error_text
 from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
 from tasks.spec.tables import Sample
+from tasks.training.hugging_face import NoModelError
 from tasks.training.parameters import TrainStepParams
 
 STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, within 3.5 %
@@ -84,11 +85,10 @@ class Predictor:
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
         except Skip as skip:
             return unknown(str(skip))
-        except ImportError as error:  # a package is missing: the message says how to install it
+        except (ImportError, NoModelError) as error:  # the message has the remedy
             return unknown(str(error))
         except Exception as error:  # a user's model may raise anything
-            text = " ".join(typed_error_text(error).split())
-            reason = f"it does not run without data: {text}"
+            reason = _why_not_tracked(params, error)
             if isinstance(params, AttentionParams) or is_unsupported(error):
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
@@ -124,6 +124,17 @@ class Predictor:
         trace = by_layers or trace_whole(params)
         self._last = (params, workspace_bytes, trace)
         return trace
+
+
+def _why_not_tracked(params: Predictable, error: Exception) -> str:
+    if isinstance(params, TrainStepParams) and params.optimizer.startswith("bitsandbytes."):
+        # Early versions do not declare the shapes of their kernels' results.
+        return (
+            "the kernels of bitsandbytes exist for CUDA only, so only parameters and gradients are "
+            "predicted"
+        )
+    text = " ".join(typed_error_text(error).split())
+    return f"it does not run without data: {text}"
 
 
 def _as_eager(params: Predictable) -> Predictable:

@@ -15,17 +15,23 @@ from tasks.training.presets import PRESETS
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+
+class NoModelError(ValueError):
+    """A name that stands for no model here, with the remedy."""
+
+
 _IMPLEMENTATIONS = {"naive": "eager", "sdpa": "sdpa"}
 
 
 def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module:
     """Return the causal language model that `hf:NAME` names, on the current device.
 
-    Raise ImportError without transformers, and ValueError for a name without a usable config.
+    Raise ImportError without transformers, and NoModelError for a name without a usable config.
     """
     config = read_config(params)
+    _require_language_model(config, params)
     if config.vocab_size < params.vocab_size:
-        raise ValueError(
+        raise NoModelError(
             f"vocab_size {params.vocab_size} is larger than the {config.vocab_size} of "
             f"{params.model}"
         )
@@ -68,7 +74,17 @@ def read_config(params: TrainStepParams) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False, **values)
     except (OSError, ValueError) as error:
-        raise ValueError(_refusal(name, str(error))) from error
+        raise NoModelError(_refusal(name, str(error))) from error
+
+
+def _require_language_model(config: PretrainedConfig, params: TrainStepParams) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise NoModelError(
+            f"{params.model}: {config.model_type} is no model that predicts the next token. Use one "
+            "with a class …ForCausalLM, such as hf:gpt2, or your own factory"
+        )
 
 
 def _refusal(name: str, text: str) -> str:

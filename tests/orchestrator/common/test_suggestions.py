@@ -54,6 +54,27 @@ def test_a_word_of_another_meaning_is_never_suggested(word: str, allowed: list[s
     assert suggestion(word, allowed) == f"Allowed: {', '.join(allowed)}"
 
 
+SETTINGS = {
+    "checkpointing": "gradient_checkpointing activation_checkpointing recompute",
+    "gradient_accumulation": "grad_accum gradient_accumulation_steps",
+    "num_kv_heads": "n_kv_heads num_key_value_heads",
+    "context_length": "seq_len block_size max_seq_length",
+    "batch_size": "micro_batch_size",
+    "d_model": "hidden_size n_embd",
+    "d_ff": "intermediate_size",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "precision": "dtype mixed_precision",
+    "attention": "attn_implementation",
+}
+
+
+@pytest.mark.parametrize("axis", SETTINGS)
+def test_settings_of_other_programs_are_known_among_all_axes(axis: str) -> None:
+    for word in SETTINGS[axis].split():
+        assert suggestion(word, all_axes()) == f"Did you mean {axis!r}?"
+
+
 def test_only_a_list_longer_than_that_of_axes_is_cut() -> None:
     assert suggestion("?", all_axes()).endswith(list(all_axes())[-1])
     assert suggestion("?", range(100)).endswith("58, 59 and 40 more")

@@ -34,7 +34,15 @@ def fixed(values: str) -> str:
         ("num_heads: 2", "name the model in exactly one way"),
         ("num_kv_heads: 3", "num_kv_heads 3 does not divide num_heads 2"),
         ("tie_word_embeddings: true", "Did you mean 'tie_embeddings'?"),
-        ("optimizer: adamw", "fixed.optimizer: 'adamw' is not allowed. Did you mean 'fused'?"),
+        (
+            "optimizer: adamw",
+            "fixed.optimizer: 'adamw' is not allowed. Did you mean 'fused'? fused, foreach and "
+            "loop are torch's AdamW",
+        ),
+        (
+            "optimizer: adamw8bit",
+            "'adamw8bit' is not supported. Name the class of a package: bitsandbytes.optim:AdamW",
+        ),
         ("optimizer: lion", "Allowed: course, foreach, fused, loop, sgd, adafactor, muon"),
         (
             "optimizer: fused, optimizer_step: in_backward, gradient_accumulation: 4",

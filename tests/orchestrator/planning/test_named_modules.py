@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.planning.named_modules import _problem
 from orchestrator.planning.request import SweepRequest
 from tests.support.fake_sweep import request_for
 
@@ -78,3 +79,18 @@ def test_a_model_that_does_not_exist_is_refused(
     assert message in str(refused.value)
     assert ":6: grids[0].axes.model[0]: model" in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "remedy"),
+    [
+        ("bitsandbytes", "Run pip install bitsandbytes. Its optimizers run on an NVIDIA GPU only"),
+        ("torchao", "Run pip install torchao"),
+    ],
+)
+def test_a_package_of_optimizers_is_installed_by_one_command(
+    package: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = _problem(f"{package}.optim:AdamW8bit", [])
+    assert found == (f"there is no module '{package}'", remedy)

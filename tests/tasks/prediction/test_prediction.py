@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -459,6 +460,33 @@ def test_what_does_not_run_without_data_takes_its_parameters_at_the_least() -> N
     assert (
         torch.overrides._len_torch_function_stack() == 0
     )  # what is predicted next is not disturbed
+
+
+class CudaOnly(torch.optim.SGD):
+    """An optimizer whose step has no kernel for tensors without data."""
+
+    def step(self, closure: object = None) -> None:
+        raise NotImplementedError
+
+
+def test_an_optimizer_with_kernels_for_cuda_only_has_a_lower_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = ModuleType("bitsandbytes")
+    package.AdamW8bit = CudaOnly  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", package)
+    prediction = prediction_of((), size="tiny", optimizer="bitsandbytes.optim:AdamW8bit")
+    assert prediction.how == "closed form"
+    assert prediction.reason == (
+        "the kernels of bitsandbytes exist for CUDA only, so only parameters and gradients are "
+        "predicted"
+    )
+    roles = prediction.role_bytes("closed_form_bytes")
+    assert roles == {
+        "parameters": roles["parameters"],
+        "gradients": roles["parameters"],
+        "optimizer state": 0,
+    }
 
 
 def test_a_compiled_cell_that_is_predicted_as_eager_is_never_oom() -> None:

@@ -18,7 +18,7 @@ from tasks.prediction.predictor import NoData, Predictor
 from tasks.prediction.records import PredictionRequest
 from tasks.spec.registry import make_cell
 from tasks.train_step import build, build_on, work
-from tasks.training.hugging_face import _refusal
+from tasks.training.hugging_face import NoModelError, _refusal
 from tasks.training.parameters import TrainStepParams
 from tasks.training.presets import PRESETS
 
@@ -132,6 +132,17 @@ def test_options_work_with_models_of_transformers(values: dict[str, Any]) -> Non
 def test_a_model_that_caps_its_logits_has_no_loss_in_chunks() -> None:
     with pytest.raises(Skip, match="caps its logits"):
         built(model="hf:gemma2", model_args={**TINY["model_args"], "head_dim": 8}, loss="chunked")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5", "vit"])
+def test_a_model_that_predicts_no_next_token_is_refused(name: str) -> None:
+    message = f"hf:{name}: {name} is no model that predicts the next token. Use one with a class"
+    values = {"model": f"hf:{name}", "model_args": {}}
+    with pytest.raises(NoModelError, match=message):
+        built(**values)
+    cell = make_cell("train_step", TINY | values | {"device": "cuda"})
+    assert Predictor().predict(PredictionRequest(cell)).reason.startswith(message)
 
 
 @pytest.mark.slow
