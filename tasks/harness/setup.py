@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.checkpoint import DefaultDeviceType
 
 from tasks.harness.device import Device, open_device
 from tasks.harness.precision import set_precision
@@ -27,5 +28,9 @@ def set_up(params: TimedParams) -> Device:
     """
     set_precision(params)
     device = open_capped(params)
+    # Checkpoints preserve the random state of the device that their tensors are on. Of tensors on
+    # the CPU they preserve that of a GPU, too, and fail if the first compilation, which asks for
+    # its properties, is within a checkpoint.
+    DefaultDeviceType.set_device_type(params.device)
     torch.manual_seed(params.seed)
     return device

@@ -10,6 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.utils.checkpoint import DefaultDeviceType
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.harness.device import CpuDevice, Skip
@@ -78,6 +79,18 @@ def test_checkpoints_run_the_blocks_again(how: str, runs: int) -> None:
             module.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
     workload.step(lambda name: nullcontext())
     assert len(calls) == runs
+
+
+def test_a_checkpoint_on_the_cpu_may_initialise_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compiling does in the first forward pass, on a host with a GPU."""
+    monkeypatch.setattr(DefaultDeviceType, "_default_device_type", "cuda")
+    monkeypatch.setattr(torch.cuda, "_initialized", False)
+    workload = built(checkpointing="groups:2", **{"pass": "forward_backward"})
+    assert workload.model is not None
+    block = dict(workload.model.named_modules())["layers.0.ffn"]
+    block.register_forward_pre_hook(lambda *_: setattr(torch.cuda, "_initialized", True))
+    assert gradients(workload)
+    assert torch.cuda._initialized
 
 
 def test_selective_checkpoints_do_not_repeat_matrix_products() -> None:
