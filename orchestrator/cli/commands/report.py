@@ -116,6 +116,9 @@ def report(**chosen: Any) -> None:
     if options.tables or options.selects_cells:
         pages = _chosen_tables(selected, options, references)
     else:
+        from orchestrator.report.charts import require_packages
+
+        require_packages()
         # The import loads Altair, which a single table does not need.
         from orchestrator.report.build import PAGE, make_report
 

@@ -99,10 +99,10 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     rows = [_row(list(map(str, row))) for row in view.rows]
     notes = []
     for number, note in enumerate(view.notes, 1):
-        notes.append(rf"\par {number}. {_escaped(note)}")
+        notes.append(rf"\par {number}. {_with_code(note)}")
     caption = rf"\caption{{{_escaped(view.title)}.}}\label{{tab:{view.name}}}"
     # Ragged: names such as train_step are not hyphenated, and would reach into the margin.
-    reading = rf"\par\raggedright\footnotesize {_escaped(f'{view.caption} {view.provenance}')}"
+    reading = rf"\par\raggedright\footnotesize {_with_code(f'{view.caption} {view.provenance}')}"
     size = [r"\small", rf"\setlength{{\tabcolsep}}{{{BETWEEN_COLUMNS_PT / 2:g}pt}}"]
     if len(rows) + len(notes) <= _PAGE_ROWS:
         table = [rf"\begin{{tabular}}{{{columns}}}", *head, *rows, r"\bottomrule", r"\end{tabular}"]
@@ -137,3 +137,13 @@ def _row(texts: list[str]) -> str:
 
 def _escaped(text: str) -> str:
     return to_ascii_latex(printable(text))
+
+
+def _with_code(text: str) -> str:
+    r"""Return a sentence with each `word` in backquotes as \texttt{word}."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # the last one has no end
+        return _escaped(text)
+    for index, part in enumerate(parts):
+        parts[index] = rf"\texttt{{{_escaped(part)}}}" if index % 2 else _escaped(part)
+    return "".join(parts)

@@ -51,5 +51,6 @@ def answers_to_markdown(answers: Iterable[Answer], measured_with: str) -> str:
     lines = ["## Answers", ""]
     for answer in answers:
         value = " ".join(filter(None, (f"**{answer.number}**", answer.interval)))
-        lines.append(f"- {answer.label}: {value}. {answer.sentence}")
+        sentence = answer.sentence.strip().replace("\n", "; ")
+        lines.append(f"- {answer.label}: {value}. {sentence}")
     return "\n".join([*lines, "", f"*{measured_with}*"]) + "\n"

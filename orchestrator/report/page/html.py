@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from orchestrator.analysis.results import Results
+from orchestrator.common.text import shell_command
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
@@ -29,7 +30,7 @@ from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.leads import counts_by_status, headline
 
 _PROGRAM = "transformer-sweep"
-_MOST_ANSWERS = 5
+_MOST_ANSWERS, _MOST_COMMANDS = 5, 8
 _PHONE_COLUMNS = 4
 # Axes that readers filter by, besides those that vary.
 _FILTERS = ("run", "name", "precision", "compile", "attention", "pass", "status")
@@ -83,6 +84,7 @@ def to_html(content: PageContent) -> Iterator[str]:
             count=len(results.cells),
             run=content.run_argument,
             citation=_citation(results),
+            commands=_commands(results),
             program=_PROGRAM,
             version=_version(results),
             light=Markup(variables(LIGHT)),
@@ -160,11 +162,18 @@ def _dates(cells: pd.DataFrame) -> str:
     return " to ".join(ends)
 
 
+def _commands(results: Results) -> list[str]:
+    """Return the last commands that measured, to be copied into a shell."""
+    invocations = results.manifest.get("invocations", [])
+    commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
+    return list(commands)[-_MOST_COMMANDS:]
+
+
 def _citation(results: Results) -> str:
     """Return the lines that cite this run."""
     cells = results.cells
     parts = [
-        f"{_PROGRAM} {_version(results)}, run {results.manifest.get('name', 'run')}",
+        f"{_PROGRAM} {_version(results)}".strip() + f", run {results.manifest.get('name', 'run')}",
         ", ".join(_values(cells, "gpu") or _values(cells, "cpu")),
         *_versions(cells),
         *(f"driver {', '.join(values)}" for values in [_values(cells, "driver")] if values),

@@ -6,6 +6,7 @@ its rows are lifted into the caption. Of a longer table it shows one slice, and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -98,7 +99,11 @@ def view_of(
     shown = [index for index, key in enumerate(keys) if key not in lifted]
     measures = _measures(page, rows)
     room = len(measures) if max_columns is None else max(max_columns - len(shown), 1)
-    chosen = sorted(_chosen(measures, room))
+    filled = range(len(measures))
+    if max_columns is not None:
+        # A measure of other rows, such as the time in a precision that no shown row has.
+        filled = [index for index in filled if _has_value(rows, len(keys) + index)]
+    chosen = sorted(_chosen(measures, filled, room))
     indices = [*shown, *(len(keys) + index for index in chosen)]
     return TableView(
         page.table.name,
@@ -125,16 +130,29 @@ def _slice(page: RenderedTable, max_rows: int) -> tuple[Rows, dict[str, str]]:
     # Without a default, an axis that every reader looks for is not sliced.
     fixed = {*MAIN, *ALWAYS_SHOWN}
     others = [key for key in reversed(keys) if key not in fixed]
-    if grid.compared == "attention":
+    is_of_attention = grid.compared == "attention" and grid.compared in keys
+    if is_of_attention:
         others.append("context_length")  # implementations are compared at one context
     for key in [key for key in (*MAIN, *others) if key in keys and key != grid.compared]:
         if key not in varying or (len(rows) <= max_rows and len(varying) <= MAX_KEYS):
             continue
         index = keys.index(key)
-        sliced[key] = usual_value(key, [row[index].text for row in rows])
+        candidates = rows
+        if is_of_attention:
+            candidates = _most_compared(rows, index, keys.index(grid.compared))
+        sliced[key] = usual_value(key, [row[index].text for row in candidates])
         rows = [row for row in rows if row[index].text == sliced[key]]
         varying = _varying(keys, rows)
     return rows, sliced
+
+
+def _most_compared(rows: Rows, index: int, compared: int) -> Rows:
+    """Return the rows with those values of a key for which most values are compared."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        values[row[index].text].add(row[compared].text)
+    most = max(map(len, values.values()))
+    return [row for row in rows if len(values[row[index].text]) == most]
 
 
 def _varying(keys: Sequence[str], rows: Rows) -> list[str]:
@@ -166,11 +184,14 @@ def _constants(keys: Sequence[str], rows: Rows) -> dict[str, str]:
 
 def _measures(page: RenderedTable, rows: Rows) -> list[Measure]:
     headings = page.grid.measures
-    # The baseline, which comes first, has no comparisons: the last group has all measures in order.
-    last = [heading.title for heading in headings if heading.group == headings[-1].group]
-    order = list(dict.fromkeys([*last, *(heading.title for heading in headings)]))
+    titles: dict[str, list[str]] = defaultdict(list)
+    for heading in headings:
+        titles[heading.group].append(heading.title)
+    # The baseline, which comes first, has no comparisons: the fullest group has the order.
+    fullest = max(titles.values(), key=len)
+    order = list(dict.fromkeys([*fullest, *(heading.title for heading in headings)]))
     measures = []
-    for index, heading in enumerate(page.grid.measures, len(page.grid.keys)):
+    for index, heading in enumerate(headings, len(page.grid.keys)):
         entries = [row[index] for row in rows]
         measures.append(_measure(heading, entries, order.index(heading.title)))
     return measures
@@ -188,13 +209,17 @@ def _measure(heading: Heading, entries: Sequence[Entry], priority: int) -> Measu
     return Measure(heading.title, unit, kind, priority, digits, heading.group)
 
 
-def _chosen(measures: Sequence[Measure], room: int) -> Iterator[int]:
-    """Yield the indices of the measures that fit, by priority.
+def _has_value(rows: Rows, index: int) -> bool:
+    return any(not row[index].is_missing for row in rows)
+
+
+def _chosen(measures: Sequence[Measure], filled: Sequence[int], room: int) -> Iterator[int]:
+    """Yield the indices of the measures that fit, by priority. filled: those with a value.
 
     A measure that is compared is shown for all values, or else for the last one that has it.
     """
     for priority in sorted({measure.priority for measure in measures}):
-        indices = [index for index, one in enumerate(measures) if one.priority == priority]
+        indices = [index for index in filled if measures[index].priority == priority]
         shown = indices if len(indices) <= room else indices[-1:]
         if len(shown) <= room:
             yield from shown

@@ -25,7 +25,16 @@ from orchestrator.analysis.axes import (
 from orchestrator.analysis.cpu_bound import depends_on_cpu
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of, scope_of
+from orchestrator.report.text.cell_names import (
+    LENGTH,
+    NAME,
+    PASSES,
+    fullest_context,
+    name_of,
+    names_of,
+    scope_of,
+    sort_by,
+)
 from orchestrator.report.text.numbers import (
     counted,
     gibibytes,
@@ -45,6 +54,7 @@ from orchestrator.report.text.pairs import (
     pairs,
     preferring,
 )
+from orchestrator.report.text.slices import evenly
 from tasks.spec.messages import typed_error_text
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -52,6 +62,7 @@ _PEAK = "peak_allocated_bytes"
 _KERNELS = "step_kernel_time_ms_median"
 _MIN_LENGTH = 1024  # below, attention is limited by work that does not grow with the context
 _MIN_LENGTHS = 3  # for an exponent
+_MOST_LIMITS, _MOST_MODELS = 4, 5  # of the list of what fails under each memory limit
 NARROW = ("bf16", "fp16", "bf16_pure", "tf32")  # in the order in which an answer is about one
 # Results that no step was run for, or that is about no step.
 _NOT_FAILED = ("ok", *OUT_OF_MEMORY, "skipped")
@@ -173,8 +184,9 @@ def _when_compiled(pair: Row, found: pd.DataFrame) -> str:
     if compiled.empty:
         return ""
     row = compiled.iloc[0]
-    times = f"{number(row[TIME])} and {number(row[TIME + BASE])} ms"
-    return f" Compiled it takes {times} ({ratio(row['ratio'])})."
+    own = f"{number(row[TIME])} ms in {row['precision']}"
+    base = f"{number(row[TIME + BASE])} ms in {row['precision' + BASE]}"
+    return f" Compiled: {own} and {base} ({ratio(row['ratio'])})."
 
 
 def _reason(pair: Row) -> str:
@@ -182,6 +194,8 @@ def _reason(pair: Row) -> str:
     if not has_value(pair, _KERNELS):
         return ""
     text = f" GPU kernels run for {percent(pair[_KERNELS] / pair[TIME])} of the step"
+    if pair["bound"] == "CPU-bound":
+        text += " and the CPU limits it"
     if not has_value(pair, _KERNELS + BASE):
         return f"{text}."
     gain = ratio(pair[_KERNELS + BASE] / pair[_KERNELS])
@@ -231,7 +245,9 @@ def _of_compiling(found: pd.DataFrame) -> Answer:
     spread = f"{low:.2f} to {high:.2f}"
     if len(of_best) == 1:
         spread = interval(*of_best.iloc[0][["low", "high"]])
-    conclusion = f"Compiling gains most in {best}." if others else "Compiling makes a step faster."
+    conclusion = "Compiling makes a step faster."
+    if others:
+        conclusion = f"Compiling makes a step faster, most in {best}."
     if not is_clear(of_gpu).any():
         conclusion = "Compiling makes no difference."
         text += ". Each interval of a ratio includes 1"
@@ -297,25 +313,36 @@ def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame) -> Answer:
     total: dict[Any, Any] = by_limit.size().to_dict()
     # The limit that separates the cells best.
     chosen = min(out, key=lambda limit: abs(out[limit] / total[limit] - 0.5))
-    others = [
-        f"{out[limit]} of {total[limit]} in {limit:g}"
-        for limit in sorted(out, reverse=True)
-        if limit != chosen
-    ]
-    detail = f"{out[chosen]} of {total[chosen]} steps run out in {chosen:g} GiB"
-    detail += f"; {', '.join(others)} GiB." if others else "."
+    detail = _first_failures(limited)
     without = unlimited[unlimited["memory_limit_gib"].isna()]
     if len(without) and not _ran_out(without).any():
-        detail += f" Without a limit none does.{_largest_peak(without)}"
+        detail += f"Without a limit none does.{_largest_peak(without)}"
     return Answer(
         "out of memory",
         f"{out[chosen]}/{total[chosen]}",
-        f"run out in {chosen:g} GiB",
+        f"of the steps fail in {chosen:g} GiB",
         "The memory limit decides what fits.",
         detail,
         f"limit {chosen:g} GiB",
         "memory",
     )
+
+
+def _first_failures(limited: pd.DataFrame) -> str:
+    """Return the shortest context of each model that fails under each limit, and in which phase."""
+    failed = limited[_ran_out(limited)]
+    if LENGTH not in failed or failed[LENGTH].isna().any():
+        return ""
+    failed = failed.assign(**{NAME: names_of(failed)}).sort_values(LENGTH, kind="stable")
+    first = sort_by(failed.drop_duplicates([NAME, "memory_limit_gib"]), (NAME,))
+    texts = []
+    for limit, own in first.groupby(first["memory_limit_gib"].astype(float)):
+        names = []
+        for row in own.head(_MOST_MODELS).to_dict("records"):
+            phase = f" ({row['phase']})" if has_value(row, "phase") and row["phase"] else ""
+            names.append(f"{row[NAME]} {row[LENGTH]:,}{phase}")
+        texts.append(f"{limit:g} GiB: {', '.join(names)}")
+    return "\n".join(["First contexts that fail:", *evenly(texts, _MOST_LIMITS), ""])
 
 
 def _peak(cells: pd.DataFrame) -> Row:
@@ -342,7 +369,10 @@ def _shortest(failed: pd.DataFrame) -> str:
 
 
 def about_attention(results: Results) -> Iterator[Answer]:
-    """Yield how much faster the best attention is than the naive one at the longest context."""
+    """Yield how much faster the best attention is than the naive one.
+
+    They are compared at the longest of the contexts with most implementations.
+    """
     cells = measured(results, "attention", TIME, LOW, HIGH, LENGTH)
     if cells.empty or "attention" not in cells:
         return
@@ -350,34 +380,45 @@ def about_attention(results: Results) -> Iterator[Answer]:
     found = [pairs(cells, results.axes, "attention", ("naive", other)) for other in sorted(others)]
     joined = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
     if len(joined):
-        yield _of_attention(joined[joined[LENGTH] == joined[LENGTH].max()])
+        yield _of_attention(joined)
     yield from _growth(cells)
 
 
-def _of_attention(longest: pd.DataFrame) -> Answer:
-    clear = longest[is_clear(longest)]
-    best = (clear if len(clear) else longest).sort_values("ratio").iloc[-1]
+def _of_attention(joined: pd.DataFrame) -> Answer:
+    best = _best_attention(joined, fullest_context(joined, "attention"))
     name = str(best["attention"])
     conclusion = f"{name} attention makes no difference."
-    if len(clear):
+    if is_clear(best):
         pace = "fastest" if best["ratio"] > 1 else "slower than the naive one, as is every other"
         conclusion = f"{name} attention is {pace}."
-    own, naive = gibibytes(best.get(_PEAK)), gibibytes(best.get(_PEAK + BASE))
-    detail = (
-        f"At context {best[LENGTH]:,} it takes {number(best[TIME])} ms and {own},"
-        f" naive attention {number(best[TIME + BASE])} ms and {naive}."
-    )
-    is_bound = "CPU-bound" in (best["bound"], best["bound" + BASE])
+    detail = f"At context {best[LENGTH]:,} it takes {number(best[TIME])} ms"
+    detail += f", naive attention {number(best[TIME + BASE])} ms."
+    if has_value(best, _PEAK) and has_value(best, _PEAK + BASE):
+        saved = best[_PEAK + BASE] - best[_PEAK]
+        more = "less" if saved >= 0 else "more"
+        detail += f" It needs {gibibytes(abs(saved))} {more} memory"
+        detail += f" ({gibibytes(best[_PEAK])} and {gibibytes(best[_PEAK + BASE])})."
+    longest = _best_attention(joined, joined[LENGTH].max())
+    if longest[LENGTH] > best[LENGTH]:
+        detail += f" At {longest[LENGTH]:,}, {longest['attention']} is {ratio(longest['ratio'])}"
+        detail += " as fast as naive."
     return Answer(
         f"{name} over naive",
         ratio(best["ratio"]),
         interval(best["low"], best["high"]),
         conclusion,
-        detail.replace(" and –", ""),
+        detail,
         f"context {best[LENGTH]:,}, {best['precision']}",
         "attention",
-        is_bound,
+        "CPU-bound" in (best["bound"], best["bound" + BASE]),
     )
+
+
+def _best_attention(joined: pd.DataFrame, length: int) -> Row:
+    """Return the pair with the largest ratio at a context, of those with a clear one if any has."""
+    own = joined[joined[LENGTH] == length]
+    clear = own[is_clear(own)]
+    return _extreme(clear if len(clear) else own, "ratio", largest=True)
 
 
 def _growth(cells: pd.DataFrame) -> Iterator[Answer]:

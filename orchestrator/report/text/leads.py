@@ -136,11 +136,11 @@ def about_attention(results: Results) -> Iterator[str]:
 
 def about_failures(results: Results) -> Iterator[str]:
     """Yield how many cells have no result, by status, of a run in which others have one."""
-    statuses = results.cells["status"].value_counts()
-    failed = statuses.drop("ok", errors="ignore")
-    if len(failed) and "ok" in statuses:
-        listed = ", ".join(f"{count:,} {status}" for status, count in failed.items())
-        yield f"{counted(int(failed.sum()), 'cell')} ended without a result: {listed}."
+    by_status = counts_by_status(results, 0)
+    failed = [text for text, kind in by_status if kind != "ok"]
+    count = int((results.cells["status"] != "ok").sum())
+    if 0 < count < len(results.cells):
+        yield f"{counted(count, 'cell')} ended without a result: {', '.join(failed)}."
 
 
 def about_trust(results: Results) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,15 @@ def test_what_cannot_be_written_is_printed_and_told(run: Run, words: tuple[str, 
     assert "timings" in done.stdout or len(rows(done.stdout)) == CELLS
     assert done.stderr.startswith(f"sweep: {run.folder}: cannot be written: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_tables_need_no_package_that_draws_charts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)  # as if it were not installed
+    refused = report(run.folder)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("sweep: charts need vl-convert-python, not installed here. Run")
+    assert refused.stderr.count("\n") == 1
+    assert report(run.folder, "--table", "timings").exit_code == 0
 
 
 def test_cells_are_json_objects(run: Run) -> None:

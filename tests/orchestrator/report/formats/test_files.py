@@ -274,6 +274,14 @@ def test_latex_has_ascii_alone_whatever_it_shows() -> None:
     assert all(to_ascii_latex(chr(code)).isascii() for code in range(0x20, 0x30000))
 
 
+def test_commands_in_sentences_are_code_in_latex(ugly: RenderedTable) -> None:
+    page = replace(ugly, provenance="`sweep show` or `b_c`", notes=("`x`", "one ` alone"))
+    text = to_latex(page)
+    assert r"\texttt{sweep show} or \texttt{b\_c}" in text
+    assert r"1. \texttt{x}" in text
+    assert r"2. one \`{} alone" in text
+
+
 def test_every_table_in_latex_is_ascii_and_says_what_it_needs(
     every_page: list[RenderedTable], ugly: RenderedTable
 ) -> None:

@@ -28,7 +28,7 @@ AXE = ROOT / "tests" / "data" / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]
 PHONE, TABLET, DESKTOP = (390, 844), (768, 1024), (1440, 900)
 MOST_BYTES, MOST_ELEMENTS, MOST_WITH_CELLS = 1_000_000, 15_000, 16_000
-MOST_SHEETS = 8
+MOST_SHEETS, MOST_PIXELS = 8, 8_000
 pytestmark = pytest.mark.browser
 
 
@@ -123,6 +123,7 @@ def elements(browser: Any) -> int:
 def test_it_is_light_and_asks_for_nothing(browser: Any, page: Path) -> None:
     assert page.stat().st_size <= MOST_BYTES
     assert elements(browser) <= MOST_ELEMENTS
+    assert browser.execute_script("return document.documentElement.scrollHeight") <= MOST_PIXELS
     show_all_cells(browser)
     assert elements(browser) <= MOST_WITH_CELLS
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]

@@ -78,6 +78,26 @@ def test_implementations_of_attention_are_compared_at_one_context() -> None:
     assert view.caption.endswith("Shown: context_length=256.")
 
 
+def test_attention_is_sliced_where_most_implementations_are() -> None:
+    """Most rows are training steps with naive attention, which compare nothing."""
+    rows = [[Entry("train_step"), Entry("naive"), Entry(str(n)), MISSING] for n in range(30)]
+    for name in ("naive", "flash"):
+        rows.append([Entry("forward"), Entry(name), Entry("512"), milliseconds(1.0)])
+    keys = ["pass", "attention", "context_length"]
+    view = view_of(table_of(TableGrid(keys, [Heading("m")], rows, compared="attention")))
+    assert [str(row[0]) for row in view.rows] == ["naive", "flash"]
+    assert view.caption.endswith("Shown: pass=forward.")
+
+
+def test_a_measure_without_a_value_in_the_shown_rows_takes_no_room() -> None:
+    grid = grid_of("eager", "blocks", measures=9)
+    for row in grid.rows:
+        if row[3].text == "train_step":
+            row[4] = MISSING  # the first measure, of the rows that are shown
+    view = view_of(table_of(grid))
+    assert [measure.name for measure in view.measures] == ["m1", "m2", "m3", "m4", "m5"]
+
+
 def test_the_first_measures_are_the_most_important() -> None:
     view = view_of(table_of(grid_of("blocks", measures=9)))
     assert [measure.name for measure in view.measures] == ["m0", "m1", "m2", "m3", "m4"]
@@ -88,7 +108,8 @@ def test_a_comparison_comes_before_other_measures_of_the_baseline() -> None:
     """The baseline has no comparison, so its columns do not have the order of priorities."""
     headings = [Heading("ms", "fp32"), Heading("GiB", "fp32")]
     headings += [Heading(title, "bf16") for title in ("ms", "speed-up", "GiB")]
-    rows = [[Entry("small"), *[milliseconds(1.0)] * 5]]
+    headings += [Heading("ms", "fp16")]  # without a counterpart in fp32
+    rows = [[Entry("small"), *[milliseconds(1.0)] * 5, MISSING]]
     view = view_of(table_of(TableGrid(["size"], headings, rows)), max_columns=4)
     assert view.header == ["size", "fp32 ms", "bf16 ms", "bf16 speed-up (ms)"]
 

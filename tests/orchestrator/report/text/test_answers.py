@@ -69,11 +69,12 @@ def test_a_gain_and_a_loss_of_a_narrow_precision_are_two_answers() -> None:
     assert gain.detail.startswith(
         "A training step of xl at context 512 takes 500 ms in bf16 and 2,000 ms in fp32."
     )
-    assert "Compiled it takes 250 and 1,500 ms (6.00×)." in gain.detail
+    assert "Compiled: 250 ms in bf16 and 1,500 ms in fp32 (6.00×)." in gain.detail
     assert not gain.has_mark
     assert (loss.number, loss.conclusion) == ("0.80×", "bf16 is slower on small models.")
     assert (
-        "GPU kernels run for 25% of the step; the kernels alone are 2.40× as fast." in loss.detail
+        "GPU kernels run for 25% of the step and the CPU limits it; the kernels alone are 2.40× as"
+        " fast." in loss.detail
     )
     assert loss.has_mark
 
@@ -107,7 +108,7 @@ def test_compiling_is_a_median_of_gpu_bound_pairs_by_precision() -> None:
             cells += [step(eager, **values), step(eager / gain, compile="blocks", **values)]
     only = answer("compile", *cells)
     assert (only.number, only.interval) == ("2.50×", "2.25 to 3.00")
-    assert only.conclusion == "Compiling gains most in bf16."
+    assert only.conclusion == "Compiling makes a step faster, most in bf16."
     assert only.detail == "Median of 3 GPU-bound pairs in bf16; fp32 1.10× (3 pairs)."
 
 
@@ -119,14 +120,16 @@ def test_a_slower_compiled_step_is_slower() -> None:
 def test_memory_counts_what_runs_out_under_each_limit() -> None:
     cells = [
         step(100, memory_limit_gib=limit, context_length=length,
-             status="oom" if length * 10 > limit else "ok")
+             phase="forward", status="oom" if length * 10 > limit else "ok")
         for limit in (24.0, 80.0)
         for length in (1, 4, 9)
     ]  # fmt: skip
     cells += [step(100, memory_limit_gib=None, context_length=9, peak_allocated_bytes=90 * GIB)]
     only = answer("memory", *cells)
-    assert (only.number, only.interval) == ("2/3", "run out in 24 GiB")
-    assert "2 of 3 steps run out in 24 GiB; 1 of 3 in 80 GiB." in only.detail
+    assert (only.number, only.interval) == ("2/3", "of the steps fail in 24 GiB")
+    assert only.detail.startswith(
+        "First contexts that fail:\n24 GiB: small 4 (forward)\n80 GiB: small 9 (forward)\nWithout"
+    )
     assert "Without a limit none does. The largest peak is 90.0 GiB" in only.detail
 
 
@@ -141,20 +144,30 @@ def test_memory_without_a_limit_names_the_largest_peak_or_what_ran_out() -> None
     assert only.detail.startswith("The shortest context that fails is 1,024")
 
 
-def test_attention_is_compared_with_the_naive_one_at_the_longest_context() -> None:
-    def attention(ms: float, name: str, length: int) -> dict[str, Any]:
-        values = {"size": None, "d_head": 64, "task": "attention", "attention": name}
-        peak = GIB * (10 if name == "naive" else 0.5)
-        return step(ms, context_length=length, peak_allocated_bytes=peak, **values)
+def attention(ms: float, name: str, length: int) -> dict[str, Any]:
+    values = {"size": None, "d_head": 64, "task": "attention", "attention": name}
+    peak = GIB * (10 if name == "naive" else 0.5)
+    return step(ms, context_length=length, peak_allocated_bytes=peak, **values)
 
+
+def test_attention_is_compared_with_the_naive_one_at_the_longest_context() -> None:
     times = (("naive", 100), ("flash", 10), ("math", 120))
     cells = [attention(ms * length, name, length) for name, ms in times for length in (1, 2)]
     only = answer("attention", *cells)
     assert (only.label, only.number) == ("flash over naive", "10.0×")
     assert only.conclusion == "flash attention is fastest."
     assert only.detail == (
-        "At context 2 it takes 20.0 ms and 0.500 GiB, naive attention 200 ms and 10.0 GiB."
+        "At context 2 it takes 20.0 ms, naive attention 200 ms."
+        " It needs 9.50 GiB less memory (0.500 GiB and 10.0 GiB)."
     )
+
+
+def test_attention_is_compared_where_most_implementations_were_measured() -> None:
+    cells = [attention(ms, name, 2) for name, ms in (("naive", 8), ("flash", 4), ("cudnn", 2))]
+    cells += [attention(ms, name, 9) for name, ms in (("naive", 90), ("flash", 3))]
+    only = answer("attention", *cells)
+    assert (only.label, only.number) == ("cudnn over naive", "4.00×")
+    assert only.detail.endswith("At 9, flash is 30.0× as fast as naive.")
 
 
 def test_attention_time_grows_with_an_exponent() -> None:

@@ -100,7 +100,7 @@ def test_failures_are_counted_by_status_if_something_was_measured() -> None:
     failed = [{**step(float("nan")), "status": status} for status in ("oom", "oom", "crashed")]
     assert lead_of("failures", *failed) == ""  # the table of reasons is open then
     assert lead_of("failures", step(10), *failed) == (
-        "3 cells ended without a result: 2 oom, 1 crashed."
+        "3 cells ended without a result: 2 out of memory, 1 failed."
     )
 
 
