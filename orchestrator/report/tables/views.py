@@ -99,7 +99,7 @@ def view_of(
     shown = [index for index, key in enumerate(keys) if key not in lifted]
     measures = _measures(page, rows)
     room = len(measures) if max_columns is None else max(max_columns - len(shown), 1)
-    filled = range(len(measures))
+    filled = list(range(len(measures)))
     if max_columns is not None:
         # A measure of other rows, such as the time in a precision that no shown row has.
         filled = [index for index in filled if _has_value(rows, len(keys) + index)]

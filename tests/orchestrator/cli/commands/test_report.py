@@ -189,11 +189,15 @@ def test_what_cannot_be_written_is_printed_and_told(run: Run, words: tuple[str, 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_tables_need_no_package_that_draws_charts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_need_no_package_that_draws_charts(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)  # as if it were not installed
     refused = report(run.folder)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("sweep: charts need vl-convert-python, not installed here. Run")
+    assert refused.stderr.startswith(
+        "sweep: charts need vl-convert-python, not installed here. Run"
+    )
     assert refused.stderr.count("\n") == 1
     assert report(run.folder, "--table", "timings").exit_code == 0
 
