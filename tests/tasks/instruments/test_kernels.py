@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,9 +264,20 @@ def test_a_module_that_raises_closes_its_range() -> None:
     assert not model._forward_hooks
 
 
+@pytest.fixture
+def restored_provenance_level() -> Iterator[None]:
+    """Restore torch's option after the test."""
+    # Not by monkeypatch, which in the end deletes an option of torch instead of restoring it.
+    trace = torch._inductor.config.trace
+    before = trace.provenance_tracking_level
+    yield
+    trace.provenance_tracking_level = before
+
+
 @pytest.mark.compile
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # torch asks non-leaf tensors for their gradients
+@pytest.mark.usefixtures("restored_provenance_level")
 def test_compiled_code_is_not_compiled_again_by_being_watched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -274,9 +286,6 @@ def test_compiled_code_is_not_compiled_again_by_being_watched(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     params = TrainStepParams.model_validate({**SMALL, "compile": "blocks"})
     session = Session(build(params), params, Progress())
-    monkeypatch.setattr(
-        torch._inductor.config.trace, "provenance_tracking_level", 0
-    )  # and back to it
     instrument.prepare(session)
     session.step()
     graphs = counters["stats"]["unique_graphs"]
