@@ -17,6 +17,7 @@ def main() -> None:
     try:
         _open_standard_descriptors()
         _require_utf8()
+        _require_docstrings()
         keep_bytecode()
         # Commands build hundreds of thousands of objects that live until they end. By default the
         # garbage collector looks at all of them again and again: a tenth of a plan's time.
@@ -52,6 +53,14 @@ def _require_utf8() -> None:
         return
     os.environ["PYTHONUTF8"] = "1"  # also for the processes that this one starts
     os.execv(sys.executable, sys.orig_argv)
+
+
+def _require_docstrings() -> None:
+    """Start this process again if Python drops docstrings: altair copies those of its classes."""
+    if sys.flags.optimize < 2 or os.environ.get("PYTHONOPTIMIZE") == "1":
+        return
+    os.environ["PYTHONOPTIMIZE"] = "1"
+    os.execv(sys.executable, [word for word in sys.orig_argv if word != "-OO"])
 
 
 if __name__ == "__main__":

@@ -123,13 +123,13 @@ def _square(params: TrainStepParams) -> tuple[int, int, int] | None:
 
 def _read_back(params: TrainStepParams, model: nn.Module) -> Values:
     """Return the precision that torch reports, and the properties of the model that was built."""
-    from tasks.harness.precision import dtype_name, precision_facts
+    from tasks.harness.precision import precision_facts
 
     dims = params.dimensions
     return {
         **precision_facts(params),
         "model_source": _model_source(params),
-        "parameter_dtype": dtype_name(next(model.parameters()).dtype),
+        "parameter_dtype": _parameter_dtype(model),
         "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
         "attention_asked": params.attention if dims else None,
         "attention_used": getattr(getattr(model, "config", None), "_attn_implementation", None),
@@ -138,6 +138,13 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> Values:
         "parameters_expected": _expected_parameters(params),
         **_attention_flops(params),
     }
+
+
+def _parameter_dtype(model: nn.Module) -> str | None:
+    from tasks.harness.precision import dtype_name
+
+    first = next(model.parameters(), None)
+    return None if first is None else dtype_name(first.dtype)
 
 
 def _model_source(params: TrainStepParams) -> str | None:

@@ -76,6 +76,8 @@ class SweepGroup(click.Group):
             # Before a sweep begins or after it ends: during a sweep there is a handler. Click
             # would exit with 1, which means that cells failed.
             _exit(ctx, EXIT_INTERRUPTED, "sweep: stopped by SIGINT")
+        except MemoryError:
+            _exit(ctx, EXIT_USER, f"sweep: {_explain(OSError(errno.ENOMEM, ''))}")
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 _exit(ctx, EXIT_USER, f"sweep: {_explain(error)}")
@@ -95,6 +97,8 @@ def _explain(error: OSError) -> SweepError:
     if error.filename is not None:
         name = shorten(os.fsdecode(error.filename), _LONGEST_SHOWN)
         return SweepError(f"{name}: cannot be used: {reason}", _REMEDIES.get(number, ""))
+    if number == errno.ENOENT:  # of a file, it has a name
+        return SweepError("the current folder was removed", "Change to another one")
     if number in _LIMITS:
         return SweepError(f"this process reached a limit: {reason}", _LIMITS[number])
     raise error

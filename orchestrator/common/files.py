@@ -83,6 +83,7 @@ def writing(
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise RunUnwritable(
-            f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")
-        ) from error
+        remedy = remedies.get(error.errno or 0, "")
+        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+            remedy = f"Move {os.fsdecode(error.filename2 or error.filename)} away"
+        raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedy) from error

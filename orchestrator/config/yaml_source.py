@@ -39,6 +39,9 @@ ExplainUnknown = Callable[[str, KeyPath], tuple[str, str]]
 _TAG = "tag:yaml.org,2002:"
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOO_DEEP = (f"values within values, more than {MAX_DEPTH} deep", "Close the brackets")
+_VALUE_TAGS = frozenset({
+    f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "merge")
+})  # fmt: skip
 _KEY_TAGS = frozenset({f"{_TAG}{name}" for name in ("str", "int", "float", "merge")})
 _UNION_TAG = re.compile(r"literal\[|constrained-")
 _BASES = {"0x": 16, "0o": 8, "0b": 2}
@@ -98,6 +101,8 @@ def config_error(
         case "list_type" if place[-1:] == ("zip",):
             form = "zip: [{size: [tiny, mini], batch_size: [2, 1]}]"
             return ConfigError(f"{where}: is not a list of groups", f"Write {form}")
+        case "list_type" if value is None:
+            return ConfigError(f"{where}: has no value", "Write a list, or leave it out")
         case "list_type" if not isinstance(value, dict):
             item = shorten(str(value), LONGEST_VALUE)
             fixed = ", or put it under fixed" if "zip" in place else ""
@@ -217,6 +222,9 @@ def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
     if id(node) in checked:
         return
     checked.add(id(node))
+    if node.tag not in _VALUE_TAGS:
+        problem = f"a {str(node.tag).removeprefix(_TAG)} is neither text, number, list nor mapping"
+        raise _Refused(node, problem, "Write it without a tag, or in quotes", place)
     if isinstance(node, ScalarNode):
         _check_number(node, place)
     for step, value, key in _items(node):

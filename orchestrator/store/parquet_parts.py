@@ -432,4 +432,6 @@ def _remedy(part: Path) -> str:
         return "to measure its cells again"
     if row.exists():
         return f"with {row} to measure its cell again"
+    if part.parent.name == "predictions":
+        return "to predict the memory of its cells again"
     return "and measure its cells again with --retry ok"

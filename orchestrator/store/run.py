@@ -6,6 +6,7 @@ writes single parts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 # The values of a row of a table in the order of the columns that were asked for.
 StoredRow: TypeAlias = tuple[Any, ...]
 INCOMPLETE = "incomplete"  # the status of a cell whose measured rows are missing in part
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)  # of an attempt: a column of 32 bits holds it
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
 _SUGGESTED, _LISTED = 20, 5  # cells in a message
@@ -235,7 +237,7 @@ class Run:
 
     def _attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / ARTIFACTS).glob("*/*")):
-            if path.name.isdigit():
+            if _NUMBER.fullmatch(path.name):
                 yield path.parent.name, int(path.name)
 
     def _measured_attempts(self) -> Iterator[tuple[str, int]]:
@@ -244,7 +246,7 @@ class Run:
         for table in MEASURED_TABLES:
             for name in unmerged_parts(self.folder / table):
                 cell, _, number = name.rpartition("-")
-                if cell and number.isdigit():
+                if cell and _NUMBER.fullmatch(number):
                     yield cell, int(number)
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.common.files import replace_file, writing
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LOCK_FILE, SCHEMA_VERSION
-from orchestrator.store.manifest import MANIFEST_FILE, Manifest
+from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
 from orchestrator.store.parquet_parts import (
     WHOLE_TABLE,
     is_merged,
@@ -58,7 +58,7 @@ class RunWriter(Run):
         self._appended = 0
 
     def write_manifest(self, manifest: Manifest) -> None:
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1)
+        text = manifest_text({"schema_version": SCHEMA_VERSION, **manifest})
         with self._writing():
             replace_file(self.folder / MANIFEST_FILE, text)
 
@@ -80,8 +80,9 @@ class RunWriter(Run):
 
     def append_predictions(self, samples: Mapping[str, Iterable[Sample]]) -> None:
         """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
-        now = datetime.now(UTC)
-        rows = []
+        if not samples:
+            return
+        now, rows = self._prediction_time(), []
         for cell, predicted in samples.items():
             rows += [{"cell": cell, "predicted_at": now, **asdict(sample)} for sample in predicted]
         if rows:
@@ -157,6 +158,13 @@ class RunWriter(Run):
             # pandas adds metadata with its version, which would change the file's digest.
             part = self.folder / table / f"{WHOLE_TABLE}.parquet"
             return write_part(part, whole.replace_schema_metadata(None))
+
+    def _prediction_time(self) -> datetime:
+        """Return the time, or one after all predictions if the clock has been set back."""
+        time = datetime.now(UTC)
+        for (earlier,) in self.rows("predictions", ["predicted_at"]):
+            time = max(time, earlier + timedelta(microseconds=1))
+        return time
 
     def _write_rows(
         self, table: str, name: str, rows: list[dict[str, object]]

@@ -25,6 +25,7 @@ from tasks.snapshots.summary import AT_END_OF_RECORD, PEAK, to_curve, unlabelled
 from tasks.snapshots.summary import to_rows as to_allocations
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
+from tasks.spec.messages import error_text
 from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import ImportedParams
 from tasks.spec.status import Status
@@ -37,6 +38,7 @@ from tasks.traces.summary import to_rows, to_samples
 
 _SQLITE, _GZIP, _PICKLE = b"SQLite format 3\0", b"\x1f\x8b", b"\x80"
 _SHOWN_RANGES = 8
+_LARGEST = 2**52  # bytes or µs (142 years); sums of them fit 63 bits
 
 
 @dataclass(frozen=True)
@@ -165,14 +167,17 @@ def _read_snapshot(file: Path, options: ImportOptions) -> Mapping[str, _Measured
         for device in sorted(devices):
             rank = f"GPU {device}" if len(devices) > 1 else ""
             measured[rank] = _of_record(replay(snapshot, device, options.phases))
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file}: not a memory snapshot: {error!r}") from error
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{file}: not a memory snapshot: {error_text(error)}") from error
     if not measured:
         raise ValueError(f"{file}: contains no allocations")
     return measured
 
 
 def _of_record(record: Record) -> _Measured:
+    for number in (*record.times_us, *(one.size_bytes for one in record.allocations)):
+        if not isinstance(number, int) or not 0 <= number <= _LARGEST:
+            raise ValueError(f"{number!r} in it is neither a time nor a size")
     labelled, at = label(record, {}), record.peak()
     peak_bytes = sum(one.size_bytes for one in record.live_at(at))
     # The blocks of the allocator are known at the end of the record only.

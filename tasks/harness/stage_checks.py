@@ -5,6 +5,7 @@ from __future__ import annotations
 from tasks.harness.compilation import require_compiled
 from tasks.harness.precision import require_precision, require_threads
 from tasks.harness.stage import Session
+from tasks.spec.parameters import Params
 
 # In their steps, the gradient scaler of fp16 may still look for its scale.
 _WARM_UP_STAGES = ("compile", "warm-up")
@@ -40,6 +41,12 @@ class StageChecks:
         session.facts["optimizer_steps_skipped"] = skipped
         if skipped - before > spare:
             raise RuntimeError(
-                f"the optimizer changed nothing in {skipped - before} steps of {stage}. With fp16 "
-                "the gradients overflowed: use bf16, or timing: fixed with more warmup_steps"
+                f"the optimizer changed nothing in {skipped - before} steps of {stage}. "
+                f"{_reason(session.params)}"
             )
+
+
+def _reason(params: Params) -> str:
+    if getattr(params, "precision", "") == "fp16":
+        return "The gradients overflowed: use bf16, or timing: fixed with more warmup_steps"
+    return "No parameter had a gradient: check whether the model detaches its logits"

@@ -10,7 +10,7 @@ import os
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO, TypeVar
@@ -102,14 +102,19 @@ class JournalContents:
 def read_journal(path: Path) -> JournalContents:
     """Read the complete lines of a journal. Without a file, return empty contents.
 
-    A journal that was damaged after its end was written counts as empty: its attempt is lost.
+    A journal that was damaged after its end was written, or that holds other records, counts as
+    empty.
     """
     content = path.read_bytes() if path.exists() else b""
-    if _is_damaged(content):
+    entries = [] if _is_damaged(content) else list(_complete_lines(content))
+    try:
+        return _contents(entries) if entries else JournalContents()
+    # Lines of something else: a model may replace json.dumps, or write into the file.
+    except (LookupError, TypeError, ValueError, AttributeError):
         return JournalContents()
-    entries = list(_complete_lines(content))
-    if not entries:
-        return JournalContents()
+
+
+def _contents(entries: Sequence[Values]) -> JournalContents:
     stage, before_s, final = "", 0.0, None
     stage_s: dict[str, float] = {}
     facts: dict[str, object] = {}
@@ -126,7 +131,7 @@ def read_journal(path: Path) -> JournalContents:
         if "status" in entry:
             final = FinalStatus(Status(entry["status"]), entry["evidence"])
     return JournalContents(
-        started_at=entries[0]["time"],
+        started_at=float(entries[0]["time"]),
         wall_s=before_s,
         stage=stage,
         stage_s=stage_s,

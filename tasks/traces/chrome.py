@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from msgspec import DecodeError, Struct, field
+from msgspec import Struct, field
 from msgspec.json import Decoder
 
 from tasks.traces.parts import PART_PREFIX
 from tasks.traces.ranges import DeviceTrace, Range, sort_ranges
-from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan
+from tasks.traces.timeline import (
+    Activity,
+    Launch,
+    ThreadId,
+    Timeline,
+    TraceSpan,
+    checked_times,
+)
 
 # Categories in lower case: until 2021 torch wrote `Kernel`, `Memcpy`, `Runtime` and `Operator`.
 _OPERATORS = frozenset({"cpu_op", "operator"})
@@ -43,8 +52,8 @@ class _Event(Struct, gc=False):
 
     name: str = ""
     category: str = field(default="", name="cat")
-    at: float = field(default=0.0, name="ts")
-    took: float = field(default=0.0, name="dur")
+    at: float = field(default=math.nan, name="ts")
+    took: float = field(default=math.nan, name="dur")
     thread: ThreadId = field(default=0, name="tid")
     details: _Details = field(default=_NO_DETAILS, name="args")
 
@@ -64,7 +73,7 @@ def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, D
     chosen: phases by the names of ranges. Raise ValueError if it is not in Chrome's format.
     """
     parsed = _parsed(path, chosen)
-    devices = sorted({event.details.device for event in parsed.on_device})
+    devices = sorted({event.details.device for event, _, _ in parsed.on_device})
     if len(devices) > 1:
         return {f"GPU {one}": DeviceTrace(parsed.timeline(one), parsed.ranges) for one in devices}
     timeline = parsed.timeline()
@@ -74,15 +83,16 @@ def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, D
 
 
 def from_json(text: bytes) -> Timeline:
-    """Parse a trace. Raise msgspec's DecodeError, a ValueError, if it is not in Chrome's format."""
+    """Parse a trace. Raise ValueError if it is not in Chrome's format."""
     return _Trace(text, {}).timeline()
 
 
 def _parsed(path: Path, chosen: Mapping[str, str] = MappingProxyType({})) -> _Trace:
     try:
         text = path.read_bytes()
-        return _Trace(gzip.decompress(text) if text.startswith(_GZIP) else text, chosen)
-    except (DecodeError, OSError, EOFError, zlib.error) as error:
+        text = gzip.decompress(text) if text.startswith(_GZIP) else text
+        return _Trace(text.removeprefix(codecs.BOM_UTF8), chosen)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: not a trace of torch.profiler: {error}") from error
 
 
@@ -91,7 +101,7 @@ class _Trace:
 
     def __init__(self, text: bytes, chosen: Mapping[str, str]) -> None:
         self.launches: dict[int | None, Launch] = {}
-        self.on_device: list[_Event] = []
+        self.on_device: list[tuple[_Event, int, int]] = []  # with start and end in ns
         self._operators: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
         ranges: list[Range] = []
         # Old versions of torch wrote numbers as texts.
@@ -103,11 +113,11 @@ class _Trace:
                 span = TraceSpan(event.name, True, *_interval(event), details.sequence, is_backward)
                 self._operators[event.thread].append(span)
             elif category in _ON_DEVICE:
-                self.on_device.append(event)
+                self.on_device.append((event, *_interval(event)))
             elif category in _LAUNCHES:
                 if details.correlation is not None:
-                    at_ns = round(event.at * _NS_PER_US)
-                    self.launches[details.correlation] = Launch(event.thread, at_ns)
+                    launch = Launch(event.thread, _nanoseconds(event.at))
+                    self.launches[details.correlation] = launch
             elif category == _RANGES:
                 ranges.append(Range(event.name, *_interval(event), event.thread))
         self.ranges = sort_ranges(ranges, chosen)
@@ -115,11 +125,11 @@ class _Trace:
     def timeline(self, device: int | None = None) -> Timeline:
         """Return the timeline of one GPU, or of all."""
         activities: list[Activity] = []
-        for event in self.on_device:
+        for event, start_ns, end_ns in self.on_device:
             # By the correlation id. Kineto's `External id` leads to an operator directly, but in
             # older traces it equals the correlation id and leads nowhere.
             launch = self.launches.get(event.details.correlation)
-            activity = Activity(event.name, *_interval(event), launch)
+            activity = Activity(event.name, start_ns, end_ns, launch)
             is_chosen = device in (None, event.details.device)
             if is_chosen and not self.ranges.is_warmup(activity.begun_ns):
                 activities.append(activity)
@@ -138,5 +148,11 @@ class _Trace:
 
 
 def _interval(event: _Event) -> tuple[int, int]:
-    start_ns = round(event.at * _NS_PER_US)
-    return start_ns, start_ns + round(event.took * _NS_PER_US)
+    start_ns = _nanoseconds(event.at)
+    return checked_times(start_ns, start_ns + _nanoseconds(event.took))
+
+
+def _nanoseconds(microseconds: float) -> int:
+    if not math.isfinite(microseconds * _NS_PER_US):
+        raise ValueError("an event in it has no time")
+    return round(microseconds * _NS_PER_US)

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from tasks.traces.parts import PART_PREFIX
 from tasks.traces.ranges import DeviceTrace, Range, Ranges, sort_ranges
-from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan
+from tasks.traces.timeline import (
+    Activity,
+    Launch,
+    ThreadId,
+    Timeline,
+    TraceSpan,
+    checked_times,
+)
 
 # Stands for the unknown kernels of a CUDA graph.
 WHOLE_GRAPH = "[CUDA graph]"
@@ -45,11 +52,12 @@ def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, DeviceTrace
             rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             tables = {name for (name,) in rows}
             if "StringIds" not in tables:
-                raise ValueError(f"{refusal}: it has no table StringIds")
+                raise ValueError("it has no table StringIds")
             launches = _launches(database, tables)
             ranges = _ranges(database, tables)
             activities = _activities(database, tables, launches)
-    except sqlite3.DatabaseError as error:
+    # The columns may hold values of any type.
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         raise ValueError(f"{refusal}: {error}") from error
     if not activities:
         raise ValueError(f"{path}: contains no CUDA kernels: trace with --trace=cuda,nvtx")
@@ -80,7 +88,7 @@ def _launches(database: sqlite3.Connection, tables: set[str]) -> Mapping[_Launch
     launches: dict[_LaunchKey, Launch] = {}
     for thread, number, start in database.execute(f"SELECT {columns} FROM {_RUNTIME}"):
         # A correlation id is unique within a process only.
-        launches[thread & _OF_PROCESS, number] = Launch(thread, start)
+        launches[thread & _OF_PROCESS, number] = Launch(thread, checked_times(start, start)[0])
     return launches
 
 
@@ -98,7 +106,7 @@ def _ranges(database: sqlite3.Connection, tables: set[str]) -> Mapping[int, list
     )
     for text, start, end, thread in rows:
         if text:
-            ranges[thread & _OF_PROCESS].append(Range(text, start, end, thread))
+            ranges[thread & _OF_PROCESS].append(Range(text, *checked_times(start, end), thread))
     return ranges
 
 
@@ -132,6 +140,6 @@ def _activities(
         for name, start, end, device, process, correlation in rows:
             if isinstance(name, int):  # the kind of a copy
                 name = f"[CUDA memcpy {_COPIES.get(name, 'other')}]"
-            launch = launches.get((process, correlation))
-            activities[process, device].append(Activity(str(name), start, end, launch))
+            launch, times = launches.get((process, correlation)), checked_times(start, end)
+            activities[int(process), int(device)].append(Activity(str(name), *times, launch))
     return activities

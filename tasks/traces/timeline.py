@@ -9,6 +9,21 @@ from typing import NamedTuple
 
 ThreadId = int | str
 
+_LATEST_NS = 2**62
+_LONGEST_NS = 24 * 3600 * 10**9  # of one kernel, operator or range: sums of them fit 63 bits
+
+
+def checked_times(start_ns: object, end_ns: object) -> tuple[int, int]:
+    """Return a start and an end. Raise ValueError for times that nothing can have."""
+    if (
+        isinstance(start_ns, int)
+        and isinstance(end_ns, int)
+        and abs(start_ns) < _LATEST_NS
+        and 0 <= end_ns - start_ns <= _LONGEST_NS
+    ):
+        return start_ns, end_ns
+    raise ValueError(f"a span of time in it is invalid: {start_ns!r} to {end_ns!r} ns")
+
 
 class PhaseSpan(NamedTuple):
     """One occurrence of a phase."""

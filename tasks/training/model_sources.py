@@ -34,6 +34,9 @@ def build_model(params: TrainStepParams, device: Device) -> nn.Module:
             if params.lora:
                 add_adapters(model, params.lora)
             require_default_dtype(dtype, params)
+            if not isinstance(model, nn.Module):
+                kind = type(model).__name__
+                raise TypeError(f"{params.model} gives a {kind}, where a torch.nn.Module is needed")
             return model.to(device.torch_device, dtype)
     finally:
         torch.set_default_dtype(torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -83,4 +84,7 @@ class StepCounter:
         return int(max(counts, default=self._calls))
 
     def _count(self, *_: object) -> None:
-        self._calls += 1
+        # A model may have detached its logits from all of its parameters.
+        groups = chain.from_iterable(one.param_groups for one in self._optimizers)
+        parameters = chain.from_iterable(group["params"] for group in groups)
+        self._calls += any(parameter.grad is not None for parameter in parameters)

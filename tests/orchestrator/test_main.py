@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.__main__ import _require_docstrings
 from tests.conftest import ROOT
 
 CONFIG = """
@@ -37,6 +39,18 @@ def test_the_locale_does_not_decide_which_paths_can_be_used(tmp_path: Path) -> N
         assert done.returncode == 0, (words, done.stderr.decode())
         for line in done.stderr.decode().splitlines():
             assert line.startswith("as one page: "), (words, line)
+
+
+def test_a_process_without_docstrings_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, words: started.append(words))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-OO", "-m", "orchestrator", "report", "r"])
+    monkeypatch.delenv("PYTHONOPTIMIZE", raising=False)
+    for level in (0, 1, 2, 2):  # the last one is still without, and is not started again and again
+        monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=level))
+        _require_docstrings()
+    assert started == [["python", "-m", "orchestrator", "report", "r"]]
+    assert os.environ["PYTHONOPTIMIZE"] == "1"
 
 
 @pytest.mark.process

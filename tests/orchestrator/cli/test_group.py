@@ -18,7 +18,7 @@ LONG = "a" * 300
 CONFIG = "grids: [{task: matmul, fixed: {device: cpu, matrix_size: 8}}]\n"
 
 
-def result_of(error: OSError) -> Result:
+def result_of(error: Exception) -> Result:
     @click.command()
     def fail() -> None:
         raise error
@@ -46,12 +46,20 @@ def result_of(error: OSError) -> Result:
             None,
             "sweep: this process reached a limit: Too many open files. Raise it with `ulimit -n`\n",
         ),
+        (errno.ENOENT, None, "sweep: the current folder was removed. Change to another one\n"),
     ],
 )
 def test_an_error_of_the_system_is_one_line(number: int, filename: str | None, line: str) -> None:
     result = result_of(OSError(number, os.strerror(number), filename))
     assert result.exit_code == EXIT_USER
     assert result.output == line
+
+
+def test_too_little_memory_is_one_line() -> None:
+    result = result_of(MemoryError())
+    assert result.exit_code == EXIT_USER
+    reason = "Cannot allocate memory. Free some memory"
+    assert result.output == f"sweep: this process reached a limit: {reason}\n"
 
 
 def test_an_error_without_a_file_that_is_no_limit_is_a_fault_of_the_program() -> None:

@@ -86,6 +86,12 @@ def test_a_setting_of_other_programs_gets_one_sentence(values: str, expected: st
             "zip: {size: [tiny]}",
             "grids[0].zip: is not a list of groups. Write zip: [{size: [tiny, mini], batch_size",
         ),
+        (
+            "axes: {seed: !mine [1]}",
+            "C.yaml:3: grids[0].axes.seed: a !mine is neither text, number",
+        ),
+        ("axes: {seed: [2026-01-01]}", "axes.seed[0]: a timestamp is neither text, number, list"),
+        ("exclude: null", "grids[0].exclude: has no value. Write a list, or leave it out"),
         ("axes: {size: tinny}", "grids[0].axes.size: 'tinny' is not allowed. Did you mean 'tiny'?"),
         ("fixed: {size: [tiny]}", "fixed.size: is a list. Put it under axes: each value is then"),
         ("size: tiny", "grids[0].size: is an axis. Put it under fixed, or as a list under axes"),

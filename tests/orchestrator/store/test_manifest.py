@@ -147,3 +147,16 @@ def test_bytes_that_are_not_utf8_stay_in_a_command(file: Path) -> None:
     }
     file.write_text(json.dumps(odd))
     assert read_checked(file) == odd
+
+
+def test_a_manifest_that_differs_from_what_was_written_is_damaged(file: Path) -> None:
+    text = file.read_text()
+    for before, after in (('"asked": 4', '"asked": 5'), ('"name": "t', '"name": "T')):
+        assert before in text
+        file.write_text(text.replace(before, after))
+        with pytest.raises(RunError, match=r"is damaged: it differs from .*Restore it, or move"):
+            read_checked(file)
+    older = json.loads(text)
+    assert len(older.pop("digest")) == 64
+    file.write_text(json.dumps(older))
+    assert read_checked(file) == older

@@ -15,13 +15,16 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.analysis.memory_columns import latest_predictions
 from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwritable
 from orchestrator.planning.history import read_histories
 from orchestrator.store import run_writer
@@ -32,7 +35,7 @@ from orchestrator.store.run_writer import RunWriter
 from tasks.spec.attempt import ATTEMPT_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
-from tasks.spec.tables import AllocationRow, KernelRow, LiveRow
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 from tests.conftest import ROOT
 from tests.orchestrator.store.test_parquet_parts import ROW
 
@@ -249,7 +252,21 @@ def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) 
         writer.append(done, None)
         found = list(writer.attempts_without_row([(done.attempt.cell.id, 1)]))
     assert [attempt.cell.id for attempt in found] == [orphan.attempt.cell.id]
+    for odd in ("²", "9" * 20, "1.bak"):
+        (torn.parent / odd).mkdir()
     assert run.highest_attempts()["0" * 12] == 1
+
+
+def test_the_last_prediction_counts_although_the_clock_was_set_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=lambda _: datetime(2026, 1, 1, tzinfo=UTC))
+    with open_for_writing(run) as writer:
+        for value in (1.0, 2.0):
+            writer.append_predictions({"c": [Sample("", "peak_allocated_bytes", "bytes", value)]})
+            monkeypatch.setattr(run_writer, "datetime", clock)
+    (latest,) = latest_predictions(run.read("predictions"))["value"]
+    assert latest == 2.0
 
 
 def _hold(

@@ -103,6 +103,24 @@ def test_a_path_may_contain_special_characters_of_addresses(
     assert len(Run(tmp_path / "run").read("kernels")) == 3
 
 
+def kernel_event(**times: float) -> bytes:
+    return json.dumps({"traceEvents": [{"cat": "kernel", "name": SGEMM, **times}]}).encode()
+
+
+def allocation(size: float) -> bytes:
+    event = {"action": "alloc", "addr": 1, "size": size, "time_us": 1}
+    return pickle.dumps({"segments": [], "device_traces": [[event]]})
+
+
+@pytest.mark.parametrize("times", [(20, 10), ("a", "b"), (0, 2**62), (0.5, 1.5)])
+def test_an_export_with_invalid_times_is_refused(times: Any, tmp_path: Path) -> None:
+    export = NsysExport(tmp_path / "odd.sqlite")
+    export.kernel(SGEMM, None, *times)
+    with pytest.raises(RunError, match=r"not an export .*: a span of time in it is invalid"):
+        import_file(export.path, Run(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -120,6 +138,13 @@ def test_a_path_may_contain_special_characters_of_addresses(
         ("torn.pickle", pickle.dumps({"segments": []})[:-5], "not a memory snapshot"),
         ("list.pickle", pickle.dumps([1, 2]), "it has no segments and device_traces"),
         ("odd.pickle", pickle.dumps({"segments": [1], "device_traces": []}), "not a memory snap"),
+        ("backwards.json", kernel_event(ts=1, dur=-5), "invalid: 1000 to -4000 ns"),
+        ("endless.json", kernel_event(ts=1, dur=1e30), "a span of time in it is invalid"),
+        ("infinite.json", kernel_event(ts=1e308, dur=1), "an event in it has no time"),
+        ("undated.json", kernel_event(ts=1), "an event in it has no time"),
+        ("negative.pickle", allocation(size=-5), "-5 in it is neither a time nor a size"),
+        ("huge.pickle", allocation(size=10**30), "0 in it is neither a time nor a size"),
+        ("half.pickle", allocation(size=0.5), "0.5 in it is neither a time nor a size"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(
@@ -346,9 +371,9 @@ def kineto(step_name: str = "ProfilerStep#3") -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "renamed.txt"])
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "renamed.txt", "bom.json"])
 def test_a_trace_of_torch_profiler_is_recognised_by_its_content(name: str, tmp_path: Path) -> None:
-    text = json.dumps(kineto()).encode()
+    text = json.dumps(kineto()).encode("utf-8-sig" if name == "bom.json" else "utf-8")
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
     run = Run(tmp_path / "run")
     imported(tmp_path / name, run)

@@ -21,7 +21,7 @@ from tasks.harness.error_kinds import (
 )
 from tasks.harness.stage import Session, Stage
 from tasks.process.environment import fingerprint, probe
-from tasks.process.journal import FinalStatus, Journal, read_journal
+from tasks.process.journal import FinalStatus, Journal, JournalContents, read_journal
 from tasks.process.phase_file import Progress, read_phase
 from tasks.spec.attempt import Attempt, Settings, read_attempt
 from tasks.spec.registry import all_tasks, make_cell
@@ -309,3 +309,13 @@ def test_the_cpu_is_opened_with_each_vector_function_called_once_by_one_thread()
     assert {"exp", "sqrt", "erf", "tanh", "sin", "cos", "log"} <= set(
         VECTOR_MATH
     )  # what Transformers are made of
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{}", '{"time": "x"}', '{"time": 1, "status": "fine"}', '{"time": 1, "samples": [5]}'],
+)
+def test_a_journal_with_other_records_is_empty(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(f'{{"time": 1.0, "after_s": 0.0, "stage": "build"}}\n{line}\n')
+    assert read_journal(path) == JournalContents()

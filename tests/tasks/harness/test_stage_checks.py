@@ -40,8 +40,8 @@ class Model(nn.Module):
             torch.set_default_dtype(torch.float64)
         logits: Tensor = self.head(self.tokens(tokens)).float()
         self.bad_steps -= 1
-        if self.harm == "detached":
-            logits = logits.detach()
+        if self.harm in ("detached", "constant"):
+            logits = logits.detach().requires_grad_(self.harm == "constant")
         return logits * float("nan") if self.bad_steps >= 0 else logits
 
 
@@ -122,6 +122,40 @@ def test_a_loss_without_gradient_fails_the_cell(pass_: str) -> None:
     session = session_of(model_args={"harm": "detached"}, **{"pass": pass_})
     with pytest.raises(RuntimeError, match="the loss has no gradient: check"):
         session.step()
+
+
+@pytest.mark.parametrize("optimizer", ["foreach", "torch.optim:SGD"])
+def test_an_optimizer_without_gradients_fails_the_cell(optimizer: str) -> None:
+    session = session_of(model_args={"harm": "constant"}, optimizer=optimizer)
+    checks = checks_of(session)
+    session.step()
+    checks.check("warm-up")
+    session.step()
+    with pytest.raises(
+        RuntimeError, match=r"1 steps of timing synced\. No parameter had a gradient"
+    ):
+        checks.check("timing synced")
+
+
+def make_nothing() -> None:
+    """Return what no model is."""
+
+
+def test_a_factory_that_gives_no_module_fails_the_cell() -> None:
+    with pytest.raises(TypeError, match=r"gives a NoneType, where a torch\.nn\.Module is needed"):
+        session_of(model=f"{HERE}:make_nothing")
+
+
+class OneHot(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.one_hot(tokens, 101).float()
+
+
+def test_a_model_without_parameters_has_an_inference() -> None:
+    session = session_of(model=f"{HERE}:OneHot", **{"pass": "forward"})
+    session.step()
+    assert session.workload.facts["parameters"] == 0
+    assert session.workload.facts["parameter_dtype"] is None
 
 
 def test_the_clock_is_the_one_that_no_model_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
