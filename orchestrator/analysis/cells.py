@@ -1,9 +1,10 @@
 """Derivation of one wide row per cell, from attempts, samples and predictions.
 
-A column that no attempt filled is left out; a cell without a value has null. Times are in ms and
-sizes in bytes if their names say so. Where a column comes from:
+A column that no attempt filled is left out, except for `flops`; a row without a value has null.
+Times are in ms and sizes in bytes if their names say so. Where a column comes from:
 
-- parameters of the cell, and the columns of its attempt (`RUN_FIELDS`);
+- parameters of the cell, and columns of its attempt (`_ATTEMPT_COLUMNS`; `RUN_FIELDS` describes the
+  computed ones);
 - facts and evidence that tasks/spec/facts.py marks as columns;
 - samples and predictions, as tasks/spec/metrics.py declares their columns;
 - other columns: functions with `@derived` in the modules imported here.
@@ -12,6 +13,7 @@ sizes in bytes if their names say so. Where a column comes from:
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +40,7 @@ from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, Fact, Format
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS, Metric, metric_named
 
-# The group of TIME_SPENT that the time of a stage counts for. Other stages belong to instruments.
+# Stage of an attempt -> group of TIME_SPENT. All other stages are those of instruments.
 _STAGE_GROUPS = {
     "process": "process",
     "start": "build",
@@ -55,7 +57,8 @@ TIME_SPENT = {
     "timing": "timed steps",
     "instruments": "all other instruments",
 }
-_LARGEST = 2.0**63  # larger numbers fit in no column of integers
+_LARGEST_INTEGER = 2.0**63  # of a column of integers
+_MAX = sys.float_info.max
 _ATTEMPT_COLUMNS = (
     "status",
     "stage",
@@ -96,13 +99,13 @@ def derive_cells(
 ) -> pd.DataFrame:
     """Return one row per cell.
 
-    The row shows the latest successful attempt, or else the latest that was not lost, and the
-    latest prediction.
+    The row shows the latest successful attempt, or else the latest that was not lost, or else the
+    latest, and the latest prediction. Without attempts, the frame has three columns and no row.
     """
     if attempts.empty:
         dtypes = {"cell": "string", "status": "string", "attempt": "Int32"}
         return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()})
-    attempts = attempts.assign(concurrent_attempts=_concurrent_attempts(attempts))
+    attempts = attempts.assign(concurrent_attempts=_concurrency_by_host(attempts))
     shown = _shown_attempts(attempts)
     cells = _from_attempts(shown.merge(_count_attempts(attempts), on="cell"))
     # Samples of a failed attempt would look like results.
@@ -121,7 +124,7 @@ def derive_cells(
 
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the parameters, the end, the facts and the evidence of each attempt."""
+    """Return the parameters, the end, the facts and the evidence of each cell's shown attempt."""
     params = _unfold(rows["params"].map(_with_keys))
     facts = _typed(_unfold(rows["facts"]), FACTS)
     evidence = _typed(_unfold(rows["evidence"]), EVIDENCE)
@@ -177,22 +180,29 @@ def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def valid_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Return the successful attempts that no later one replaced (`--retry`)."""
+    """Return the successful attempts without those that a later success replaced.
+
+    `--retry` and `--fresh` replace attempts; `--repeat` does not.
+    """
     succeeded = attempts[attempts["status"] == "ok"]
     replaced_until = succeeded["cell"].map(succeeded.groupby("cell")["replaces"].max())
     return succeeded[succeeded["attempt"] > replaced_until.astype("float64").fillna(0)]
 
 
-def _concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
-    # Two machines may have the same name: hosts of different runs of a collection are different.
+def _concurrency_by_host(attempts: pd.DataFrame) -> pd.Series[float]:
+    # Where several runs are read as one, hosts of different runs may have the same name.
     runs = attempts["cell"].astype(str).str.rpartition(RUN_SEPARATOR)[0]
     hosts = attempts["facts"].map(lambda facts: str(json.loads(facts).get("host") or ""))
-    by_run = (runs + ":" + hosts).where(hosts != "", "")
-    return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=by_run))
+    host_of_run = (runs + ":" + hosts).where(hosts != "", "")
+    return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=host_of_run))
 
 
 def _unfold(column: pd.Series) -> pd.DataFrame:
-    """Return a column of JSON objects as columns. A nested object or list stays JSON text."""
+    """Return a column of JSON objects as one column per key.
+
+    Objects and lists within them are JSON text, and so are all values of a dotted key whose values
+    have several types: unlike an axis, a key of `model_args` has no declared type.
+    """
     rows = column.map(json.loads).tolist()
     # dtype object: integers must not become floats where another row has null.
     frame = pd.DataFrame(rows, index=column.index, dtype=object)
@@ -205,7 +215,7 @@ def _unfold(column: pd.Series) -> pd.DataFrame:
 
 
 def _fit_one_column(values: pd.Series) -> bool:
-    """True if the values of a key have one type. Unlike an axis, a key has no declared type."""
+    """True if all values are numbers, or all have one other type."""
     present = values.dropna()
     are_numbers = [_is_number(value) for value in present]
     return all(are_numbers) or (not any(are_numbers) and present.map(type).nunique() <= 1)
@@ -252,13 +262,12 @@ def _numbers(text: object) -> dict[str, float]:
 
 
 def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < _LARGEST
+    # A float holds no integer of more digits than this, which JSON may have.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX
 
 
 def _typed(facts: pd.DataFrame, declared: Sequence[Fact]) -> pd.DataFrame:
-    """Return the facts with null for each value whose type is not the declared one."""
+    """Return the facts, in which each value that its column cannot hold is replaced by null."""
     for fact in declared:
         if fact.name in facts:
             has_type = facts[fact.name].map(_HAS_TYPE.get(fact.dtype, _is_text))
@@ -271,8 +280,12 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _fits_integer_column(value: object) -> bool:
+    return isinstance(value, int | float) and _is_number(value) and abs(value) < _LARGEST_INTEGER
+
+
 _HAS_TYPE = {
-    Dtype.INT64: _is_number,
+    Dtype.INT64: _fits_integer_column,
     Dtype.FLOAT: _is_number,
     Dtype.BOOL: lambda value: isinstance(value, bool),
 }

@@ -68,7 +68,7 @@ def in_local_folder(attempt: Attempt) -> Attempt:
     return replace(attempt, folder=str(folder), settings=replace(attempt.settings, env=env))
 
 
-def pack(measured: Attempt, original: Attempt) -> AttemptArchive:
+def move_into_archive(measured: Attempt, original: Attempt) -> AttemptArchive:
     """Move the files of an attempt into an archive.
 
     Args:

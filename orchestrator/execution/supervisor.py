@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.execution.attempt import execute, prepare, start_fork_template
-from orchestrator.execution.attempt_archive import in_local_folder, pack, shares_folder
+from orchestrator.execution.attempt_archive import in_local_folder, move_into_archive, shares_folder
 from orchestrator.execution.child_process import is_forked
 from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.exit_diagnosis import lost_outcome
@@ -48,7 +48,7 @@ class Slot:
     Args:
         cpus: how many CPU cores it may use.
         cores: the cores that it is pinned to, or None for any.
-        gpu: its GPUs as in CUDA_VISIBLE_DEVICES; empty if it has none.
+        gpu: the value of CUDA_VISIBLE_DEVICES, which may name several GPUs; empty without a GPU.
         uuids: the UUIDs of all GPUs of this host that cells may use.
     """
 
@@ -64,7 +64,7 @@ class Slot:
         return cls(cpus, _cores_near(gpu, uuids), gpu, uuids)
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that limit a child's threads to these cores."""
+        """Return the variables that limit a child's threads to `cores`, or else to `cpus`."""
         if not self.cores:
             return {"OMP_NUM_THREADS": str(self.cpus)}
         threads = len(self.cores)
@@ -74,8 +74,8 @@ class Slot:
             "TORCHINDUCTOR_COMPILE_THREADS": str(compile_threads),
         }
 
-    def pin(self, attempt: Attempt) -> Attempt:
-        """Return the attempt with the cores of this slot."""
+    def with_cores(self, attempt: Attempt) -> Attempt:
+        """Return the attempt with this slot's cores in its settings: the child pins itself to them."""
         if not self.cores:
             return attempt
         return replace(attempt, settings=replace(attempt.settings, cores=self.cores))
@@ -84,7 +84,10 @@ class Slot:
 def supervise(
     attempt: Attempt, cpus: int, gpus: Mapping[str, GpuUuids], token: str | None = None
 ) -> Iterator[Event]:
-    """Run an attempt in a child process and yield its events.
+    """Run an attempt in a child process and yield its events: its start, its files, its end.
+
+    The files are there only if the host does not share the driver's folder. After the loss of a GPU
+    the generator waits until the driver ends it.
 
     Args:
         cpus: how many cores the attempt may use.
@@ -102,7 +105,8 @@ def supervise(
         return
     event = measure(local, Slot.of(local, cpus, gpus.get(host, {})))
     if local is not attempt:
-        yield pack(local, attempt)
+        with suppress(OSError):  # a cell without its files is still a result
+            yield move_into_archive(local, attempt)
     yield _with_attempt(event, attempt)
     if isinstance(event, DeviceLost) and event.gpu:
         # As long as this task runs, Ray gives its GPUs to no other cell. The driver ends it.
@@ -110,9 +114,9 @@ def supervise(
 
 
 def prepare_slot(attempt: Attempt, cpus: int, gpus: Mapping[str, GpuUuids]) -> None:
-    """Start the fork server in the process that is likely to supervise the next attempts."""
+    """Start this process's fork server. The process is likely to supervise the next attempts."""
     slot = Slot.of(attempt, cpus, gpus.get(socket.gethostname(), {}))
-    prepare(slot.pin(attempt), slot.variables())
+    prepare(slot.with_cores(attempt), slot.variables())
 
 
 def start_template(
@@ -120,7 +124,12 @@ def start_template(
 ) -> ForkServerTemplate | None:
     """Start to import torch on this host before it is known where cells will run.
 
-    Returns None for attempts that are not forked.
+    Returns None for attempts that are not forked, and if no process can be started.
+
+    Args:
+        folder: where the template's socket lies.
+        cpu_cells: how many CPU cells may run at the same time.
+        tag: variables of the template's processes by which the sweep finds them.
     """
     if not is_forked(attempt):
         return None
@@ -133,7 +142,7 @@ def start_template(
     cpus = cores_here() * len(names) // len(uuids) if names else cores_here() // cpu_cells
     slot = Slot(max(1, cpus), _cores_near(",".join(names), uuids))
     with suppress(OSError):  # it only saves time
-        return start_fork_template(folder, slot.pin(attempt), slot.variables(), tag)
+        return start_fork_template(folder, slot.with_cores(attempt), slot.variables(), tag)
     return None
 
 
@@ -154,7 +163,10 @@ def _visible_gpus(attempt: Attempt) -> str:
 
 
 def _cores_near(gpu: str, uuids: GpuUuids) -> Cores | None:
-    """Return the cores of all these GPUs, or None if one of them has no cores for itself."""
+    """Return the GPUs' shares of the cores, or None for any core.
+
+    That is the case without GPUs, and if a GPU has no cores for itself or has all of them.
+    """
     cores: set[int] = set()
     for name in split_gpu_names(gpu):
         share = cores_for(name, uuids)
@@ -165,14 +177,15 @@ def _cores_near(gpu: str, uuids: GpuUuids) -> Cores | None:
 
 
 def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
-    """Execute an attempt. If it ends badly, check its GPUs, and the host if it never began."""
+    """Execute an attempt. If it may be retried, find out whether its GPUs or its host have failed."""
     uuids: dict[str, str] = {}
     if attempt.cell.params.device == "cuda":
         names = split_gpu_names(slot.gpu)
         uuids = select(slot.uuids, names)
+    # Each remembers what NVML answers now, to compare it with the answer afterwards.
     watches = {name: GpuHealthWatch(uuid) for name, uuid in uuids.items()}
     outcome = execute_or_report_lost(attempt, slot)
-    if len(uuids) > 1:
+    if len(uuids) > 1:  # the child itself records the UUID of a single GPU
         facts = {**outcome.facts, "gpu_uuids": list(uuids.values())}
         outcome = replace(outcome, facts=facts)
     if not outcome.status.is_retried:
@@ -187,7 +200,9 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
             uuid = uuids[name]
             description = f"GPU {name} ({uuid}) of {socket.gethostname()}: {fault}"
             evidence = {"nvml": fault, "gpu_uuid": uuid}
-            return _device_lost(outcome, description, "its GPU went away", evidence, name)
+            return _device_lost(
+                outcome, description, effect="its GPU went away", evidence=evidence, gpu=name
+            )
     return _check_host(outcome)
 
 
@@ -203,14 +218,18 @@ def _check_host(outcome: Outcome) -> Outcome | DeviceLost:
         return outcome
     description = f"host {socket.gethostname()}: {fault}"
     return _device_lost(
-        outcome, description, "nothing is measured on its host", {"host_fault": fault}
+        outcome,
+        description,
+        effect="nothing is measured on its host",
+        evidence={"host_fault": fault},
     )
 
 
 def _device_lost(
-    outcome: Outcome, description: str, effect: str, evidence: Mapping[str, str], gpu: str = ""
+    outcome: Outcome, description: str, *, effect: str, evidence: Mapping[str, str], gpu: str = ""
 ) -> DeviceLost:
-    own_end = {
+    """Return the loss. The outcome's own status and message become evidence of the lost attempt."""
+    own_status = {
         "cell_ended_as": str(outcome.status),
         "cell_said": str(outcome.evidence.get("message", "")),
         "message": f"{effect}: {description}",
@@ -218,7 +237,7 @@ def _device_lost(
     lost = replace(
         outcome,
         status=Status.LOST,
-        evidence={**outcome.evidence, **own_end, **evidence},
+        evidence={**outcome.evidence, **own_status, **evidence},
         # A publication removes host names that occur as a fact from all its texts.
         facts={**outcome.facts, "host": socket.gethostname()},
     )
@@ -232,8 +251,8 @@ def only_on(gpu: str, attempt: Attempt) -> Attempt:
 
 
 def execute_or_report_lost(attempt: Attempt, slot: Slot) -> Outcome:
-    """Execute an attempt. It is lost if its folder cannot be written or if we fail ourselves."""
-    attempt, began = slot.pin(attempt), time.monotonic()
+    """Execute an attempt. It is lost if its folder cannot be written or if this process fails."""
+    attempt, began = slot.with_cores(attempt), time.monotonic()
     try:
         return execute(attempt, slot.variables())
     except OSError as error:

@@ -1,8 +1,9 @@
-"""Checks of the hosts before the first cell is measured.
+"""The state before the first cell is measured (`Preparation`), and the checks of the hosts.
 
 A check takes the Preparation so far and returns the next one, for example with cells excluded that
-no host can measure. It raises an error if nothing would be left. A new check is one function and
-one entry of CHECKS.
+no host can measure. It raises PlatformError if nothing could be measured, and RunMismatch if the
+results in the folder are from other hardware or software. A new check is one function and one entry
+of CHECKS.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Notify = Callable[[str], None]  # shows one message to the user
 class Exclusion:
     """A cell that this sweep does not measure after all.
 
-    is_deferred: the same command measures it on other hosts.
+    is_deferred: the same command measures it on other hosts. Otherwise this command leaves it out
+        on purpose, for example by --skip-predicted-oom.
     """
 
     cell: Cell
@@ -41,7 +43,10 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Slots:
-    """Number of cells that can run at the same time, by device type and by kind of GPU."""
+    """Number of cells that can run at the same time, by device type and by kind of GPU.
+
+    The scheduler states it. One without Ray runs a single cell at a time, however many GPUs it has.
+    """
 
     by_device: Mapping[str, int] = field(default_factory=dict)
     by_gpu_kind: Mapping[str, int] = field(default_factory=dict)
@@ -67,7 +72,7 @@ class Preparation:
     @property
     def predicted_samples(self) -> dict[str, tuple[Sample, ...]]:
         """The predictions as they are stored, by cell id."""
-        return {cell: predicted.samples for cell, predicted in self.predictions.items()}
+        return {cell_id: predicted.samples for cell_id, predicted in self.predictions.items()}
 
     @property
     def devices(self) -> list[str]:
@@ -76,17 +81,17 @@ class Preparation:
 
     @property
     def gpu_kinds(self) -> list[str]:
-        """The kinds of GPU that cells name."""
+        """The values of `gpu_kind` in the cells, such as `H100`."""
         return sorted({cell.params.gpu_kind for cell in self.cells if cell.params.gpu_kind})
 
     @property
     def gpu_names(self) -> list[str]:
-        """The names of the GPUs on the hosts, each once."""
+        """The names that the drivers of the hosts give their GPUs, each once."""
         return sorted({gpu.name for host in self.hosts for gpu in host.gpus})
 
     @property
     def names_every_gpu_kind(self) -> bool:
-        """True if each cell on a GPU names the kind that it runs on."""
+        """True if each cell on a GPU, if there are any, names the kind that it runs on."""
         return all(cell.params.gpu_kind for cell in self.cells if cell.params.device == "cuda")
 
     def exclude(self, cells: Collection[Cell], *, is_deferred: bool) -> Preparation:
@@ -117,7 +122,7 @@ def check_nice_level(
 
 
 def check_devices(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
-    """Require each device type on at least one host."""
+    """Require each device type of the cells on at least one host."""
     require_devices(request, preparation.devices, preparation.hosts)
     return preparation
 
@@ -125,7 +130,7 @@ def check_devices(request: SweepRequest, preparation: Preparation, notify: Notif
 def require_devices(
     request: SweepRequest, devices: Iterable[str], hosts: Sequence[HostInfo]
 ) -> None:
-    """Raise PlatformError if no host has one of the device types."""
+    """Raise PlatformError if a device type is on none of the hosts."""
     available = sorted({device for host in hosts for device in host.devices})
     for device in sorted(set(devices).difference(available)):
         raise PlatformError(
@@ -138,7 +143,10 @@ def require_devices(
 def check_fingerprints(
     request: SweepRequest, preparation: Preparation, notify: Notify
 ) -> Preparation:
-    """Require the hardware and software that the results in the folder were measured with."""
+    """Require the hardware and software that the folder's results were measured with, and add ours.
+
+    With --mixed, any hardware and software may be added.
+    """
     known = known_fingerprints(request.run) if preparation.has_results else {}
     fingerprints = dict(known)
     for device in preparation.devices:
@@ -147,8 +155,9 @@ def check_fingerprints(
         for host in preparation.hosts:
             current += host.fingerprints.get(device, ())
         if not request.execution.allow_mixed:
-            any_gpu = preparation.names_every_gpu_kind
-            require_compatible(before, current, request.run, any_gpu=any_gpu)
+            require_compatible(
+                before, current, request.run, any_gpu=preparation.names_every_gpu_kind
+            )
         fingerprints[device] = unique_fingerprints([*before, *current])
     return replace(preparation, fingerprints=fingerprints)
 
@@ -160,7 +169,7 @@ def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Not
         if len(preparation.gpu_names) > 1 and "cuda" in preparation.devices:
             notify(
                 f"there are GPUs of several kinds ({names}), and a cell may run on any of them."
-                " --set gpu_kind=A,B measures each cell on both kinds"
+                " --set gpu_kind=A,B measures each cell on each kind"
             )
         return preparation
     _require_one_kind_per_host(preparation.hosts)
@@ -179,16 +188,14 @@ def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Not
 
 def check_gpu_count(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
     """Defer the cells that need more GPUs of one host than any host has."""
-    cells, counts = set(), set()
+    cells, lacking = set(), set()
     for cell in preparation.cells:
-        needed = cell.params.gpu_count
-        if needed > max(1, _most_gpus(preparation.hosts, cell.params.gpu_kind)):
+        needed, kind = cell.params.gpu_count, cell.params.gpu_kind
+        available = _most_gpus(preparation.hosts, kind)
+        if needed > max(1, available):  # the other checks find out that there is no GPU at all
             cells.add(cell)
-            counts.add(needed)
-    problem = (
-        f"{len(cells)} cells need {', '.join(map(str, sorted(counts)))} GPUs of one host,"
-        f" and no host has more than {_most_gpus(preparation.hosts, None)}"
-    )
+            lacking.add(f"{needed} GPUs{f' of kind {kind}' if kind else ''} (at most {available})")
+    problem = f"{len(cells)} cells need more GPUs than one host has: {', '.join(sorted(lacking))}"
     remedy = "Add such a node (`ray start --address=…`), or --set gpus=1"
     return _defer(preparation, cells, PlatformError(problem, remedy), notify)
 
@@ -202,7 +209,8 @@ def check_inference_across_kinds(
     is_ambiguous = len(kinds) > 1 and not preparation.names_every_gpu_kind
     if request.options.infer_oom and is_ambiguous:
         raise PlatformError(
-            f"--infer-oom: there are GPUs of several kinds: {', '.join(kinds)}", "Leave it out"
+            f"--infer-oom: these cells run or ran on GPUs of several kinds: {', '.join(kinds)}",
+            "Leave it out",
         )
     return preparation
 
@@ -214,6 +222,8 @@ def check_nsys(request: SweepRequest, preparation: Preparation, notify: Notify) 
     return preparation
 
 
+# In this order: fingerprints are compared for all cells, before some are deferred, and inference
+# needs the fingerprints.
 CHECKS: tuple[Check, ...] = (
     check_nice_level,
     check_devices,
@@ -231,7 +241,7 @@ def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
 
 
 def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
-    """Return the GPU with the least memory that a cell of this kind may run on, or None."""
+    """Return the GPU of this kind, or of any, with the least memory. None if there is no such GPU."""
     models = []
     for host in hosts:
         for gpu in _matching_gpus(host, kind):

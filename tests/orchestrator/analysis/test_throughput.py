@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,15 @@ def test_counted_flops_stand_in_for_a_closed_form_and_repeated_ones_count_in_hfu
     assert row["flops"] == 3e11
     assert row["mfu"] == pytest.approx(3e11 / 1e-3 / 989.4e12, rel=1e-3)
     assert row["hfu"] == pytest.approx(1.3 * row["mfu"])
+
+
+def test_flops_that_fit_in_no_integer_column_are_still_counted(
+    make_outcome: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "run")
+    outcome = make_outcome()
+    facts = {**outcome.facts, "flops": {"forward": 10**19, "backward": 2 * 10**19}}
+    with open_for_writing(run) as writer:
+        writer.append(replace(outcome, facts=facts), None)
+    (row,) = derive_cells(run.read("attempts"), run.read("samples")).to_dict("records")
+    assert row["flops"] == 3e19

@@ -15,7 +15,7 @@ from orchestrator.execution import supervisor
 from orchestrator.execution.attempt_archive import (
     AttemptArchive,
     in_local_folder,
-    pack,
+    move_into_archive,
     shares_folder,
     unpack,
     write_folder_token,
@@ -136,4 +136,4 @@ def test_a_parcel_writes_nowhere_else(make_attempt: MakeAttempt, tmp_path: Path)
 
 
 def test_nothing_left_is_a_parcel_too(make_attempt: MakeAttempt) -> None:
-    unpack(pack(make_attempt(), make_attempt()))
+    unpack(move_into_archive(make_attempt(), make_attempt()))

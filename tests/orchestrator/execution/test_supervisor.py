@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import PlatformError
-from orchestrator.execution import host_probe
-from orchestrator.execution.supervisor import Slot, execute_or_report_lost
+from orchestrator.execution import host_probe, supervisor
+from orchestrator.execution.events import AttemptStarted
+from orchestrator.execution.supervisor import Slot, execute_or_report_lost, supervise
 from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
 LIMITS = (errno.E2BIG, errno.EMFILE, errno.EAGAIN, errno.ENOMEM)
@@ -60,3 +62,21 @@ def test_a_host_on_which_no_process_starts_is_refused_with_the_reason(
     reason = f"no process could be started here: {os.strerror(number)}"
     with pytest.raises(PlatformError, match=reason):
         host_probe.probe_here()
+
+
+def test_a_cell_is_not_lost_when_its_files_cannot_be_sent(
+    make_attempt: Callable[..., Attempt],
+    make_outcome: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(measured: Attempt, original: Attempt) -> None:
+        raise FileNotFoundError("a file went away")
+
+    attempt, outcome = make_attempt(), make_outcome()
+    monkeypatch.setattr(supervisor, "in_local_folder", lambda attempt: make_attempt(number=7))
+    monkeypatch.setattr(supervisor, "measure", lambda attempt, slot: outcome)
+    monkeypatch.setattr(supervisor, "move_into_archive", fail)
+    started, ended = supervise(attempt, 1, {}, token="of another host")
+    assert isinstance(started, AttemptStarted)
+    assert isinstance(ended, Outcome)
+    assert (ended.attempt, ended.samples) == (attempt, outcome.samples)
