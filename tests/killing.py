@@ -68,13 +68,17 @@ grids:
 
 @contextmanager
 def own_temporary_folder(folder: Path) -> Iterator[dict[str, str]]:
-    """The variables of a sweep whose cells may import tests/support/misbehaving.py, and whose Ray has its files in a folder of its own,
-    by which its processes are told: `ray` in `folder` leads there."""
-    temporary = tempfile.mkdtemp(
-        prefix="sw", dir="/tmp"
-    )  # short: see orchestrator/scheduling/ray_scheduler.py
+    """Yield variables for a sweep whose cells may import tests/support/misbehaving.py.
+
+    Its Ray writes to a temporary folder, to which the link `ray` in `folder` leads. Its processes
+    are recognised by that folder.
+    """
+    # The path is short, because those of Ray's sockets must be.
+    temporary = tempfile.mkdtemp(prefix="sw", dir="/tmp")
     (folder / "ray").symlink_to(temporary)
-    yield {"PYTHONPATH": f"{ROOT}:{TESTS}", "TMPDIR": temporary}
+    # Packages may be on this process's own path, too.
+    paths = [str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    yield {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": temporary}
     shutil.rmtree(temporary, ignore_errors=True)
 
 
