@@ -23,11 +23,7 @@ import pandas as pd
 from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
 from orchestrator.analysis.concurrency import concurrent_attempts
 from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields
-from orchestrator.analysis.memory_columns import (
-    latest_predictions,
-    undeclared_columns,
-    with_value,
-)
+from orchestrator.analysis.memory_columns import latest_predictions, undeclared_columns, with_value
 from orchestrator.analysis.metric_columns import metric_columns
 from orchestrator.analysis.pivot import ATTEMPT_KEY, join_columns
 from orchestrator.analysis.profile_columns import with_profiled_kernel_time
@@ -217,7 +213,7 @@ def _unfold(column: pd.Series) -> pd.DataFrame:
 def _fit_one_column(values: pd.Series) -> bool:
     """True if all values are numbers, or all have one other type."""
     present = values.dropna()
-    are_numbers = [_is_number(value) for value in present]
+    are_numbers = list(map(_is_number, present))
     return all(are_numbers) or (not any(are_numbers) and present.map(type).nunique() <= 1)
 
 

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from types import MappingProxyType
 
 import pandas as pd
@@ -20,16 +21,12 @@ import pandas as pd
 from orchestrator.analysis.axes import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.analysis.cell_timing import CellTiming, RatioInterval, RunTimings, load_timings
 from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
-from orchestrator.analysis.noise import (
-    SIGNIFICANCE,
-    Noise,
-    noise_per_cell,
-    pooled_noise,
-)
+from orchestrator.analysis.noise import SIGNIFICANCE, Noise, noise_per_cell, pooled_noise
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.store.run import Run, find_cell
+from tasks.spec.messages import assignments
 
 # If all attempts of two equal cells are drawn from any one distribution, those of one side are all
 # longer in 2 of 252 cases, less than SIGNIFICANCE. With 4 on each side it is 2 of 70.
@@ -172,9 +169,9 @@ def compare_runs(a: Run, b: Run, cells: tuple[str, str] | None = None) -> Compar
     if not pairs:
         problem = f"{a} and {b}: have no measured cell in common"
         raise RunError(problem, "Name cells as RUN:CELL")
-    medians_a, medians_b = _medians(timings[0]), _medians(timings[1])
-    medians = [*medians_a.values(), *medians_b.values()]
-    noises = noise_per_cell([(medians_a[one], medians_b[other]) for one, other in pairs], medians)
+    medians = [one.medians_ms for measured in timings for one in measured.values()]
+    paired = [(timings[0][one].medians_ms, timings[1][other].medians_ms) for one, other in pairs]
+    noises = noise_per_cell(paired, medians)
     comparisons = []
     for (one, other), noise in zip(pairs, noises, strict=True):
         comparisons.append(compare_cell(labels[one], timings[0][one], timings[1][other], noise))
@@ -182,10 +179,6 @@ def compare_runs(a: Run, b: Run, cells: tuple[str, str] | None = None) -> Compar
     return ComparisonReport(
         tuple(comparisons), pooled_noise(medians), differences, unmatched, of_kernels
     )
-
-
-def _medians(timings: Mapping[str, CellTiming]) -> dict[str, tuple[float, ...]]:
-    return {cell: timing.medians_ms for cell, timing in timings.items()}
 
 
 def compare_cell(label: str, a: CellTiming, b: CellTiming, noise: Noise) -> Comparison:
@@ -256,7 +249,7 @@ def _clock_explanation(a: CellTiming, b: CellTiming, verdict: Verdict) -> str:
 
 def _cpu_explanation(a: CellTiming, b: CellTiming, verdict: Verdict) -> str:
     """Return why the CPU of the slower time may explain the difference, or an empty string."""
-    slower, faster = (b, a) if verdict is Verdict.SLOWER else (a, b)
+    faster, slower = sorted((a, b), key=attrgetter("ms"))
     depends = slower.depends_on_cpu or faster.depends_on_cpu
     # The speed is known at both ends of the timing, but not in between: the whole range counts.
     if depends and slower.dispatch_rates and faster.dispatch_rates:
@@ -290,8 +283,7 @@ def cell_labels(
     for row in sort_cells(results.cells, axes).to_dict("records"):
         texts = dict(zip(axes, axis_texts(row, axes), strict=True)) | replaced
         task = texts.pop(_TASK, str(row[_TASK]))
-        parameters = [f"{axis}={text}" for axis, text in texts.items()]
-        labels[str(row["cell"])] = " ".join([task, *parameters])
+        labels[str(row["cell"])] = " ".join([task, *assignments(texts)])
     return labels
 
 

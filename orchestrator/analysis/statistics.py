@@ -36,9 +36,9 @@ def _summary(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     )
     counts = summary["n"].to_numpy()
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
-    ranks = np.array([median_rank(int(n)) for n in counts], dtype=int)
+    ranks = np.array(list(map(median_rank, counts.tolist())), dtype=int)
     values = ordered["value"].to_numpy()
     summary["ci_low"] = values[starts + ranks - 1]
     summary["ci_high"] = values[starts + counts - ranks]
-    summary["coverage"] = [coverage(int(n), int(k)) for n, k in zip(counts, ranks, strict=True)]
+    summary["coverage"] = list(map(coverage, counts.tolist(), ranks.tolist()))
     return summary

@@ -35,7 +35,7 @@ class SweepError(Exception):
         # Names of files and values may hold line breaks, and an error is one line.
         self.message = shorten(escape_unprintable(message), _LONGEST)
         self.remedy = escape_unprintable(remedy)
-        super().__init__(f"{self.message}. {self.remedy}" if remedy else self.message)
+        super().__init__(". ".join(filter(None, [self.message, self.remedy])))
 
 
 class ConfigError(SweepError):

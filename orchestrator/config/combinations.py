@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.text import counted
 from tasks.spec.axes import Values, select
 
 Lists = Mapping[str, Sequence[object]]  # the values of axes
@@ -37,7 +40,7 @@ def include_factors(groups: Iterable[Lists], sets: Lists) -> list[Factor]:
 def product(factors: Sequence[Factor]) -> Iterator[Values]:
     """Yield the values of each combination."""
     for parts in itertools.product(*factors):
-        yield dict(itertools.chain.from_iterable(part.items() for part in parts))
+        yield reduce(or_, parts, {})
 
 
 def _factors(axes: Lists, groups: Iterable[Lists]) -> list[Factor]:
@@ -72,8 +75,8 @@ def _require_one_length(where: str, group: Lists) -> None:
     first, *others = lengths or ("",)
     for name in others:
         if lengths[name] != lengths[first]:
-            values = "value" if lengths[first] == 1 else "values"
+            values = counted(lengths[first], "value")
             raise ConfigError(
-                f"{where}: {first} has {lengths[first]} {values}, but {name} has {lengths[name]}",
+                f"{where}: {first} has {values}, but {name} has {lengths[name]}",
                 "The lists of one group must have the same length",
             )

@@ -16,8 +16,7 @@ from orchestrator.config.grid_checks import (
     check_conditions,
     check_size,
     check_values,
-    has_axis,
-    narrowing,
+    own_axes,
     task_params,
 )
 from orchestrator.config.schema import Grid, SweepConfig
@@ -136,9 +135,8 @@ def _grid_cells(
     """Yield the cells of a grid before `exclude`, with the numbers of the overrides of each."""
     grid, place = config.grids[number], ("grids", number)
     known, defaults = axis_names(task_params(grid)), default_values(task_params(grid))
-    shared = {name: value for name, value in config.defaults.items() if has_axis(grid, name)}
-    shared |= grid.fixed
-    narrowed = narrowing(grid, sets)
+    shared = own_axes(grid, config.defaults) | grid.fixed
+    narrowed = own_axes(grid, sets)
     points: list[tuple[KeyPath, Values]] = []
     for point in product(grid_factors(grid.axes, grid.zip, narrowed)):
         points.append((place, shared | point))

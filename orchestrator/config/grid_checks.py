@@ -19,7 +19,7 @@ from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_axis
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import KeyPath, Source, config_error
-from tasks.spec.axes import Values
+from tasks.spec.axes import V, Values
 from tasks.spec.messages import shorten
 from tasks.spec.parameters import Params, axis_names, check_value, default_values
 from tasks.spec.registry import all_tasks
@@ -40,14 +40,12 @@ def check_axes(config: SweepConfig, source: Source, selection: Selection) -> Non
                     where = source.where((*place, name))
                     raise ConfigError(*unknown_axis(where, grid.task, name, known))
     for name in config.defaults:
-        where = source.where(("defaults", name))
-        if any(has_axis(grid, name) for grid in config.grids):
-            continue
-        require_known(name, sorted(anywhere), f"{where}: no task has {quoted(name)}")
+        if not _grids_with(config, name):
+            where = source.where(("defaults", name))
+            require_known(name, sorted(anywhere), f"{where}: no task has {quoted(name)}")
     for option, names in (("--set", selection.set), ("--where", selection.where)):
         for name in names:
-            is_known = any(has_axis(grid, name) for grid in config.grids)
-            if not is_known and (option, name) != ("--where", "task"):
+            if not _grids_with(config, name) and (option, name) != ("--where", "task"):
                 where = f"{option} {shorten(name, LONGEST_VALUE)}"
                 problem = f"{where}: no task of this sweep has such an axis"
                 require_known(name, sorted(anywhere), problem)
@@ -120,7 +118,7 @@ def check_values(
 ) -> None:
     """Raise ConfigError for a value that none of the tasks with this axis allows."""
     for name, wanted in selected.items():
-        grids = [grid for grid in config.grids if has_axis(grid, name)]
+        grids = _grids_with(config, name)
         for value in wanted:
             refusals = [error for grid in grids if (error := _refusal(grid, name, value))]
             if refusals and len(refusals) == len(grids):
@@ -140,7 +138,7 @@ def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[
     """Raise ConfigError for too many combinations, without forming them."""
     total = 0
     for number, grid in enumerate(config.grids):
-        narrowed = narrowing(grid, sets)
+        narrowed = own_axes(grid, sets)
         total += math.prod(map(len, grid_factors(grid.axes, grid.zip, narrowed)))
         total += len(grid.include) * math.prod(map(len, include_factors(grid.zip, narrowed)))
         if total > MAX_COMBINATIONS:
@@ -150,9 +148,14 @@ def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[
             )
 
 
-def narrowing(grid: Grid, sets: Mapping[str, Sequence[object]]) -> dict[str, Sequence[object]]:
-    """Return the values that `--set` gives to axes of a grid's task."""
-    return {name: sets[name] for name in sets if has_axis(grid, name)}
+def own_axes(grid: Grid, values: Mapping[str, V]) -> dict[str, V]:
+    """Return the values of axes that a grid's task has."""
+    return {name: value for name, value in values.items() if has_axis(grid, name)}
+
+
+def _grids_with(config: SweepConfig, name: str) -> list[Grid]:
+    """Return the grids whose task has an axis."""
+    return [grid for grid in config.grids if has_axis(grid, name)]
 
 
 def has_axis(grid: Grid, name: str) -> bool:

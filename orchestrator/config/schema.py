@@ -30,6 +30,7 @@ from orchestrator.config.yaml_source import (
 )
 from tasks.instruments import instrument_names
 from tasks.spec.axes import Values
+from tasks.spec.messages import assignments
 from tasks.spec.parameters import MOST_GIB
 from tasks.spec.registry import all_axes, all_tasks
 
@@ -255,7 +256,7 @@ def _check_env_size(env: Mapping[str, str], source: Source) -> None:
                 f"{LONGEST_VARIABLE:,} bytes per variable",
                 "Put the value into a file",
             )
-    whole = sum(sizes.values()) + sum(len(f"{name}={value}") for name, value in os.environ.items())
+    whole = sum(sizes.values()) + sum(map(len, assignments(os.environ)))
     allowed = os.sysconf("SC_ARG_MAX") // 2  # the rest is for arguments and for pointers to each
     if sizes and whole > allowed:
         raise ConfigError(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.hashing import text_digest
 from orchestrator.config.hints import LONGEST_VALUE
 from orchestrator.config.yaml_source import load_yaml, plain
-from tasks.spec.axes import Values, select
+from tasks.spec.axes import Values, select_fields
 from tasks.spec.cell import Cell
 from tasks.spec.messages import shorten
 
@@ -33,7 +33,7 @@ class Selection:
     @classmethod
     def from_json(cls, stored: Values) -> Selection:
         """Read a stored selection, without the keys that only another version has."""
-        return cls(**select(stored, [one.name for one in fields(cls)]))
+        return cls(**select_fields(cls, stored))
 
 
 def parse_selection(

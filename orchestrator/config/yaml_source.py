@@ -110,8 +110,9 @@ def config_error(
         case "missing":
             return ConfigError(f"{where}: is missing")
     message = first["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(value, dict) else f" (it is {quoted(value)})"
-    return ConfigError(f"{where}: {message}{shown}")
+    if not isinstance(value, dict):
+        message += f" (it is {quoted(value)})"
+    return ConfigError(f"{where}: {message}")
 
 
 def _without_tags(place: KeyPath) -> KeyPath:
@@ -242,9 +243,8 @@ def _check_number(node: ScalarNode, place: KeyPath) -> None:
         raise _Refused(
             node, f"{float(text.replace('.', ''))} is not finite", "Write a number", place
         )
-    digits = _digit_count(text) if node.tag == f"{_TAG}int" else 0
-    if digits > MAX_DIGITS:
-        problem = f"the integer has {digits:,} digits"
+    if node.tag == f"{_TAG}int" and _digit_count(text) > MAX_DIGITS:
+        problem = f"the integer has {_digit_count(text):,} digits"
         raise _Refused(node, problem, "Use an integer of at most 63 bits", place)
 
 
@@ -268,7 +268,7 @@ def plain(node: object) -> Any:
     if isinstance(node, dict):
         return {plain(key): plain(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [plain(value) for value in node]
+        return list(map(plain, node))
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)

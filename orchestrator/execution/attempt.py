@@ -13,9 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
-from orchestrator.common.units import GIB
 from orchestrator.execution import nsys
 from orchestrator.execution.child_environment import (
     child_environment,
@@ -24,27 +21,16 @@ from orchestrator.execution.child_environment import (
 )
 from orchestrator.execution.child_log import free_middle, remove_middle
 from orchestrator.execution.child_process import CHILD_STARTER, Child
-from orchestrator.execution.exit_diagnosis import (
-    ExceededLimit,
-    ProcessExit,
-    build_outcome,
-    lost_outcome,
-)
+from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome, lost_outcome
 from orchestrator.execution.fork_server import ForkServerLost, ForkServerTemplate
+from orchestrator.execution.limits import Timeout, bytes_over_limit
 from orchestrator.execution.measuring_process import lifeline
 from orchestrator.execution.oom_killer import OomKillerWatch
 from tasks.process.journal import read_journal
-from tasks.spec.attempt import (
-    ATTEMPT_FILE,
-    BEFORE_ITS_TASK,
-    JOURNAL_FILE,
-    LOG_FILE,
-    PREPARATION_S,
-    Attempt,
-)
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
 
-# How late a limit may be noticed. The measuring process is not polled more often, because looking
+# How late an exceeded limit may be noticed. The measuring process is not polled more often, because looking
 # at it takes time on a core that may be its own.
 _TICK_S = 0.2
 
@@ -120,13 +106,13 @@ def recover(attempt: Attempt) -> Outcome | None:
 
 def _supervise_child(attempt: Attempt, variables: Mapping[str, str]) -> ProcessExit:
     began = time.monotonic()
-    log, limit = attempt.path / LOG_FILE, _TimeLimit(attempt)
+    log, limit = attempt.path / LOG_FILE, Timeout(attempt)
     timed_out, over_memory, left_out = None, None, 0
     with OomKillerWatch() as watch:
         with _child_of(attempt, variables) as child:
             while not child.ended(_TICK_S):
                 timed_out = limit.exceeded()
-                over_memory = _bytes_over_limit(child.pid, attempt.settings.host_memory_gib)
+                over_memory = bytes_over_limit(child.pid, attempt.settings.host_memory_gib)
                 left_out += free_middle(log)
                 if timed_out or over_memory:
                     break
@@ -145,26 +131,6 @@ def _supervise_child(attempt: Attempt, variables: Mapping[str, str]) -> ProcessE
     )
 
 
-class _TimeLimit:
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._since = time.monotonic()
-        # How long importing torch takes depends on the file system and on what else starts, not on
-        # the cell. Its own limit counts from the start of its task.
-        self._limit = ExceededLimit("ready to begin", PREPARATION_S)
-        self._own_limit = ExceededLimit("done", attempt.settings.timeout_s)
-
-    def exceeded(self) -> ExceededLimit | None:
-        """Return the limit that has passed, if one has."""
-        if self._limit is not self._own_limit:
-            stage = read_journal(self._attempt.path / JOURNAL_FILE).stage
-            if stage not in BEFORE_ITS_TASK:
-                self._limit, self._since = self._own_limit, time.monotonic()
-        if time.monotonic() - self._since > self._limit.limit_s:
-            return self._limit
-        return None
-
-
 @contextmanager
 def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]:
     # The child also dies when this process does: it holds the other end of the lifeline.
@@ -177,17 +143,3 @@ def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.exit_code()
-
-
-def _bytes_over_limit(pid: int, limit_gib: float | None) -> int | None:
-    if limit_gib is None:
-        return None
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        tree = (process, *process.children(recursive=True))
-        # The child may run under a profiler or start workers. Forked processes share pages, so the
-        # largest process counts, and not the sum.
-        largest = max(one.memory_info().rss for one in tree)
-        if largest > limit_gib * GIB:
-            return largest
-    return None

@@ -77,8 +77,7 @@ def move_into_archive(measured: Attempt, original: Attempt) -> AttemptArchive:
     stream = io.BytesIO()
     # The fastest compression: the slot stays occupied until the archive is complete.
     with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
-        paths = sorted(measured.path.iterdir()) if measured.path.is_dir() else []
-        for path in paths:
+        for path in sorted(measured.path.glob("*")):
             if path.name != _COLD_CACHE:
                 tar.add(path, path.name)
     shutil.rmtree(measured.path, ignore_errors=True)

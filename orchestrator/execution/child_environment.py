@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.common.units import MIB
 from orchestrator.execution.measuring_process import PROGRAM, import_path
 from tasks.spec.attempt import ATTEMPT_FILE, RERUN_FILE, Attempt
+from tasks.spec.messages import assignments
 
 # glibc returns freed memory to the kernel, which then zeroes every page again in the next step.
 # With these variables and a padding of 256 MiB, the forward pass, the backward pass and the
@@ -60,7 +61,7 @@ def _own_cache(attempt: Attempt) -> Path:
 
 def rerun_command(attempt: Attempt) -> str:
     """Return the shell command that measures the same cell again and prints to the terminal."""
-    variables = [f"{name}={value}" for name, value in child_environment(attempt).items()]
+    variables = assignments(child_environment(attempt))
     return shlex.join(["env", *variables, *PROGRAM, str(attempt.path / ATTEMPT_FILE)])
 
 

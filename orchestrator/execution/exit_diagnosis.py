@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 from orchestrator.execution.child_log import tail
+from orchestrator.execution.limits import ExceededLimit
 from tasks.process.journal import FinalStatus, JournalContents, read_journal
 from tasks.process.phase_file import read_phase
 from tasks.spec.attempt import JOURNAL_FILE, LOG_FILE, PHASE_FILE, Attempt
@@ -21,14 +22,6 @@ from tasks.spec.status import Status
 _LOG_TAIL_BYTES = 4000
 # GNU OpenMP prints this and exits with code 1 if a thread's stack does not fit below RLIMIT_AS.
 _NO_THREAD = "libgomp: Thread creation failed: Resource temporarily unavailable"
-
-
-@dataclass(frozen=True)
-class ExceededLimit:
-    """A time limit that passed before the attempt was `goal`, such as "done"."""
-
-    goal: str
-    limit_s: float
 
 
 @dataclass(frozen=True)
@@ -58,12 +51,14 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
     if final.status is Status.OK and not journal.samples:
         message = "it ended well, yet measured nothing: no instrument gave a sample"
         final = FinalStatus(Status.FAILED, {"message": message})
-    is_ok = final.status is Status.OK
+    stage = phase = ""
+    if final.status is not Status.OK:
+        stage, phase = journal.stage, read_phase(attempt.path / PHASE_FILE)
     return Outcome(
         attempt=attempt,
         status=final.status,
-        stage="" if is_ok else journal.stage,
-        phase="" if is_ok else read_phase(attempt.path / PHASE_FILE),
+        stage=stage,
+        phase=phase,
         evidence=_evidence(attempt, final, ended),
         facts=_facts(journal, ended),
         samples=journal.samples,

@@ -27,7 +27,7 @@ from tasks.process.fork_server import (
     ProbeRequest,
 )
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
-from tasks.spec.axes import select
+from tasks.spec.axes import leave_out, select
 from tasks.spec.messages import error_text
 
 # The variable with the template's socket and the environment that it serves.
@@ -104,7 +104,7 @@ class ForkServer:
     def probe_host(self) -> Mapping[str, Any]:
         """Return what `python -m tasks --probe` prints. Raises ForkServerLost."""
         self.wait_until_ready()
-        request = ProbeRequest({name: os.environ[name] for name in READ_LATE if name in os.environ})
+        request = ProbeRequest(select(os.environ, READ_LATE))
         try:
             self.channel.send(request.to_message())
             answer = self.receive(PREPARATION_S)
@@ -156,8 +156,7 @@ class ForkServer:
 def fork_key(device: str, own: Mapping[str, str]) -> str:
     """Return what cells must have in common to be forked by the same server."""
     # These are the device and the variables that torch reads when it is imported.
-    early = [(name, value) for name, value in own.items() if name not in READ_LATE]
-    return json.dumps([device, *sorted(early)])
+    return json.dumps([device, *sorted(leave_out(own, READ_LATE).items())])
 
 
 def connect_fork_server(device: str, own: Mapping[str, str], output: int) -> ForkServer:

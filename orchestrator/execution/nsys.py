@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from orchestrator.common.errors import PlatformError, RunError
-from tasks.spec.artifact_names import artifact_name
-from tasks.spec.attempt import Attempt
+from tasks.spec.attempt import Attempt, artifact_name
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 from tasks.traces.attribution import attribute

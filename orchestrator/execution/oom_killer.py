@@ -50,8 +50,12 @@ class OomKillerWatch:
     def lines(self) -> tuple[str, ...]:
         """Return the kernel's new lines on memory and GPUs, at most the last ten."""
         # A record is "priority,number,time,flags;text" with more lines of properties.
-        texts = [record.split("\n")[0].partition(";")[2] for record in self._new_records()]
-        return tuple(text for text in texts if re.search(_RELEVANT, text))[-_MAX_LINES:]
+        lines = []
+        for record in self._new_records():
+            text = record.split("\n")[0].partition(";")[2]
+            if re.search(_RELEVANT, text):
+                lines.append(text)
+        return tuple(lines[-_MAX_LINES:])
 
     def _new_records(self) -> Iterator[str]:
         while self._log is not None:
@@ -70,7 +74,7 @@ def _find_counter() -> Path:
     groups = _read_text(Path("/proc/self/cgroup"))
     for pattern, template in _GROUP_COUNTERS:
         for group in re.findall(pattern, groups, re.MULTILINE):
-            path = Path(template.format("" if group == "/" else group))
+            path = Path(template.format(group.rstrip("/")))
             if re.search(_COUNT, _read_text(path), re.MULTILINE):
                 return path
     return _HOST_COUNTER

@@ -49,7 +49,7 @@ def _shares_of_this_host(
     gpus: tuple[tuple[str, str], ...], allowed: frozenset[int]
 ) -> dict[str, Cores | None]:
     near = {name: near_cores(uuid) for name, uuid in gpus}
-    return divide_cores(allowed, near, [_hyper_threads(core) for core in sorted(allowed)])
+    return divide_cores(allowed, near, map(_hyper_threads, sorted(allowed)))
 
 
 def divide_cores(

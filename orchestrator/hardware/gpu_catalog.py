@@ -181,8 +181,9 @@ def _cards_named(name: str) -> list[_Card]:
         count = _words_in_common(card, words)
         if count < max(most, 1) or not _has_size(card, memory_gb):
             continue
-        found = [card] if count > most else [*found, card]
-        most = count
+        if count > most:
+            found, most = [], count
+        found.append(card)
     return found
 
 
@@ -219,7 +220,7 @@ def _nearest(name: str, words: frozenset[str]) -> str:
 
 def _or(names: list[str]) -> str:
     *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
+    return " or ".join(filter(None, [", ".join(first), last]))
 
 
 def _memory_gb(name: str) -> float | None:
@@ -244,7 +245,7 @@ def peak_tflops(device: str | None, precision: str | None) -> float | None:
         device: the name that the driver gives.
         precision: fp16 and pure bf16 run at the rate of bf16, unless fp16 has its own.
     """
-    entry = "bf16" if precision == "bf16_pure" else str(precision)
+    entry = str(precision).removesuffix("_pure")
     for card in _cards():
         if device in card.devices:
             return card.peaks.get(entry, card.peaks.get("bf16") if entry == "fp16" else None)

@@ -7,9 +7,9 @@ A scheduler asks every host once, before the first cell, in a process that impor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from tasks.spec.axes import Values, select
+from tasks.spec.axes import Values, select_fields
 
 Fingerprint = Values  # what must match before results may share a folder
 
@@ -56,5 +56,4 @@ class HostInfo:
         gpus = tuple(
             GpuInfo(gpu["name"], gpu["memory_bytes"], gpu["uuid"]) for gpu in facts["gpus"]
         )
-        known = select(facts, [one.name for one in fields(cls)])
-        return cls(**{**known, "name": facts["host"], "gpus": gpus})
+        return cls(**{**select_fields(cls, facts), "name": facts["host"], "gpus": gpus})

@@ -73,7 +73,7 @@ def _handle(name: str, count: int) -> object:
         return pynvml.nvmlDeviceGetHandleByIndex(int(name))
     # CUDA accepts an abbreviated UUID if it is unique, NVML does not.
     if name.startswith("GPU-"):
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
         matching = [gpu for gpu in handles if pynvml.nvmlDeviceGetUUID(gpu).startswith(name)]
         if len(matching) == 1:
             return matching[0]

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from orchestrator.planning.duration_estimate import (
     DurationConditions,
@@ -100,8 +101,7 @@ class TimeLimit:
         if self.deadline is None or time.monotonic() + duration_s < self.deadline:
             return False
         self.skipped += 1
-        shortest_s = math.inf if self.shortest_skipped_s is None else self.shortest_skipped_s
-        self.shortest_skipped_s = min(duration_s, shortest_s)
+        self.shortest_skipped_s = min(duration_s, self.shortest_skipped_s or math.inf)
         return True
 
 
@@ -124,12 +124,11 @@ class CellOrder:
 
         Cells on several GPUs come before the others, which fill the GPUs that are left free.
         """
-        cells = {queued.cell for queued in self.waiting}
-        seconds = {cell: estimator.seconds(cell) for cell in cells}
+        seconds = cache(estimator.seconds)  # the repetitions of a cell take equally long
 
         def precedence(queued: QueuedCell) -> tuple[bool, int, int, float]:
             params = queued.cell.params
-            return params.device != "cuda", queued.round, -params.gpu_count, -seconds[queued.cell]
+            return params.device != "cuda", queued.round, -params.gpu_count, -seconds(queued.cell)
 
         # One assignment, because the display counts the waiting cells in another thread.
         self.waiting = sorted(self.waiting, key=precedence)
@@ -142,7 +141,7 @@ class CellOrder:
         """
         # Cells on CUDA and on the CPU are not mixed: a CPU cell starts when no CUDA cell waits.
         device = self.waiting[0].cell.params.device
-        compiling = {shared_graph(cell) for cell in running} - {None}
+        compiling = set(map(shared_graph, running)) - {None}
         uncached = {graph for graph in compiling if not estimator.is_cached(graph)}
         free = _free_gpus(running, slots)
         second_choice: int | None = None
@@ -257,7 +256,7 @@ class AttemptQueue:
             self._estimator.seconds_in_order(waiting),
             slots,
             busy_s,
-            [_slot_count(cell) for cell in waiting],
+            list(map(_slot_count, waiting)),
         )
 
     def _new_estimator(self, gpu: str | None) -> DurationEstimator:
@@ -272,7 +271,9 @@ class AttemptQueue:
 
     def _infer(self, cell: Cell) -> bool:
         """Return True, and keep an outcome, if a smaller cell ran out of memory."""
-        smaller = self._inference.find_smaller(cell) if cell.id in self._plan.inferable else None
+        if cell.id not in self._plan.inferable:
+            return False
+        smaller = self._inference.find_smaller(cell)
         if smaller is None:
             return False
         evidence = {

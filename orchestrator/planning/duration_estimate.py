@@ -140,7 +140,7 @@ class DurationEstimator:
 
     def precisions_without_peak(self, cells: Iterable[Cell]) -> list[str]:
         """Return the precisions of these cells for which no source gives the GPU's peak."""
-        precisions = sorted({_precision(cell) for cell in cells})
+        precisions = sorted(set(map(_precision, cells)))
         return [name for name in precisions if peak_tflops(self._conditions.gpu, name) is None]
 
     def lacks_formula(self, cell: Cell) -> bool:
@@ -208,9 +208,8 @@ class DurationEstimator:
 
 def _fit(measured: Sequence[tuple[float, float]], guessed_fixed_s: float) -> tuple[float, float]:
     """Return the fixed time, and the pace, of pairs of work and duration."""
-    works = [work for work, _ in measured]
-    shortest_s = min(wall_s for _, wall_s in measured)
-    fixed_s = shortest_s
+    works, walls_s = zip(*measured, strict=True)
+    fixed_s = shortest_s = min(walls_s)
     # Repetitions of one amount of work do not show which part of their duration is fixed.
     if max(works) <= _DISTINCT_WORK * min(works):
         fixed_s = min(guessed_fixed_s, shortest_s / 2)

@@ -30,6 +30,11 @@ def known_fingerprints(run: Run) -> Fingerprints:
     return found
 
 
+def gpus_of(fingerprints: Iterable[Fingerprint]) -> set[str]:
+    """Return the names of the GPUs that these fingerprints are of."""
+    return {str(fingerprint.get("gpu")) for fingerprint in fingerprints}
+
+
 def unique_fingerprints(fingerprints: Iterable[Fingerprint]) -> list[Fingerprint]:
     """Return each fingerprint once, in the order of the first occurrences."""
     found: list[Fingerprint] = []

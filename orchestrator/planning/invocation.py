@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.text import shell_command
 from orchestrator.planning.options import RunOptions
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import Run
-from tasks.spec.axes import Values, select
+from tasks.spec.axes import Values, select, select_fields
 
 INVOCATION = "invocation"  # the key in a row's facts: the time of the command that measured it
 FINISHED = "finished"  # the key of an entry
@@ -46,8 +46,7 @@ class Invocation:
     @classmethod
     def from_json(cls, stored: Values) -> Invocation:
         """Read an entry, without the keys that only another version has."""
-        read = select(stored, [one.name for one in fields(cls)])
-        return cls(**{**read, "command": tuple(stored.get("command", ()))})
+        return cls(**select_fields(cls, stored) | {"command": tuple(stored.get("command", ()))})
 
     def to_json(self) -> Values:
         """Return the entry as run.json stores it."""
@@ -96,7 +95,7 @@ def current_command() -> tuple[str, ...]:
 
 def read_invocations(run: Run) -> list[Invocation]:
     """Return all commands that have measured into a run, oldest first."""
-    return [Invocation.from_json(one) for one in run.read_manifest().get("invocations", [])]
+    return list(map(Invocation.from_json, run.read_manifest().get("invocations", [])))
 
 
 def last_sweep(run: Run) -> Invocation:

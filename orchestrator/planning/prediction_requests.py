@@ -35,6 +35,7 @@ from tasks.prediction.records import (
     PredictionRequest,
     Verdict,
     memory_identity,
+    predictable,
     unknown,
     unsupported_reason,
 )
@@ -103,11 +104,11 @@ def _predict(
     import_paths: tuple[str, ...],
     idle: LifoQueue[_Child],
 ) -> dict[str, Prediction]:
-    requests = _requests(
-        [cell for cell in cells if not unsupported_reason(cell)], gpu, import_paths
-    )
-    cached = {key: _read_cached(key, request) for key, request in requests.items()}
-    found = {key: prediction for key, prediction in cached.items() if prediction}
+    requests = _requests(predictable(cells), gpu, import_paths)
+    found: dict[str, Prediction] = {}
+    for key, request in requests.items():
+        if cached := _read_cached(key, request):
+            found[key] = cached
     missing = leave_out(requests, found)
     for key, prediction in _ask_all(missing, idle):
         found[key] = prediction
@@ -125,7 +126,9 @@ def _predict(
 def cap_bytes(cell: Cell, gpu: GpuModel | None) -> int | None:
     """Return the memory that a cell's allocator may reserve: its own limit, or the GPU's memory."""
     limit_gib = cell.params.memory_limit_gib
-    caps = [gpu.usable_bytes] if gpu else []
+    caps = []
+    if gpu:
+        caps.append(gpu.usable_bytes)
     if limit_gib is not None:
         caps.append(int(limit_gib * GIB))
     return min(caps, default=None)

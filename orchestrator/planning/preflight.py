@@ -17,13 +17,14 @@ from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches
 from orchestrator.hardware.host import Fingerprint, GpuInfo, HostInfo
 from orchestrator.planning.fingerprints import (
     Fingerprints,
+    gpus_of,
     known_fingerprints,
     require_compatible,
     unique_fingerprints,
 )
 from orchestrator.planning.prediction_requests import PredictedCell
 from orchestrator.planning.request import SweepRequest
-from tasks.spec.cell import Cell
+from tasks.spec.cell import Cell, device_types
 from tasks.spec.tables import Sample
 
 Notify = Callable[[str], None]  # shows one message to the user
@@ -77,7 +78,7 @@ class Preparation:
     @property
     def devices(self) -> list[str]:
         """The device types of the cells."""
-        return sorted({cell.params.device for cell in self.cells})
+        return device_types(self.cells)
 
     @property
     def gpu_kinds(self) -> list[str]:
@@ -87,7 +88,7 @@ class Preparation:
     @property
     def gpu_names(self) -> list[str]:
         """The names that the drivers of the hosts give their GPUs, each once."""
-        return sorted({gpu.name for host in self.hosts for gpu in host.gpus})
+        return sorted(set(_gpu_names(self.hosts)))
 
     @property
     def names_every_gpu_kind(self) -> bool:
@@ -204,8 +205,7 @@ def check_inference_across_kinds(
     request: SweepRequest, preparation: Preparation, notify: Notify
 ) -> Preparation:
     """Refuse --infer-oom where an OOM on one kind of GPU says nothing about another kind."""
-    fingerprints = preparation.fingerprints.get("cuda", ())
-    kinds = sorted({str(fingerprint.get("gpu")) for fingerprint in fingerprints})
+    kinds = sorted(gpus_of(preparation.fingerprints.get("cuda", ())))
     is_ambiguous = len(kinds) > 1 and not preparation.names_every_gpu_kind
     if request.options.infer_oom and is_ambiguous:
         raise PlatformError(
@@ -237,7 +237,11 @@ CHECKS: tuple[Check, ...] = (
 
 def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
     """Return the name of a GPU as its driver reports it, or None without a GPU."""
-    return next((gpu.name for host in hosts for gpu in host.gpus), None)
+    return next(iter(_gpu_names(hosts)), None)
+
+
+def _gpu_names(hosts: Iterable[HostInfo]) -> list[str]:
+    return [gpu.name for host in hosts for gpu in host.gpus]
 
 
 def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
@@ -264,7 +268,7 @@ def _defer(
 def _require_one_kind_per_host(hosts: Sequence[HostInfo]) -> None:
     # Ray labels nodes, not GPUs: it could start a cell on a GPU of the other kind.
     for host in hosts:
-        if len({gpu.name for gpu in host.gpus}) > 1:
+        if len(set(_gpu_names([host]))) > 1:
             raise PlatformError(
                 f"gpu_kind: {host.name} has GPUs of several kinds, and a cell can be assigned"
                 " to a host only",

@@ -21,6 +21,7 @@ from orchestrator.planning.preflight import Notify
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
 from tasks.spec.axes import Values, leave_out
+from tasks.spec.messages import assignments
 from tasks.spec.status import Status
 
 # A folder may be moved: where compilers cache their code changes no result.
@@ -144,4 +145,4 @@ def _other_env(facts: Values, config: SweepConfig) -> str:
 
 
 def _describe_env(env: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={env[name]}" for name in sorted(env)) or "none"
+    return " ".join(sorted(assignments(env))) or "none"

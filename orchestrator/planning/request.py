@@ -18,6 +18,7 @@ from pathlib import Path
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.common.run_location import RunLocation
 from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
+from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import Source
@@ -37,7 +38,6 @@ from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.axes import Values, select
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import default_values
-from tasks.spec.registry import all_tasks
 from tasks.spec.source_digest import HUB, MODEL_CONFIG, find_model_config, source_digest
 
 
@@ -162,8 +162,7 @@ class SweepRequest:
         if self.is_search and "config" in before:
             sweep = select(before, sweep)
         sweep |= {"name": self.config.name, "fingerprints": fingerprints}
-        tasks = {grid.task: all_tasks()[grid.task].params for grid in self.config.grids}
-        defaults = {name: default_values(params) for name, params in tasks.items()}
+        defaults = {grid.task: default_values(task_params(grid)) for grid in self.config.grids}
         return build_manifest(before, sweep, defaults, invocation.to_json())
 
 

@@ -9,13 +9,9 @@ cell while one waits for several GPUs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NoGpuLeft
 from tasks.spec.attempt import Attempt
-
-if TYPE_CHECKING:
-    pass
 
 _LOST = "Reset the GPU or restart its host, and run again: finished cells are not measured again"
 
@@ -34,9 +30,7 @@ def require_gpus(attempt: Attempt, working: int, fallen: Iterable[str]) -> None:
     """
     names, asked = list(fallen), attempt.cell.params.gpu_count
     if names and asked > working:
-        what = (
-            "no GPU is left that works"
-            if working <= 0
-            else f"no host is left with {asked} GPUs that work"
-        )
+        what = f"no host is left with {asked} GPUs that work"
+        if working <= 0:
+            what = "no GPU is left that works"
         raise NoGpuLeft(f"{what}: {'; '.join(names)}", _LOST)

@@ -74,26 +74,20 @@ def published_reference(run: Run) -> str | None:
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
-    names = _unique_names([run.folder for run in runs])
-    return dict(zip(names, runs, strict=True))
-
-
-def _unique_names(folders: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, or as many parts as make the names differ.
+    """Return the runs by the last part of their paths, or by as many parts as make names differ.
 
     Raise RunError if a folder is given twice.
     """
-    paths = [folder.resolve() for folder in folders]
-    counts = Counter(paths)
-    for path, count in counts.items():
+    paths = [run.folder.resolve() for run in runs]
+    for path, count in Counter(paths).items():
         if count > 1:
             raise RunError(f"{path}: is named twice", "Name different runs")
     longest = max(len(path.parts) for path in paths)
     for length in range(1, longest):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
-            return names
-    return list(map(str, paths))
+            return dict(zip(names, runs, strict=True))
+    return dict(zip(map(str, paths), runs, strict=True))
 
 
 def _shorten(name: str) -> str:

@@ -112,11 +112,12 @@ def stored_rows(
                 continue
             if rows != _total(recorded):
                 recorded = _read_digests(path)
-            found |= {name: StoredRows(*digest, path) for name, digest in recorded.items()}
+            for name, digest in recorded.items():
+                found[name] = StoredRows(*digest, path)
         if not found.keys() >= set(attempts):  # a part of an older program, or rewritten by another
             for path in unrecorded:
-                digests = _read_digests(path)
-                found |= {name: StoredRows(*digest, path) for name, digest in digests.items()}
+                for name, digest in _read_digests(path).items():
+                    found[name] = StoredRows(*digest, path)
         return found
 
     return _while_merging(folder, read_all)
@@ -288,7 +289,8 @@ def _names_in_statistics(part: pq.ParquetFile) -> set[str]:
         return set()
     found = set()
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        cell, number = (group.column(names.index(one)).statistics for one in ("cell", "attempt"))
+        cell = group.column(names.index("cell")).statistics
+        number = group.column(names.index("attempt")).statistics
         if cell is None or number is None or not (cell.has_min_max and number.has_min_max):
             continue
         found |= {f"{cell.min}-{number.min}", f"{cell.max}-{number.max}"}
@@ -389,15 +391,13 @@ def _open_part(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
         missing = sorted(REQUIRED_COLUMNS.intersection(schema.names).difference(names))
         if missing:
             raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(missing)}")
-        text = [name for name in names if name in schema.names and _is_category(schema, name)]
+        text = [
+            one.name for one in schema if pa.types.is_dictionary(one.type) and one.name in names
+        ]
         with pq.ParquetFile(
             file, metadata=metadata, read_dictionary=text, page_checksum_verification=True
         ) as part:
             yield part
-
-
-def _is_category(schema: pa.Schema, name: str) -> bool:
-    return bool(pa.types.is_dictionary(schema.field(name).type))
 
 
 def _require_valid_rows(table: pa.Table) -> None:

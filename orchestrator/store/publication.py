@@ -34,10 +34,12 @@ class Publication(RunCollection):
 
     def __init__(self, folder: Path) -> None:
         self.contents = _read_contents(folder)
-        folders = {name: folder / name for name in self.contents.runs}
-        for path in (folder, *folders.values()):
-            require_plain(path)
-        super().__init__({name: Run(path) for name, path in folders.items()}, folder)
+        require_plain(folder)
+        runs = {}
+        for name in self.contents.runs:
+            require_plain(folder / name)
+            runs[name] = Run(folder / name)
+        super().__init__(runs, folder)
 
     @property
     def reference(self) -> str | None:

@@ -29,12 +29,7 @@ from orchestrator.store.parquet_parts import (
     unmerged_parts,
 )
 from orchestrator.store.row_digests import RowsDigest, parse_digests
-from orchestrator.store.tables import (
-    MEASURED_TABLES,
-    SCHEMAS,
-    empty_table,
-    with_categories,
-)
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, empty_table, with_categories
 
 if TYPE_CHECKING:
     import pandas as pd

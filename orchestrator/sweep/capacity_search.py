@@ -23,7 +23,7 @@ from orchestrator.sweep.capacity_limits import DECIDED, Bounds, Found, Limit, Se
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
 from orchestrator.sweep.runtime import Runtime, SharedScheduler
-from tasks.prediction.records import unsupported_reason
+from tasks.prediction.records import predictable
 from tasks.spec.cell import Cell
 
 
@@ -78,7 +78,7 @@ def _require_memory_limits(request: SweepRequest, cells: Iterable[Cell]) -> None
 
 def _this_gpu(cells: Iterable[Cell], measures: bool) -> GpuModel | None:
     """Return this machine's smallest GPU if the limits depend on it. Raise ConfigError."""
-    predicted = [cell for cell in cells if not unsupported_reason(cell)]
+    predicted = predictable(cells)
     needs_gpu = any(cap_bytes(cell, None) is None for cell in predicted)
     if not (needs_gpu or (measures and predicted)):
         return None

@@ -40,8 +40,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         mark = {True: "ok  ", False: "FAIL", None: "note"}[self.good]
-        remedy = f". {self.remedy}" if self.remedy else ""
-        return f"{mark} {self.name:<8} {self.message}{remedy}"
+        text = ". ".join(filter(None, [self.message, self.remedy]))
+        return f"{mark} {self.name:<8} {text}"
 
 
 def examine(out: RunLocation) -> Iterator[Diagnosis]:

@@ -12,7 +12,7 @@ from orchestrator.planning.prediction_requests import PredictedCell, cap_bytes, 
 from orchestrator.planning.preflight import CHECKS, Notify, Preparation, Slots, smallest_gpu
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
-from tasks.prediction.records import unsupported_reason
+from tasks.prediction.records import predictable
 from tasks.spec.cell import Cell
 
 
@@ -46,9 +46,8 @@ def predict_cells(request: SweepRequest, preparation: Preparation, notify: Notif
     take minutes, so it comes after the checks and after the manifest is written.
     """
     by_kind: dict[str | None, list[Cell]] = defaultdict(list)
-    for cell in preparation.cells:
-        if not unsupported_reason(cell):
-            by_kind[cell.params.gpu_kind].append(cell)
+    for cell in predictable(preparation.cells):
+        by_kind[cell.params.gpu_kind].append(cell)
     if not by_kind:
         return preparation
     notify(f"predicting the memory of {cell_count(sum(map(len, by_kind.values())))}")
@@ -58,10 +57,12 @@ def predict_cells(request: SweepRequest, preparation: Preparation, notify: Notif
     preparation = replace(preparation, predictions=predictions)
     if not request.execution.skip_predicted_oom:
         return preparation
-    skipped = [one for one in predictions.values() if one.verdict == "oom"]
-    for one in skipped:
-        notify(f"skipped: {request.expansion.label(one.cell)}: {one.oom_reason}")
-    return preparation.exclude([one.cell for one in skipped], is_deferred=False)
+    skipped = []
+    for one in predictions.values():
+        if one.verdict == "oom":
+            notify(f"skipped: {request.expansion.label(one.cell)}: {one.oom_reason}")
+            skipped.append(one.cell)
+    return preparation.exclude(skipped, is_deferred=False)
 
 
 def _predict_on(

@@ -18,8 +18,7 @@ def recover_attempts(writer: RunWriter) -> int:
     """
     invocation = _last_invocation(writer)
     recorded = writer.rows("attempts", ["cell", "attempt"])
-    outcomes = list(map(recover, writer.attempts_without_row(recorded)))
-    finished = [outcome for outcome in outcomes if outcome is not None]
+    finished = list(filter(None, map(recover, writer.attempts_without_row(recorded))))
     for outcome in finished:
         writer.append(measured_by(invocation, outcome), invocation.commit)
     writer.merge_parts()

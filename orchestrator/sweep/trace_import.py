@@ -179,25 +179,27 @@ def _of_record(record: Record) -> _Measured:
         if not isinstance(number, int) or not 0 <= number <= _LARGEST:
             raise ValueError(f"{number!r} in it is neither a time nor a size")
     labelled, at = label(record, {}), record.peak()
-    peak_bytes = sum(one.size_bytes for one in record.live_at(at))
-    # The blocks of the allocator are known at the end of the record only.
-    moment, slack = (PEAK, None) if record.entries else (AT_END_OF_RECORD, record.rounding_bytes)
-    rows = to_allocations(labelled, at, moment, record.phase_at(at), slack)
-    sizes = {"replayed_peak_bytes": peak_bytes, "unlabelled_bytes": unlabelled_bytes(rows)}
-    samples = [Sample("memory_snapshot", name, "bytes", size) for name, size in sizes.items()]
-    samples.append(Sample("memory_snapshot", "events", "events", record.entries))
+    moment, slack = PEAK, None
     notes: tuple[str, ...] = ()
     if not record.entries:
+        # The blocks of the allocator are known at the end of the record only.
+        moment, slack = AT_END_OF_RECORD, record.rounding_bytes
         notes = (
             "it has no record of allocations, only what was alive when it was taken. Record with"
             " torch.cuda.memory._record_memory_history()",
         )
+    rows = to_allocations(labelled, at, moment, record.phase_at(at), slack)
+    samples = [
+        Sample("memory_snapshot", "replayed_peak_bytes", "bytes", record.live_bytes_at(at)),
+        Sample("memory_snapshot", "unlabelled_bytes", "bytes", unlabelled_bytes(rows)),
+        Sample("memory_snapshot", "events", "events", record.entries),
+    ]
     return _Measured(samples, (), rows, to_curve(record, labelled), notes)
 
 
 def _next_attempt(cell: Cell, run: Run, writer: RunWriter) -> Attempt:
     earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
-    number = 1 + int(earlier["attempt"].max() if len(earlier) else 0)
+    number = 1 + int(max(earlier["attempt"], default=0))
     return Attempt(cell, number, str(run.attempt_folder(cell.id, number)), Settings())
 
 

@@ -70,5 +70,9 @@ def _reasons(caught: Iterable[warnings.WarningMessage]) -> str:
     """Return torch's reasons why the requested backend does not work."""
     # torch also warns, for each of the other backends, that it is disabled.
     disabled = re.compile("not used because:$|runtime disabled")
-    texts = [str(warning.message).split(" (Triggered")[0].strip() for warning in caught]
-    return " ".join(text for text in texts if not disabled.search(text))
+    reasons = []
+    for warning in caught:
+        text = str(warning.message).split(" (Triggered")[0].strip()
+        if not disabled.search(text):
+            reasons.append(text)
+    return " ".join(reasons)

@@ -11,6 +11,8 @@ from typing import TypedDict
 import torch
 from torch import nn
 
+from tasks.spec.axes import select
+from tasks.spec.messages import assignments
 from tasks.spec.parameters import CUDA_GRAPH_MODES, CompiledParams, Params
 
 _BASIC_PROVENANCE = 2  # of torch's three levels the one that adds least to the compile time
@@ -102,7 +104,7 @@ def require_compiled() -> None:
 
     if not counters["stats"]["unique_graphs"]:
         # An environment variable that disables the compiler does so without a warning.
-        found = [f"{name}={os.environ[name]}" for name in _KEEP_EAGER if name in os.environ]
+        found = assignments(select(os.environ, _KEEP_EAGER))
         remedy = f": unset {', '.join(found)}" if found else ""
         raise RuntimeError(f"torch.compile has compiled nothing{remedy}")
 

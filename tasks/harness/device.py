@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -185,9 +185,8 @@ class MpsDevice:
 
 def open_device(kind: str) -> Device:
     """Return a device. Raise RuntimeError if torch cannot use it."""
-    if kind == "cuda":
-        return CudaDevice()
-    return MpsDevice() if kind == "mps" else CpuDevice()
+    kinds: dict[str, Callable[[], Device]] = {"cuda": CudaDevice, "mps": MpsDevice}
+    return kinds.get(kind, CpuDevice)()
 
 
 def settle_vector_math() -> None:

@@ -60,7 +60,7 @@ def _blocks(path: str, container: nn.Module) -> Blocks | None:
     if not isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         return None
     members = tuple(container.children())
-    is_uniform = len({type(member) for member in members}) == 1
+    is_uniform = len(set(map(type, members))) == 1
     # Lists of lists are not called, and a dictionary of different modules is a whole model.
     has_lists = any(isinstance(member, nn.ModuleList | nn.ModuleDict) for member in members)
     if has_lists or not members or not (is_uniform or isinstance(container, nn.ModuleList)):

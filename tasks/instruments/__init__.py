@@ -20,6 +20,7 @@ def instrument_names() -> tuple[str, ...]:
 
 def stages_of(names: Iterable[str]) -> list[Stage]:
     """Return the stages of the named instruments in the order in which they run."""
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    stages: list[Stage] = [stage for module in modules for stage in module.STAGES]
+    stages: list[Stage] = []
+    for name in names:
+        stages += importlib.import_module(f"{__name__}.{name}").STAGES
     return sorted(stages, key=lambda stage: stage.order)

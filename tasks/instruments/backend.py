@@ -33,13 +33,13 @@ def see_backend(session: Session) -> list[Sample]:
     asked = session.workload.facts.get("attention_asked")
     if asked is None or (asked == "naive" and not session.workload.compiled):
         return []
-    on_gpu = session.workload.device.kind == "cuda"
-    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    activity, here = ProfilerActivity.CPU, DeviceType.CPU
+    if session.workload.device.kind == "cuda":
+        activity, here = ProfilerActivity.CUDA, DeviceType.CUDA
     with profile(activities=[activity]) as profiled:
         session.step()
         session.workload.device.synchronize()
     # Host events are names of CUDA's API, which do not show the backend.
-    here = DeviceType.CUDA if on_gpu else DeviceType.CPU
     names = [event.name for event in profiled.events() if event.device_type == here]
     seen, matching = classify(names)
     shown = (matching or list(dict.fromkeys(names)))[:_SHOWN]

@@ -22,7 +22,7 @@ from tasks.harness.model_parts import part_functions, parts_named
 from tasks.harness.stage import Session, Stage
 from tasks.instruments.kernel_time import REFUSED
 from tasks.process import clock
-from tasks.spec.artifact_names import artifact_name
+from tasks.spec.attempt import artifact_name
 from tasks.spec.tables import Sample
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import read_chrome

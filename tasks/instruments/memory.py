@@ -105,7 +105,7 @@ def take_warm_up(session: Session) -> list[Sample]:
     shelf = session.shelf
     steady = shelf["steady"]
     if uses_cuda_graphs(session.params):
-        steady = [_unknown_unless_reserved(sample) for sample in steady]
+        steady = list(map(_unknown_unless_reserved, steady))
     taken = [*shelf["first"], *steady, *shelf["saved"]]
     for mode in ("first", "steady", "saved"):
         shelf[mode].clear()

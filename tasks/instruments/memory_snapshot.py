@@ -30,7 +30,7 @@ from tasks.process import clock
 from tasks.snapshots.attribution import AT_BEGIN, AT_END, Holding, Role, attribute
 from tasks.snapshots.replay import Record, Snapshot, replay, vanished
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
-from tasks.spec.artifact_names import artifact_name
+from tasks.spec.attempt import artifact_name
 from tasks.spec.messages import error_text
 from tasks.spec.tables import Sample
 from tasks.traces.parts import PART_PREFIX, PHASE_PREFIX
@@ -149,7 +149,7 @@ def _analyse(
 ) -> Iterator[Sample]:
     labelled = attribute(record, taken.book, _has_weight_copies(session))
     at = record.peak()
-    replayed_bytes = sum(one.size_bytes for one in record.live_at(at))
+    replayed_bytes = record.live_bytes_at(at)
     # The record has requested sizes; the allocator's peak counts whole blocks.
     slack_bytes = (peaks.get("peak_allocated_bytes") or replayed_bytes) - replayed_bytes
     rows = to_rows(labelled, at, PEAK, record.phase_at(at), slack_bytes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from statistics import median
 
 import torch
@@ -226,7 +227,7 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
         "timing_stopped_by": measured.stopped_by,
         "timing_half_width": half_width(measured.steady),
     }
-    session.shelf["synced"] = [sample for step in steps[warm_up:] for sample in step]
+    session.shelf["synced"] = list(chain(*steps[warm_up:]))
     for number, step in enumerate(steps):
         mode, index = "synced", number - warm_up
         if number < warm_up:

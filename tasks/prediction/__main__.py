@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from tasks.prediction.records import PredictionRequest
 from tasks.process.cpu_affinity import prefer_for_oom_kill
@@ -33,7 +34,7 @@ def main() -> None:
     # Collected after each cell instead, without examining torch's many small objects.
     gc.disable()
     gc.freeze()
-    _fork_others([[int(end) for end in ends.split(",")] for ends in others])
+    _fork_others([list(map(int, ends.split(","))) for ends in others])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a user's model may print
     predictor = Predictor()
@@ -47,14 +48,14 @@ def main() -> None:
 
 def _fork_others(others: Sequence[Sequence[int]]) -> None:
     """Fork a process for each of these file descriptors, and return in all processes."""
-    descriptors = [descriptor for ends in others for descriptor in ends]
+    descriptors = set(chain(*others))
     for requests, answers, errors, lifeline in others:
         if os.fork() == 0:
             os.setsid()  # its lifeline kills its process group
             for standard, end in enumerate((requests, answers, errors)):
                 os.dup2(end, standard)
             # A pipe ends only when all processes have closed its other end.
-            _close(descriptor for descriptor in descriptors if descriptor != lifeline)
+            _close(descriptors - {lifeline})
             die_with_parent(lifeline)
             return
     _close(descriptors)

@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_map
 from tasks.prediction.generated_kernels import GeneratedKernels
 from tasks.prediction.operations.reductions import MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
+from tasks.spec.axes import select
 
 _WITHOUT_CACHES = {
     "fx_graph_cache": False,
@@ -209,7 +210,7 @@ def _gpu_assumed() -> Iterator[None]:
             stack.enter_context(patch(name, value))
         for name, value in interface.items():
             stack.enter_context(patch.object(cuda, name, staticmethod(value)))
-        worker = {name: interface[name] for name in ("get_device_properties", "current_device")}
+        worker = select(interface, ("get_device_properties", "current_device"))
         for name, value in worker.items():
             stack.enter_context(patch.object(cuda.Worker, name, staticmethod(value)))
         stack.enter_context(

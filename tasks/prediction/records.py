@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -174,6 +174,11 @@ def unsupported_reason(cell: Cell) -> str:
     if cell.params.device != "cuda":
         return f"on {cell.params.device} the peak is of the whole process, not only of its tensors"
     return ""
+
+
+def predictable(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells whose memory is predicted."""
+    return [cell for cell in cells if not unsupported_reason(cell)]
 
 
 def generates_code(cell: Cell) -> bool:

@@ -93,5 +93,4 @@ def _with_layers(params: TrainStepParams, count: int) -> TrainStepParams:
             "num_kv_heads": dims.num_kv_heads,
             "tie_embeddings": dims.is_tied,
         }
-    # Not a copy, which would inherit the dimensions that `params` has computed.
-    return TrainStepParams.model_validate({**params.model_dump(by_alias=True), **named})
+    return params.model_copy(update=named)

@@ -63,8 +63,9 @@ def fingerprint(environment: Mapping[str, object]) -> dict[str, object]:
     patch release of Python is ignored.
     """
     python = ".".join(str(environment["python"]).split(".")[:2])
-    on_gpu, on_cpu = ["torch", "cuda", "driver", "gpu"], ["torch", "cpu", "cores"]
-    names = on_gpu if environment.get("gpu") else on_cpu
+    names = ["torch", "cpu", "cores"]
+    if environment.get("gpu"):
+        names = ["torch", "cuda", "driver", "gpu"]
     return {"python": python, **select(environment, names)}
 
 

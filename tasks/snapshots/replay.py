@@ -156,6 +156,10 @@ class Record:
         """Return the allocations that live after an event."""
         return [one for one in self.allocations if one.start <= moment < one.end]
 
+    def live_bytes_at(self, moment: int) -> int:
+        """Return the size of the allocations that live after an event."""
+        return sum(one.size_bytes for one in self.live_at(moment))
+
 
 def replay(
     snapshot: Snapshot, device: int = 0, chosen: Mapping[str, str] = MappingProxyType({})

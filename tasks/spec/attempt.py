@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, select_fields
 from tasks.spec.cell import Cell
+from tasks.spec.parameters import Params
 from tasks.spec.registry import make_cell
 
 ATTEMPT_FILE = "attempt.json"
@@ -23,6 +25,8 @@ BEFORE_ITS_TASK = ("", "start")  # stages before the process begins its task
 # busy host may take minutes.
 PREPARATION_S = 300.0
 _CHECKSUM = "checksum"  # CRC32 of the other values
+# File systems allow 255 bytes in a name; the kind and the suffix of an artifact need some of them.
+_LONGEST_NAME = 120
 # The measuring process is forked by a process that has imported torch, or is a new process.
 StartMethod = Literal["fork", "spawn"]
 
@@ -47,10 +51,10 @@ class Settings:
     @classmethod
     def from_json(cls, stored: Values) -> Settings:
         """Read stored settings, without the keys that only another version knows."""
-        read: Values = {}
-        for name in sorted({known.name for known in fields(cls)} & stored.keys()):
-            value = stored[name]
-            read[name] = tuple(value) if isinstance(value, list) else value
+        read = select_fields(cls, stored)
+        for name, value in read.items():
+            if isinstance(value, list):
+                read[name] = tuple(value)
         return cls(**read)
 
 
@@ -100,3 +104,9 @@ def read_attempt(text: str) -> Attempt:
 
 def _checksum(body: Mapping[str, object]) -> int:
     return zlib.crc32(json.dumps(body).encode())
+
+
+def artifact_name(kind: str, params: Params, suffix: str) -> str:
+    """Return a name with the non-default parameters: `trace_size-small_pass-forward.json.gz`."""
+    given = "_".join(f"{name}-{value}" for name, value in params.non_default().items())
+    return f"{kind}_{re.sub(r'[^A-Za-z0-9._-]+', '-', given)[:_LONGEST_NAME]}.{suffix}"

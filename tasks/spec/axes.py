@@ -2,13 +2,14 @@
 
 A field of a task's parameters is an axis. `axis()` declares its default, its description, and what
 it affects. The order of values in tables, what a prediction or an estimate may ignore, and along
-which axes memory grows, follow from the declarations through the functions below.
+which axes memory grows, follow from the declarations through the functions below. The axes are in
+parameters.py, if tasks share them, and otherwise with their task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Flag, auto
 from functools import cache
 from typing import (
@@ -26,6 +27,7 @@ from typing import (
 from pydantic import Field
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
@@ -39,6 +41,11 @@ FrozenValues: TypeAlias = Mapping[str, Any]  # that no reader changes
 def select(values: Mapping[str, V], names: Iterable[str]) -> dict[str, V]:
     """Return the values of these names, in their order, without names that have none."""
     return {name: values[name] for name in names if name in values}
+
+
+def select_fields(row: type[DataclassInstance], stored: FrozenValues) -> Values:
+    """Return the stored values of a dataclass's fields, without keys that only others know."""
+    return select(stored, [one.name for one in fields(row)])
 
 
 def leave_out(values: Mapping[str, V], names: Container[str]) -> dict[str, V]:
@@ -146,7 +153,7 @@ def memory_orders(params: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
 @cache
 def axes_without(params: type[BaseModel], effect: Affects) -> frozenset[str]:
     """Return the axes of a task that do not affect something."""
-    return frozenset(name for name, one in axes_of(params).items() if not one.affects & effect)
+    return frozenset(axes_of(params)).difference(axes_with(params, effect))
 
 
 @cache

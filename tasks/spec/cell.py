@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tasks.spec.axes import FrozenValues, Values
-from tasks.spec.messages import escape_unprintable
+from tasks.spec.messages import assignments, escape_unprintable
 from tasks.spec.parameters import Params, axis_names
 
 ID_LENGTH = 12
@@ -36,8 +36,13 @@ class Cell:
 
     def describe(self) -> str:
         """Return a line for people: the task with its non-default parameters."""
-        words = [f"{name}={value}" for name, value in self.params.non_default().items()]
-        return escape_unprintable(" ".join([self.task, *words]))
+        words = [self.task, *assignments(self.params.non_default())]
+        return escape_unprintable(" ".join(words))
+
+
+def device_types(cells: Iterable[Cell]) -> list[str]:
+    """Return the types of device that cells run on, each once."""
+    return sorted({cell.params.device for cell in cells})
 
 
 def varying_axes(cells: Iterable[Cell]) -> list[str]:

@@ -6,6 +6,7 @@ Many exceptions have no text, or one that explains nothing, such as that of a Ke
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 _FEWEST_WORDS = 3  # a shorter text is not a sentence
@@ -34,13 +35,18 @@ def typed_error_text(error: BaseException) -> str:
         return f"{kind}: {message}"
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
-        return f"{kind}: {message}" if message else kind
+        return ": ".join(filter(None, [kind, message]))
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
     return f"{kind}: {message or frames[-1].line or 'no message'} ({place})"
 
 
 def _is_sentence(error: BaseException, message: str) -> bool:
     return len(message.split()) >= _FEWEST_WORDS and not isinstance(error, KeyError)
+
+
+def assignments(values: Mapping[str, object]) -> list[str]:
+    """Return `name=value` for each of the values."""
+    return [f"{name}={value}" for name, value in values.items()]
 
 
 def escape_unprintable(text: str) -> str:

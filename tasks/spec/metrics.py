@@ -8,7 +8,6 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -88,15 +87,6 @@ class Metric:
     ) -> Sample:
         """Return a measured value. If the value is None, `note` says why."""
         return Sample(self.instrument, self.name, self.unit, value, mode, phase, step, note)
-
-    def allows(self, sample: Sample) -> bool:
-        """Return True if the sample is declared by this metric."""
-        return (
-            (sample.instrument, sample.metric) == (self.instrument, self.name)
-            and sample.unit == self.unit
-            and sample.mode in self.modes
-            and sample.phase in self.phases
-        )
 
 
 # ---------------------------------------------------------------------------- timing
@@ -329,7 +319,7 @@ _KERNELS = (
         "of `idle_ms`, before kernels that the CPU had not launched yet",
         (CellColumn("idle_for_host_ms"),),
     ),
-    *(_attributed(what) for what in ("phase", "module", "class")),
+    *map(_attributed, ("phase", "module", "class")),
     _kernels(
         "profiled_step", "ms", "duration of the profiled step", (CellColumn("profiled_step_ms"),)
     ),
@@ -425,8 +415,8 @@ def _predicted(metric: Metric) -> Metric:
     for one in metric.columns:
         columns.append(replace(one, name=f"predicted_{one.name}", doc=f"predicted {one.doc}"))
     # A prediction of a phase has the peak of the build, too: its phase is empty.
-    phases = metric.phases if metric.phases == ("",) else ("", *PHASES)
-    return replace(metric, instrument="prediction", columns=tuple(columns), phases=phases)
+    phases = dict.fromkeys(("", *metric.phases))
+    return replace(metric, instrument="prediction", columns=tuple(columns), phases=tuple(phases))
 
 
 _prediction = partial(Metric, "prediction", modes=("steady",))
@@ -474,7 +464,7 @@ PREDICTED_METRICS: tuple[Metric, ...] = (
         (CellColumn(aggregate=Aggregate.SUM),),
         phases=tuple(PHASES),
     ),
-    *(_predicted(metric) for metric in _SAVED),
+    *map(_predicted, _SAVED),
     _prediction(
         "square_bytes",
         "bytes",
@@ -495,13 +485,3 @@ _BY_NAME = {(metric.instrument, metric.name): metric for metric in (*METRICS, *P
 def metric_named(instrument: str, name: str) -> Metric:
     """Return the metric of an instrument. Raise KeyError if it is not declared."""
     return _BY_NAME[instrument, name]
-
-
-def undeclared(samples: Iterable[Sample]) -> list[Sample]:
-    """Return the samples whose metric, unit, mode or phase is not declared."""
-    found = []
-    for sample in samples:
-        metric = _BY_NAME.get((sample.instrument, sample.metric))
-        if metric is None or not metric.allows(sample):
-            found.append(sample)
-    return found

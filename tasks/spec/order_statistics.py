@@ -27,7 +27,7 @@ def median_rank(n: int) -> int:
     coverages = (1 - 2 * ways / 2**n for ways in _ways_below(n))
     # The coverage falls with k, so the first ranks are those that are wide enough.
     reached = takewhile(lambda share: share >= CONFIDENCE, islice(coverages, n // 2))
-    return max(1, sum(1 for _ in reached))
+    return max(1, len(list(reached)))
 
 
 @cache

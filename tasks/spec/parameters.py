@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from tasks.spec.axes import (
-    REQUIRED,
-    WORK,
-    Affects,
-    FrozenValues,
-    Values,
-    axes_of,
-    axis,
-    leave_out,
-)
+from tasks.spec.axes import REQUIRED, WORK, Affects, FrozenValues, Values, axes_of, axis, leave_out
 from tasks.spec.order_statistics import FEWEST
 
 T = TypeVar("T")
@@ -71,21 +61,27 @@ class Axes(BaseModel):
         _require_json(value, "")
         return value
 
+    def model_copy(self, *, update: FrozenValues | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values, which are not checked."""
+        copied = super().model_copy(update=update, deep=deep)
+        # pydantic copies cached properties, too, which would still have the values of the original.
+        for name in vars(copied).keys() - type(self).model_fields:
+            del vars(copied)[name]
+        return copied
+
 
 def _require_json(value: object, place: str) -> None:
     """Raise ValueError for a value that JSON would change: cells are compared and stored as JSON."""
-    inner: Iterable[tuple[str, object]] = ()
     if isinstance(value, dict):
-        for key in value:
+        for key, one in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{place}: the key {key!r} is not a text. Write it in quotes")
-        inner = ((f"{place}.{key}", one) for key, one in value.items())
+            _require_json(one, f"{place}.{key}".removeprefix("."))
     elif isinstance(value, list):
-        inner = ((f"{place}[{number}]", one) for number, one in enumerate(value))
+        for number, one in enumerate(value):
+            _require_json(one, f"{place}[{number}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{place}: {value} is not finite. Write a number")
-    for inner_place, one in inner:
-        _require_json(one, inner_place.removeprefix("."))
 
 
 class Params(Axes):

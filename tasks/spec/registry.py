@@ -59,10 +59,13 @@ def all_tasks() -> Mapping[str, Task]:
     # Imported by name: the contract in tasks/spec does not depend on the tasks that fulfil it. None
     # of these modules may import torch, because planning does not need it.
     folder = importlib.import_module("tasks").__path__
-    names = [module.name for module in pkgutil.iter_modules(folder) if not module.ispkg]
-    modules = [importlib.import_module(f"tasks.{name}") for name in names if name != "__main__"]
-    found: list[Task] = [module.TASK for module in modules if hasattr(module, "TASK")]
-    return {task.name: task for task in found}
+    found: dict[str, Task] = {}
+    for file in pkgutil.iter_modules(folder):
+        if not file.ispkg and file.name != "__main__":
+            module = importlib.import_module(f"tasks.{file.name}")
+            if hasattr(module, "TASK"):
+                found[module.TASK.name] = module.TASK
+    return found
 
 
 @cache

@@ -10,12 +10,7 @@ from pydantic import Field, model_validator
 
 from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
 from tasks.spec.axes import WORK, Affects, Values, axis
-from tasks.spec.parameters import (
-    AttentionAxisParams,
-    PositiveInt,
-    pass_axis,
-    work_axis,
-)
+from tasks.spec.parameters import AttentionAxisParams, PositiveInt, pass_axis, work_axis
 from tasks.training.presets import PRESETS
 
 _NO_GRAPH = Affects.ALL & ~Affects.GRAPH

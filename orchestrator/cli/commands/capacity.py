@@ -87,6 +87,7 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     from orchestrator.sweep.capacity_limits import Bounds
     from orchestrator.sweep.capacity_search import find_limits
     from orchestrator.sweep.default_runtime import default_runtime
+    from tasks.spec.cell import device_types
 
     measures = chosen["confirm"]
     gpu = None
@@ -102,7 +103,7 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     cells = request.expansion.cells
     # Predicting takes minutes: a missing GPU is reported before. A cluster is not known yet.
     if measures and not chosen["address"]:
-        require_devices(request, [cell.params.device for cell in cells], [probe_here()])
+        require_devices(request, device_types(cells), [probe_here()])
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
     runtime = default_runtime(CellLabels(cells, axis)) if measures else None
     found = find_limits(request, bounds, gpu, runtime)

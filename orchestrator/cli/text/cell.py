@@ -16,6 +16,7 @@ from orchestrator.common.text import (
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE
+from tasks.spec.axes import leave_out
 from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
@@ -83,15 +84,16 @@ def _attempt(row: Row) -> Iterator[str]:
     # Of the facts, only those on timing: `sweep report` shows the others.
     facts = json.loads(row["facts"])
     shown = {name: value for name, value in facts.items() if name.startswith("timing_")}
-    short = {name: value for name, value in evidence.items() if name not in _LONG_EVIDENCE}
-    for name, value in {**shown, **short}.items():
+    for name, value in {**shown, **leave_out(evidence, _LONG_EVIDENCE)}.items():
         yield f"  {name}: {_printable(evidence_text(name, value))}"
 
 
 def _last_frame(traceback: str) -> str:
     """Return the innermost line of a traceback that names a file, such as `File "a.py", line 3`."""
-    frames = [line.strip() for line in traceback.split("\n") if line.strip().startswith("File ")]
-    return frames[-1] if frames else ""
+    for line in reversed(traceback.split("\n")):
+        if line.strip().startswith("File "):
+            return line.strip()
+    return ""
 
 
 def _printable(line: str) -> str:

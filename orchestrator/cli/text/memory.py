@@ -18,6 +18,7 @@ from tasks.prediction.records import (
     MARGIN,
     MOST_OVERGUESS,
     Prediction,
+    predictable,
     unsupported_reason,
 )
 from tasks.spec.cell import Cell
@@ -49,7 +50,7 @@ def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[st
 
     card: the GPU whose memory is the limit; None: only the limit of the cell.
     """
-    cells = [cell for cell in request.expansion.cells if not unsupported_reason(cell)]
+    cells = predictable(request.expansion.cells)
     predictions = predict_memory(cells, card, request.import_paths)
     label = request.expansion.label
     yield ""

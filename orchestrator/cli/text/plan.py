@@ -9,10 +9,10 @@ from orchestrator.common.text import cell_count, counted, format_seconds
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
-from orchestrator.planning.fingerprints import known_fingerprints
+from orchestrator.planning.fingerprints import gpus_of, known_fingerprints
 from orchestrator.planning.plan import Decision, Plan
 from orchestrator.planning.request import SweepRequest
-from tasks.spec.cell import Cell
+from tasks.spec.cell import Cell, device_types
 
 SHOWN_CELLS = 20
 
@@ -77,7 +77,7 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     if on_gpu and card is not None:
         gpu, name = card.device, card.name
         # Durations on another GPU say nothing about this card.
-        if gpu not in _measured_on(request):
+        if gpu not in gpus_of(known_fingerprints(request.run).get("cuda", ())):
             histories = {}
     elif on_gpu:
         gpus = gpu_names()
@@ -122,8 +122,8 @@ def _why_unknown(
 
 
 def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], widest: int) -> str:
-    devices = {cell.params.device for cell in cells}
-    if devices == {"cpu"}:
+    devices = device_types(cells)
+    if devices == ["cpu"]:
         return "the CPU"
     if "cuda" not in devices:
         return "this machine"
@@ -136,9 +136,3 @@ def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], wi
             return f"a host with {widest} GPUs,"
         return "one GPU,"
     return f"this machine's {counted(len(gpus), 'GPU')},"
-
-
-def _measured_on(request: SweepRequest) -> set[str]:
-    """Return the GPUs on which rows of the run were measured."""
-    fingerprints = known_fingerprints(request.run).get("cuda", [])
-    return {str(fingerprint.get("gpu")) for fingerprint in fingerprints}

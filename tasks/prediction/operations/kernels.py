@@ -110,8 +110,9 @@ def fused_attention(call: SdpaCall) -> Tensor:
     elif backends.mem_efficient_sdp_enabled() and not is_grouped:
         attend = partial(_aten._scaled_dot_product_efficient_attention, *given, mask, gradients)
     elif backends.math_sdp_enabled():
-        groups = query.shape[-3] // key.shape[-3] if is_grouped else 1
-        key, value = (x.repeat_interleave(groups, -3) if is_grouped else x for x in (key, value))
+        if is_grouped:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
         attend = partial(_aten._scaled_dot_product_attention_math, query, key, value, mask)
     else:
         raise RuntimeError("No available kernel. Aborting execution.")

@@ -35,7 +35,7 @@ class KnownValues:
         if isinstance(result, Tensor) and not _may_be_known(result):
             return  # most results, without a list of them
         made = tensors_of(result)
-        if not all(_may_be_known(tensor) for tensor in made):
+        if not all(map(_may_be_known, made)):
             return
         given = tensors_of((args, kwargs))
         if any(tensor.is_meta and tensor not in self._twins for tensor in given):
