@@ -137,8 +137,9 @@ def cells_key(run: Run, every_version: bool) -> str:
 
 def _code_digest() -> str:
     # 90 files, 3 ms.
-    files = [file for package in CODE for file in python_files(SOURCE_ROOT / package)]
-    files.append(SOURCE_ROOT / "orchestrator/hardware/gpus.toml")
+    files = [SOURCE_ROOT / "orchestrator/hardware/gpus.toml"]
+    for package in CODE:
+        files += python_files(SOURCE_ROOT / package)
     return digest_of((file.name, file) for file in files)
 
 

@@ -11,10 +11,10 @@ import click
 from orchestrator.cli.group import LazyCommands, SweepGroup
 
 MODULES = {
-    "compare": "compare", "doctor": "environment", "import": "import_traces",
+    "compare": "compare", "doctor": "doctor", "import": "import_traces",
     "import-nsys": "import_traces",
     "max-batch": "capacity", "max-context": "capacity", "plan": "plan", "publish": "publish",
-    "report": "report", "run": "run", "schema": "environment", "show": "status", "status": "status",
+    "report": "report", "run": "run", "schema": "doctor", "show": "status", "status": "status",
 }  # fmt: skip
 
 

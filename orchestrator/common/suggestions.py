@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.text import and_more
@@ -97,10 +98,10 @@ def _meant(word: str, allowed: Sequence[str]) -> str | None:
     for known in allowed:
         if letters in (letters_of(known), *_SYNONYMS.get(known, "").split()):
             return known
-    longer = [known for known in allowed if _is_abbreviation(_parts(word), _parts(known))]
+    longer = list(filter(partial(_is_abbreviation, word), allowed))
     if len(longer) == 1:
         return longer[0]
-    similar = [known for known in allowed if _is_misspelling(_parts(word), _parts(known))]
+    similar = filter(partial(_is_misspelling, word), allowed)
     return max(similar, key=lambda known: _ratio(letters, letters_of(known)), default=None)
 
 
@@ -108,19 +109,20 @@ def _parts(word: str) -> list[str]:
     return re.findall(r"[^\W_]+", word.casefold())
 
 
-def _is_abbreviation(word: Sequence[str], known: Sequence[str]) -> bool:
+def _is_abbreviation(word: str, known: str) -> bool:
     """Return True if each part of the word begins the same part of the known one."""
-    if len(word) > len(known):
-        return False
-    pairs = zip(word, known, strict=False)
-    return all(b == a or (len(a) >= _FEWEST_OF_PREFIX and b.startswith(a)) for a, b in pairs)
+    parts, known_parts = _parts(word), _parts(known)
+    return len(parts) <= len(known_parts) and all(map(_is_beginning, parts, known_parts))
 
 
-def _is_misspelling(word: Sequence[str], known: Sequence[str]) -> bool:
+def _is_beginning(a: str, b: str) -> bool:
+    return b == a or (len(a) >= _FEWEST_OF_PREFIX and b.startswith(a))
+
+
+def _is_misspelling(word: str, known: str) -> bool:
+    parts, known_parts = _parts(word), _parts(known)
     # Another part or digit gives another meaning: `num_kv_heads`, `fp8`, `H200`.
-    if len(word) != len(known):
-        return False
-    return all(_is_similar(a, b) for a, b in zip(word, known, strict=True))
+    return len(parts) == len(known_parts) and all(map(_is_similar, parts, known_parts))
 
 
 def _is_similar(a: str, b: str) -> bool:

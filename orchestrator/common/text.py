@@ -82,9 +82,8 @@ def failure_reason(evidence: Mapping[str, object]) -> str:
     sizes = {name: value for name, value in evidence.items() if isinstance(value, int)}
     if "asked_bytes" in sizes:
         return _failed_allocation(sizes)
-    named = (evidence.get(name) for name in ("reason", "message", "exception"))
-    message = str(next(filter(None, named), "")).strip()
-    return shorten(escape_unprintable(message.split("\n")[0]), _LONGEST_REASON)
+    named = evidence.get("reason") or evidence.get("message") or evidence.get("exception") or ""
+    return shorten(escape_unprintable(str(named).strip().split("\n")[0]), _LONGEST_REASON)
 
 
 def parameter_texts(params: str) -> dict[str, str]:

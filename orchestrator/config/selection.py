@@ -85,7 +85,7 @@ def matches(values: Mapping[str, object], condition: Mapping[str, object]) -> bo
 def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str, list[object]]:
     parsed: dict[str, list[object]] = {}
     for text in texts:
-        name, _, values = (part.strip() for part in text.partition("="))
+        name, _, values = map(str.strip, text.partition("="))
         if not name or not values:
             raise ConfigError(
                 f"{option} {shorten(text, LONGEST_VALUE)}: is not an assignment", _FORM

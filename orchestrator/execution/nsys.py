@@ -58,8 +58,9 @@ def with_kernels(outcome: Outcome) -> Outcome:
     if not command(outcome.attempt):
         return outcome
     try:
-        traces = read_report(_report_file(outcome.attempt)).values()
-        works = [work for trace in traces for work in attribute(trace.timeline)]
+        works = []
+        for trace in read_report(_report_file(outcome.attempt)).values():
+            works += attribute(trace.timeline)
     except Exception as error:  # whatever it is, the cell's own measurements must be stored
         missing = Sample("kernels", "busy", "ratio", None, note=str(error))
         return replace(outcome, samples=(*outcome.samples, missing))

@@ -138,11 +138,10 @@ def _without_options(
     left: list[str] = []
     is_value = False  # of an option that is left out
     for argument in arguments:
-        is_option = argument in options
-        has_value = any(argument.startswith(f"{option}=") for option in options)
-        if not (is_value or is_option or has_value or argument in flags):
+        is_option = argument.partition("=")[0] in options
+        if not (is_value or is_option or argument in flags):
             left.append(argument)
-        is_value = is_option and not is_value
+        is_value = argument in options and not is_value
     return left
 
 

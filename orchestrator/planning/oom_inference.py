@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from operator import le
 
 from tasks.spec.axes import memory_orders
 from tasks.spec.cell import Cell
@@ -34,7 +35,7 @@ class OomInference:
         """Return a cell that ran out of memory and needs at most as much as this one, or None."""
         others, rank = _split(cell)
         for smaller, known in self._by_other_values.get(others, ()):
-            if all(theirs <= own for theirs, own in zip(smaller, rank, strict=True)):
+            if all(map(le, smaller, rank)):
                 return known
         return None
 

@@ -72,8 +72,8 @@ class RunOptions:
 
     def to_json(self) -> Values:
         """Return the options as run.json stores them."""
-        stored = {name: getattr(self, name) for name in _STORED}
-        return stored | {"retry": sorted(self.retry), "only": sorted(self.only)}
+        sets = {"retry": sorted(self.retry), "only": sorted(self.only)}
+        return select(vars(self), _STORED) | sets
 
     @classmethod
     def from_json(cls, stored: Values) -> RunOptions:

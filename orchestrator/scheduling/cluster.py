@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from types import ModuleType
 from typing import TypedDict, TypeVar
 
@@ -82,7 +83,7 @@ class NodeHealth:
         return [node for node in self._living() if node["NodeID"] not in self.excluded]
 
     def _living(self) -> list[Node]:
-        return [node for node in self._ray.nodes() if node["Alive"]]
+        return list(filter(itemgetter("Alive"), self._ray.nodes()))
 
     def has_several_hosts(self) -> bool:
         """Return True if another host could replace a broken one."""

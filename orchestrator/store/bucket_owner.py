@@ -109,8 +109,8 @@ def _parse(content: bytes) -> Mapping[str, object]:
 def _is_dead(owner: Mapping[str, object]) -> bool:
     # Only of a process of this machine can be known that it has ended.
     this = _this_process()
-    names = ("host", "machine")
-    if not this["machine"] or any(owner.get(name) != this[name] for name in names):
+    place = this["host"], this["machine"]
+    if not this["machine"] or (owner.get("host"), owner.get("machine")) != place:
         return False
     process, recorded = owner.get("process"), owner.get("process_started")
     if not isinstance(process, int) or not isinstance(recorded, int | float):

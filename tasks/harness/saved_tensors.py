@@ -55,7 +55,7 @@ class SavedTensors:
         self._modules: set[str] = set()
         self._block_path, self._block = "", None
         if self._model is not None:
-            self._modules = {path for path, _ in self._model.named_modules()}
+            self._modules = set(dict(self._model.named_modules()))
             self._block_path, self._block = first_block(self._model) or ("", None)
         self._places: list[tuple[str, str]] = [("", "")]  # module and part, innermost last
         self._inside = int(self._block is None)

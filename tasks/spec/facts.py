@@ -18,15 +18,6 @@ _bool = partial(Fact, dtype=Dtype.BOOL)
 _json = partial(Fact, dtype=Dtype.JSON)
 _bytes = partial(Fact, dtype=Dtype.INT64, unit="bytes")
 
-_AUTOCAST_PARTS = {
-    "parameters": "parameters",
-    "fc1": "first linear layer's output",
-    "relu": "ReLU's output",
-    "norm": "norm's output",
-    "logits": "logits",
-    "loss": "loss",
-    "gradients": "gradients",
-}
 _CELL_FACTS = (
     # Where and by which program.
     _text("program_source", doc="digest of the measuring code; several commits may share it"),
@@ -68,10 +59,13 @@ _CELL_FACTS = (
     _text("attention_used", doc="attention of a model of transformers, as its config names it"),
     _text("attention_seen", doc="attention backend whose kernels ran"),
     _text("attention_kernels", doc="names of those kernels"),
-    *(
-        _text(f"dtype_{part}", doc=f"autocast_dtypes: dtype of the {description}")
-        for part, description in _AUTOCAST_PARTS.items()
-    ),
+    _text("dtype_parameters", doc="autocast_dtypes: dtype of the parameters"),
+    _text("dtype_fc1", doc="autocast_dtypes: dtype of the first linear layer's output"),
+    _text("dtype_relu", doc="autocast_dtypes: dtype of the ReLU's output"),
+    _text("dtype_norm", doc="autocast_dtypes: dtype of the norm's output"),
+    _text("dtype_logits", doc="autocast_dtypes: dtype of the logits"),
+    _text("dtype_loss", doc="autocast_dtypes: dtype of the loss"),
+    _text("dtype_gradients", doc="autocast_dtypes: dtype of the gradients"),
     _int("softmax_flops", doc="softmax in a forward pass, all layers", unit="FLOP"),
     _int("attention_matmul_flops", doc="products of attention, as `softmax_flops`", unit="FLOP"),
     # Adaptive timing.

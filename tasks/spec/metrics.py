@@ -235,24 +235,6 @@ _MEMORY = (
 # ---------------------------------------------------------------------------- telemetry
 
 _telemetry = partial(Metric, "telemetry", modes=("before", "after"))
-_GPU_STATES = {
-    "sm_clock": ("MHz", "clock of the GPU's SMs"),
-    "sm_clock_max": ("MHz", "highest SM clock that the GPU allows"),
-    "memory_clock": ("MHz", "clock of the GPU's memory"),
-    "temperature": ("°C", "temperature of the GPU"),
-    "power": ("W", "power that the GPU draws"),
-    "power_limit": ("W", "power that the GPU may draw"),
-    "throttle_reasons": (
-        "bit mask",
-        "why the clocks are not higher, a sum of NVML's bits: 1 idle, 2 set by an application, 4 "
-        "power limit, 8 hardware slowdown, 32 heat, 64 heat by hardware, 128 power supply",
-    ),
-}
-_GPU_COUNTERS = {
-    "energy": ("J", "energy_j", "energy that the GPU used"),
-    "power_capped": ("ns", "power_capped_ns", "time for which the power limit lowered the clocks"),
-    "thermal_capped": ("ns", "thermal_capped_ns", "time for which heat lowered the clocks"),
-}
 
 
 def _state(name: str, unit: str, doc: str) -> Metric:
@@ -268,8 +250,23 @@ def _counter(name: str, unit: str, column_name: str, doc: str) -> Metric:
 
 
 _TELEMETRY = (
-    *(_state(name, *declared) for name, declared in _GPU_STATES.items()),
-    *(_counter(name, *declared) for name, declared in _GPU_COUNTERS.items()),
+    _state("sm_clock", "MHz", "clock of the GPU's SMs"),
+    _state("sm_clock_max", "MHz", "highest SM clock that the GPU allows"),
+    _state("memory_clock", "MHz", "clock of the GPU's memory"),
+    _state("temperature", "°C", "temperature of the GPU"),
+    _state("power", "W", "power that the GPU draws"),
+    _state("power_limit", "W", "power that the GPU may draw"),
+    _state(
+        "throttle_reasons",
+        "bit mask",
+        "why the clocks are not higher, a sum of NVML's bits: 1 idle, 2 set by an application, 4 "
+        "power limit, 8 hardware slowdown, 32 heat, 64 heat by hardware, 128 power supply",
+    ),
+    _counter("energy", "J", "energy_j", "energy that the GPU used"),
+    _counter(
+        "power_capped", "ns", "power_capped_ns", "time for which the power limit lowered the clocks"
+    ),
+    _counter("thermal_capped", "ns", "thermal_capped_ns", "time for which heat lowered the clocks"),
     Metric(
         "telemetry",
         "waited_for_core",

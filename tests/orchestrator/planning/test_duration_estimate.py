@@ -232,7 +232,7 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
     expected_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(plan_text, "gpu_names", lambda: ())
-    monkeypatch.setattr(plan_text, "_measured_on", lambda request: {"NVIDIA H200"})
+    monkeypatch.setattr(plan_text, "gpus_of", lambda fingerprints: {"NVIDIA H200"})
     small = make_cell("train_step", {"size": "small"})
     real = plan_text.describe_cost
 
