@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pandas as pd
 
-from orchestrator.analysis.axes import COMPILE_AXES, MAIN
+from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, ran_with_others
 from orchestrator.analysis.results import Results
-from orchestrator.report.text.cell_names import LENGTH, fullest_context, scope_of
+from orchestrator.report.text.cell_names import LENGTH, NAME, fullest_context, names_of, scope_of
 from orchestrator.report.text.numbers import counted, gibibytes, number, percent
 from orchestrator.report.text.pairs import HIGH, LOW, TIME, is_clear, measured, pairs, preferring
+from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.messages import typed_error_text
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -31,9 +32,10 @@ def lead(section: str, results: Results) -> str:
 
 def about_time(results: Results) -> Iterator[str]:
     """Yield how long steps take, and how many of them depend on the CPU."""
-    steps = preferring(measured(results, "train_step", TIME), MAIN)
+    steps = measured(results, "train_step", TIME)
     if steps.empty:
         steps = measured(results, "attention", TIME)
+    steps = _charted(results, steps)
     if len(steps) > 1:
         ordered = steps.sort_values(TIME)
         shortest, longest = ordered.iloc[0], ordered.iloc[-1]
@@ -52,9 +54,20 @@ def about_time(results: Results) -> Iterator[str]:
         )
 
 
+def _charted(results: Results, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps that a chart shows.
+
+    Others may read the same, but have another batch size for example.
+    """
+    steps = steps.assign(**{NAME: names_of(steps)})
+    _, row_axis = main_cells(results)
+    shown = [axis for axis in (row_axis, LENGTH, "precision") if axis in steps]
+    return choose_slice(steps, results.axes, shown)[0]
+
+
 def about_kernels(results: Results) -> Iterator[str]:
     """Yield how much of a step the GPU works, and how much of that are matrix products."""
-    steps = preferring(measured(results, "train_step", "busy_timed"), MAIN)
+    steps = _charted(results, measured(results, "train_step", "busy_timed"))
     if len(steps) > 1:
         ordered = steps.sort_values("busy_timed")
         least, most = ordered.iloc[0], ordered.iloc[-1]

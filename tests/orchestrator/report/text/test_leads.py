@@ -36,6 +36,14 @@ def test_time_names_the_shortest_and_the_longest_step_and_the_cpu_bound_ones() -
     )
 
 
+def test_time_speaks_of_the_steps_in_the_chart_not_of_another_attention() -> None:
+    lengths = (128, 256, 512)
+    cells = [step(100, context_length=length, attention="naive") for length in lengths]
+    assert "shortest of 3 steps takes 100 ms" in lead_of(
+        "time", *cells, step(20, attention="flash")
+    )
+
+
 def test_where_names_the_least_and_the_most_busy_step_and_the_share_of_products() -> None:
     kernels = pd.DataFrame(
         {"cell": ["id0", "id0", "id1"], "attempt": 1, "total_ns": [6e6, 4e6, 5e6],
