@@ -154,10 +154,7 @@ def compare_runs(a: Run, b: Run, cells: tuple[str, str] | None = None) -> Compar
     parameters: dict[str, tuple[str, str]] = {}
     if cells:
         kind = "measured cell"
-        named = (
-            find_cell(cells[0], timings[0], a, kind),
-            find_cell(cells[1], timings[1], b, kind),
-        )
+        named = (find_cell(cells[0], timings[0], a, kind), find_cell(cells[1], timings[1], b, kind))
         pairs, unmatched = [named], 0
         parameters = _differing_parameters(first.results, second.results, named)
         labels = cell_labels(first.results, parameters)

@@ -162,10 +162,7 @@ def _cached_results(run: Run, key: str) -> Results | None:
 def _store_results(run: Run, every_version: bool, key: str, results: Results) -> None:
     # Another process may have added a part in the meantime.
     if cells_key(run, every_version) == key:
-        facts = {
-            "axes": results.axes,
-            "cells_without_samples": results.cells_without_samples,
-        }
+        facts = {"axes": results.axes, "cells_without_samples": results.cells_without_samples}
         write_frame(key, results.cells, facts)
 
 

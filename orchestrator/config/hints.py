@@ -34,9 +34,7 @@ _UNSUPPORTED_VALUES = {
     ),
 }
 # By axis and the remedy that it gets: what else is meant by similar words.
-_ALSO_MEANT = {
-    ("optimizer", "Did you mean 'fused'?"): " fused, foreach and loop are torch's AdamW",
-}
+_ALSO_MEANT = {("optimizer", "Did you mean 'fused'?"): " fused, foreach and loop are torch's AdamW"}
 
 
 def unknown_name(where: str, name: str, allowed: Iterable[str]) -> tuple[str, str]:

@@ -70,6 +70,5 @@ def _vital_children() -> dict[str, psutil.Process]:
 def died_error(name: str) -> NoNodeLeft:
     """Return the error of a sweep that has lost one of Ray's own processes."""
     return NoNodeLeft(
-        f"Ray's {name} on this machine has died",
-        "Run again: finished cells are not measured again",
+        f"Ray's {name} on this machine has died", "Run again: finished cells are not measured again"
     )

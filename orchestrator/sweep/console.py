@@ -109,11 +109,7 @@ class LiveDisplay:
     """
 
     def __init__(
-        self,
-        total: int,
-        remaining_s: RemainingTime,
-        label: Label,
-        console: rich.console.Console,
+        self, total: int, remaining_s: RemainingTime, label: Label, console: rich.console.Console
     ) -> None:
         self._total = total
         self._remaining_s = remaining_s

@@ -16,14 +16,7 @@ from msgspec.json import Decoder
 
 from tasks.traces.parts import PART_PREFIX
 from tasks.traces.ranges import DeviceTrace, Range, sort_ranges
-from tasks.traces.timeline import (
-    Activity,
-    Launch,
-    ThreadId,
-    Timeline,
-    TraceSpan,
-    checked_times,
-)
+from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan, checked_times
 
 # Categories in lower case: until 2021 torch wrote `Kernel`, `Memcpy`, `Runtime` and `Operator`.
 _OPERATORS = frozenset({"cpu_op", "operator"})

@@ -16,14 +16,7 @@ from pathlib import Path
 
 from tasks.traces.parts import PART_PREFIX
 from tasks.traces.ranges import DeviceTrace, Range, Ranges, sort_ranges
-from tasks.traces.timeline import (
-    Activity,
-    Launch,
-    ThreadId,
-    Timeline,
-    TraceSpan,
-    checked_times,
-)
+from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan, checked_times
 
 # Stands for the unknown kernels of a CUDA graph.
 WHOLE_GRAPH = "[CUDA graph]"
