@@ -186,6 +186,15 @@ def _deduce_on_cpu(folder: object, node: fx.Node) -> object:
         return _deduce_on_gpu(folder, node)
 
 
+# How dropout takes its seed in generated code.
+_LOOKUP_SEED: Any = torch.ops.prims.inductor_lookup_seed.default
+
+
+def _seed_without_guard(seeds: Tensor, index: int) -> Tensor:
+    """Return a scalar. Torch indexes the seeds, which makes their device current: it needs a GPU."""
+    return torch.ops.aten.select.int(seeds, 0, index).clone()
+
+
 @contextmanager
 def _gpu_assumed() -> Iterator[None]:
     """Answer the questions that Inductor asks about the GPU, and keep the generated code ready."""
@@ -216,6 +225,7 @@ def _gpu_assumed() -> Iterator[None]:
         stack.enter_context(
             patch.object(joint_graph.UniformValueConstantFolder, "_deduce_value", _deduce_on_cpu)
         )
+        stack.enter_context(patch.object(_LOOKUP_SEED, "prim_meta_impl", _seed_without_guard))
         load = staticmethod(_load)
         stack.enter_context(patch.object(codecache.PyCodeCache, "load_by_key_path", load))
         stack.enter_context(_WithoutGuard())
