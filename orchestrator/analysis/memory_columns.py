@@ -19,7 +19,8 @@ from tasks.spec.metrics import CLOSED_FORM_BYTES, VERDICT
 DERIVED_FIELDS += [
     DerivedField(
         "predicted_how",
-        "how memory was predicted: tracked, modelled, compiled, as eager, or closed form",
+        "how memory was predicted: tracked, modelled, compiled, as blocks (of a model that is"
+        " compiled as a whole), as eager (with `may take more` where that is so), or closed form",
         format=Format.TEXT,
     ),
     DerivedField("predicted_reason", "why there is no prediction", format=Format.TEXT),

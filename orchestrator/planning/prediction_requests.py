@@ -29,7 +29,6 @@ from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.records import (
-    COMPILED,
     VERSION,
     Prediction,
     PredictionRequest,
@@ -116,10 +115,10 @@ def _predict(
     predictions = {}
     for cell in cells:
         reason = unsupported_reason(cell)
-        prediction = unknown(reason) if reason else found[_key(cell, gpu, import_paths)]
-        is_eager = cell.params.values().get("compile", "eager") == "eager"
-        is_exact = is_eager or prediction.how == COMPILED
-        predictions[cell.id] = prediction if is_exact else prediction.as_eager()
+        if reason:
+            predictions[cell.id] = unknown(reason)
+        else:
+            predictions[cell.id] = found[_key(cell, gpu, import_paths)].of_cell(cell)
     return predictions
 
 

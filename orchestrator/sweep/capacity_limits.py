@@ -12,7 +12,7 @@ from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.options import PENDING
 from orchestrator.planning.prediction_requests import verdict_of
 from orchestrator.sweep.result import SweepResult
-from tasks.prediction.records import AS_EAGER, Prediction
+from tasks.prediction.records import Prediction
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
@@ -111,8 +111,8 @@ class Limit:
         if verdict is None:
             self.unpredicted = f"{value} cannot be predicted: {prediction.reason}"
             return
-        if prediction.how == AS_EAGER:
-            # Compiled code may need less memory than the eager code that is predicted.
+        if prediction.is_as_eager:
+            # Compiled code usually needs less memory than the eager code that is predicted.
             self.perhaps = None
         self.surely.learn(value, verdict == "fits")
         if self.perhaps is not None:

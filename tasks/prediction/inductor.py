@@ -192,7 +192,8 @@ _LOOKUP_SEED: Any = torch.ops.prims.inductor_lookup_seed.default
 
 def _seed_without_guard(seeds: Tensor, index: int) -> Tensor:
     """Return a scalar. Torch indexes the seeds, which makes their device current: it needs a GPU."""
-    return torch.ops.aten.select.int(seeds, 0, index).clone()
+    seed: Tensor = torch.ops.aten.select.int(seeds, 0, index)
+    return seed.clone()
 
 
 @contextmanager

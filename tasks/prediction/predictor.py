@@ -106,7 +106,7 @@ class Predictor:
         if isinstance(params, TrainStepParams) and generates_code(request.cell):
             # Whatever torch's compiler cannot do without a GPU, the cell is predicted as eager.
             with suppress(Exception):
-                compiled = eager.model_copy(update={"compile": params.compile})
+                compiled = eager.model_copy(update={"compile": "blocks"})
                 return self._track_once(compiled, request.workspace_bytes), COMPILED
         how = "modelled" if _is_modelled(params) else "tracked"
         return self._track_once(eager, request.workspace_bytes), how

@@ -10,7 +10,7 @@ from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD
 from orchestrator.planning.prediction_requests import cap_bytes
 from orchestrator.planning.request import SweepRequest
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
-from tasks.prediction.records import MARGIN
+from tasks.prediction.records import MARGIN, MAY_TAKE_MORE
 from tasks.spec.cell import Cell
 
 
@@ -60,7 +60,7 @@ def _what_is_equal(cells: Sequence[Cell], axis: str) -> Iterator[str]:
 
 def _predicted_oom(group: Limit) -> int | None:
     """Return the smallest value that is predicted to run out of memory."""
-    # A compiled cell is predicted as eager, which is an upper bound: a larger one may fit.
+    # Of a compiled cell that is predicted as eager, a larger one may fit.
     return group.perhaps.fails if group.perhaps is not None else None
 
 
@@ -144,6 +144,8 @@ def _note(group: Limit, bounds: Bounds) -> str:
     if search.fails is None:
         return f"not tried above {search.fits}: increase --up-to"
     if group.perhaps is None:
+        if any(one.how == MAY_TAKE_MORE for one in group.predictions.values()):
+            return "compiled: predicted as eager, less may fit"
         return "compiled: predicted as eager, more may fit"
     return ""
 

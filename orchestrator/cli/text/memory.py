@@ -12,10 +12,12 @@ from orchestrator.planning.prediction_requests import cap_bytes, predict_memory,
 from orchestrator.planning.request import SweepRequest
 from tasks.prediction.closed_form import ClosedForm, closed_form
 from tasks.prediction.records import (
+    AS_BLOCKS,
     AS_EAGER,
     CLOSED_FORM,
     COMPILED,
     MARGIN,
+    MAY_TAKE_MORE,
     MOST_OVERGUESS,
     Prediction,
     predictable,
@@ -29,15 +31,17 @@ _HOW = {
     "tracked": "every tensor is followed",
     "modelled": "every tensor is followed, and those within fused attention are modelled",
     COMPILED: "every tensor of the code that torch's compiler generates is followed",
-    AS_EAGER: "compiled, but predicted as eager: an upper bound",
+    AS_BLOCKS: "compiled as a whole, predicted as compiled blocks, which needed the same within 3 %",
+    AS_EAGER: "compiled, but predicted as eager for the reason in the row: it usually needs less",
+    MAY_TAKE_MORE: "compiled, but predicted as eager for the reason in the row: it may take more",
     CLOSED_FORM: "only parameters, gradients and AdamW's moments: a lower bound",
 }
 # How the last line counts cells with each verdict, in its order: one cell, and several.
 _COUNTED = {
     "fits": ("fits", "fit"),
     "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
-    "perhaps": 2 * ("perhaps (compiled: predicted as eager, an upper bound)",),
-    "unlikely": 2 * (f"unlikely (compiled: predicted more than {MOST_OVERGUESS} times the limit)",),
+    "perhaps": 2 * ("perhaps (compiled, but predicted as eager)",),
+    "unlikely": 2 * (f"unlikely (predicted as eager: more than {MOST_OVERGUESS} times the limit)",),
     "oom": ("does not fit", "do not fit"),
     "bounded": 2 * ("with only a lower bound, which fits; whether activations fit is not known",),
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
@@ -124,7 +128,8 @@ def _memory_row(cell: Cell, prediction: Prediction, card: GpuModel | None) -> li
         prediction.peak_bytes(mode="first"),
         prediction.peak_bytes("peak_reserved_bytes"),
     )
-    return [*map(format_gib, sizes), verdict, prediction.how]
+    how = f"{prediction.how}: {prediction.reason}" if prediction.reason else prediction.how
+    return [*map(format_gib, sizes), verdict, how]
 
 
 def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[str]:

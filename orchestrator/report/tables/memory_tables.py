@@ -76,8 +76,9 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " interpreter and libraries and is an upper bound of what the tensors take. The first step"
         " has no optimizer state yet; steady state is what training needs. Predicted without a GPU;"
         " ratio: predicted over measured. `tracked`: every storage was followed; `modelled`: all but"
-        " those inside of fused kernels; `compiled`: every storage of the generated code; `as eager`:"
-        " compiled code may need less.",
+        " those inside of fused kernels; `compiled`: every storage of the generated code; `as blocks`:"
+        " that of compiled blocks, for a model that is compiled as a whole; `as eager`: compiled"
+        " code usually needs less, unless it may take more.",
         CellRows(
             (
                 ("first step", show.peak_gib("first_")),

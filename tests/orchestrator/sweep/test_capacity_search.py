@@ -30,10 +30,11 @@ from orchestrator.sweep.capacity_search import find_limits
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
 from orchestrator.sweep.runtime import Runtime
-from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
+from tasks.prediction.records import AS_EAGER, MAY_TAKE_MORE, Prediction, Verdict, unknown
 from tasks.prediction.records import PredictionRequest as Asked
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
+from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 from tests.support.fake_sweep import SilentConsole, request_for, status_lines
@@ -78,10 +79,13 @@ def a_prediction(value: int, surely: int, perhaps: int, how: str = "tracked") ->
     verdict: Verdict = "fits" if value <= surely else "borderline" if value <= perhaps else "oom"
     samples = tuple(
         Sample("prediction", f"peak_{kind}_bytes", "bytes", value * GIB / 100, "steady", "backward")
-        for kind in ("allocated", "reserved")
+        for kind in ("allocated", "reserved", "requested")
     )
     made = Prediction("tracked", "", samples, {CARD.usable_bytes: verdict})
-    return made.as_eager() if how == AS_EAGER else made
+    if how == "tracked":
+        return made
+    model = {"size": "tiny"} if how == AS_EAGER else {"model": "hf:gpt2"}
+    return made.of_cell(make_cell("train_step", {"compile": "model", **model}))
 
 
 @pytest.fixture(autouse=True)
@@ -236,20 +240,21 @@ def test_parameters_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_wh
     assert "nothing fits: 128 takes ≥ 12.00 GiB" in text
 
 
+@pytest.mark.parametrize(("how", "note"), [(AS_EAGER, "more"), (MAY_TAKE_MORE, "less")])
 def test_no_compiled_cell_is_reported_not_to_fit(
-    monkeypatch: pytest.MonkeyPatch, request_where: Any
+    how: str, note: str, monkeypatch: pytest.MonkeyPatch, request_where: Any
 ) -> None:
     def answer(child: object, asked: Asked) -> Prediction:
-        return a_prediction(asked.cell.params.values()["context_length"], 700, 1000, AS_EAGER)
+        return a_prediction(asked.cell.params.values()["context_length"], 700, 1000, how)
 
     monkeypatch.setattr(prediction._Child, "ask", answer)
     request = request_where("size=tiny")
     found = find_limits(request, CONTEXT, CARD, None)
     assert " ".join(text_of(request, found)[0]).endswith(
-        "640 6.40 6.40 10.00 compiled: predicted as eager, more may fit"
+        f"640 6.40 6.40 10.00 compiled: predicted as eager, {note} may fit"
     )
     lines = "\n".join(describe_limits(request, found, CONTEXT)).splitlines()
-    assert lines[0].index("note") == lines[2].index("compiled: predicted as eager, more may fit")
+    assert lines[0].index("note") == lines[2].index("compiled: predicted as eager")
     # No line on undecided lengths: compiled cells may fit above the prediction.
     assert lines[3:] == ["all cells: batch_size=4"]
 

@@ -36,6 +36,7 @@ from tasks.prediction.trace import replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.registry import make_cell
+from tasks.spec.tables import Sample
 from tasks.train_step import build
 from tasks.training.parameters import PHASES, TrainStepParams
 from tests.conftest import ROOT
@@ -456,7 +457,8 @@ def test_what_does_not_run_without_data_takes_its_parameters_at_the_least() -> N
     assert prediction.least_bytes() == 320_000
     assert prediction.verdicts == {200_000: "oom"}
     assert "0.0 GiB" in prediction.why_oom(200_000)
-    assert prediction.as_eager() == prediction
+    compiled = make_cell("train_step", {"size": "tiny", "compile": "blocks"})
+    assert prediction.of_cell(compiled) == prediction
     assert (
         torch.overrides._len_torch_function_stack() == 0
     )  # what is predicted next is not disturbed
@@ -489,13 +491,18 @@ def test_an_optimizer_with_kernels_for_cuda_only_has_a_lower_bound(
     }
 
 
+def of_compiled_cell(prediction: Prediction, **values: Any) -> Prediction:
+    given = {"size": "tiny", "compile": "blocks"}
+    if "model" in values:
+        del given["size"]
+    return prediction.of_cell(make_cell("train_step", given | values))
+
+
 def test_a_compiled_cell_that_is_predicted_as_eager_is_never_oom() -> None:
-    prediction = prediction_of((2**20,), size="tiny", compile="model")
+    prediction = prediction_of((2**20,), size="tiny")
     assert prediction.verdicts == {2**20: "oom"}
-    assert (prediction.as_eager().how, prediction.as_eager().verdicts) == (
-        "as eager",
-        {2**20: "unlikely"},
-    )
+    as_eager = of_compiled_cell(prediction)
+    assert (as_eager.how, as_eager.verdicts) == ("as eager", {2**20: "unlikely"})
     held = round(
         max(s.value for s in prediction.samples if s.metric == "peak_requested_bytes" and s.value)
     )
@@ -503,14 +510,61 @@ def test_a_compiled_cell_that_is_predicted_as_eager_is_never_oom() -> None:
         held // 3: "oom",
         held // 2: "oom",
         held: "borderline",
+        round(1.05 * held): "fits",
         2 * held: "fits",
     }
-    assert list(replace(prediction, verdicts=caps).as_eager().verdicts.values()) == [
-        "unlikely",
-        "perhaps",
-        "borderline",
-        "fits",
-    ]
+    judged = replace(prediction, verdicts=caps)
+    assert list(of_compiled_cell(judged).verdicts.values()) == [
+        "unlikely", "perhaps", "borderline", "fits", "fits",
+    ]  # fmt: skip
+    of_hub = of_compiled_cell(judged, model="hf:gpt2", compile="model")
+    assert list(of_hub.verdicts.values()) == [
+        "unlikely", "perhaps", "borderline", "perhaps", "fits",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "how", "reason"),
+    [
+        ({}, "as eager", "torch's compiler needs a GPU for this model"),
+        ({"compile": "model"}, "as eager", "torch's compiler needs a GPU for this model"),
+        (
+            {"compile_mode": "max-autotune"},
+            "as eager",
+            "the CUDA graphs of max-autotune have memory of their own",
+        ),
+        ({"attention": "flex"}, "as eager", "flex attention is compiled in its own way"),
+        (
+            {"checkpointing": "blocks"},
+            "as eager",
+            "the compiler decides what its checkpoints compute again",
+        ),
+        (
+            {"model": "hf:gpt2", "compile": "model"},
+            "as eager, may take more",
+            "compiled as a whole, a model of transformers builds its mask",
+        ),
+        (
+            {"model": "a:B", "compile": "model"},
+            "as eager",
+            "your own model is compiled as a whole",
+        ),
+        ({"compile": "eager"}, "tracked", ""),
+    ],
+)
+def test_a_compiled_cell_that_is_predicted_as_eager_has_a_reason(
+    values: dict[str, Any], how: str, reason: str
+) -> None:
+    sample = Sample("prediction", "peak_allocated_bytes", "bytes", 1.0, "steady", note="tracked")
+    found = of_compiled_cell(Prediction("tracked", "", (sample,)), **values)
+    assert (found.how, found.reason) == (how, reason)
+    assert found.samples[0].note == how
+
+
+def test_compiled_attention_alone_is_predicted_as_eager() -> None:
+    cell = make_cell("attention", {"compile": "model"})
+    found = Prediction("tracked").of_cell(cell)
+    assert (found.how, found.reason) == ("as eager", "attention alone is compiled as a whole")
 
 
 def test_of_a_cap_the_peaks_alone_say_what_the_allocator_would() -> None:
@@ -542,9 +596,11 @@ def test_what_changes_no_memory_is_no_difference() -> None:
         "measured_steps": 99,
         "memory_limit_gib": 3.0,
         "precision": "tf32",
-        "compile": "model",
+        "compile": "blocks",
+        "compile_mode": "max-autotune",
     }
     assert identity(**same) == identity()
+    assert identity(compile="model") == identity(compile="blocks") != identity()
     for other in (
         {"precision": "bf16"},
         {"optimizer": "fused"},
