@@ -63,7 +63,10 @@ def _probe(params: AttentionAxisParams, shape: AttentionShape, device: torch.dev
             if not is_unsupported(error):
                 raise
             reasons = _reasons(caught) or error
-            raise Skip(f"attention: {params.attention} cannot do this here: {reasons}") from error
+            raise Skip(
+                f"attention: {params.attention} has no kernel in torch for {params.precision} and "
+                f"this shape on this device: {reasons}"
+            ) from error
 
 
 def _reasons(caught: Iterable[warnings.WarningMessage]) -> str:

@@ -30,6 +30,7 @@ def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module
     """
     config = read_config(params)
     _require_language_model(config, params)
+    _require_positions(config, params)
     if config.vocab_size < params.vocab_size:
         raise NoModelError(
             f"vocab_size {params.vocab_size} is larger than the {config.vocab_size} of "
@@ -84,6 +85,19 @@ def _require_language_model(config: PretrainedConfig, params: TrainStepParams) -
         raise NoModelError(
             f"{params.model}: {config.model_type} is no model that predicts the next token. Use one "
             "with a class …ForCausalLM, such as hf:gpt2, or your own factory"
+        )
+
+
+def _require_positions(config: PretrainedConfig, params: TrainStepParams) -> None:
+    # Rotary positions have no end.
+    is_rotary = bool(
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
+    )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and not is_rotary and params.context_length > positions:
+        raise NoModelError(
+            f"context_length: {params.context_length} is too long, {params.model} has {positions} "
+            "positions"
         )
 
 

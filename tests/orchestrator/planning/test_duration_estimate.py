@@ -228,6 +228,18 @@ def test_a_plan_says_how_long_it_will_take(
     assert expected_line("cpu") == ""
 
 
+def test_a_model_without_a_formula_has_no_estimate_before_its_first_cell(
+    sweep_here: Here, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text("Net = None\n")
+    config = "name: c\ngrids: [{task: train_step, fixed: {device: cuda, model: 'net:Net'}}]"
+    (tmp_path / "c.yaml").write_text(config)
+    assert (
+        "expected time: unknown, no formula is known for net:Net; an estimate is available when the "
+        "first of these cells has ended"
+    ) in sweep_here("plan", "c.yaml", "--gpu", "H200").output
+
+
 def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
     expected_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

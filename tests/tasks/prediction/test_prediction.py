@@ -561,6 +561,15 @@ def test_a_compiled_cell_that_is_predicted_as_eager_has_a_reason(
     assert found.samples[0].note == how
 
 
+def test_an_implementation_without_a_kernel_for_the_dtype_is_not_predicted() -> None:
+    cell = make_cell("attention", {"attention": "cudnn", "context_length": 256, "d_head": 16})
+    prediction = Predictor().predict(PredictionRequest(cell))
+    assert prediction.how == ""
+    assert prediction.reason.startswith(
+        "attention: cudnn has no kernel in torch for fp32 and this shape on this device: "
+    )
+
+
 def test_compiled_attention_alone_is_predicted_as_eager() -> None:
     cell = make_cell("attention", {"compile": "model"})
     found = Prediction("tracked").of_cell(cell)

@@ -157,6 +157,33 @@ def test_its_memory_and_flops_are_predicted() -> None:
     }
 
 
+NARROW: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 3, "vocab_size": 128},
+    "qwen2": {**TINY["model_args"], "num_hidden_layers": 3},
+    "llama": {**TINY["model_args"], "num_hidden_layers": 3},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NARROW)
+def test_compiled_blocks_of_its_models_are_predicted_from_their_code(name: str) -> None:
+    pytest.importorskip("transformers")
+    values = {"device": "cuda", "compile": "blocks", "precision": "bf16"}
+    model = {"model": f"hf:{name}", "model_args": NARROW[name]}
+    prediction = Predictor().predict(
+        PredictionRequest(make_cell("train_step", TINY | values | model))
+    )
+    assert prediction.how == "compiled", prediction.reason
+
+
+@pytest.mark.slow
+def test_learned_positions_end_where_the_config_says() -> None:
+    model_args = NARROW["gpt2"] | {"n_positions": 8}
+    with pytest.raises(NoModelError, match="context_length: 16 is too long, hf:gpt2 has 8 positio"):
+        built(model="hf:gpt2", model_args=model_args)
+    assert built(model_args=TINY["model_args"] | {"max_position_embeddings": 8})  # rotated ones
+
+
 @pytest.mark.slow
 def test_a_config_in_a_folder_is_found_where_modules_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
