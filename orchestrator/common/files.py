@@ -15,7 +15,7 @@ Content = str | bytes | Iterable[str]  # of a file; an iterable is written piece
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
-_RUN_AGAIN = "run again: what is finished is stored and not measured twice"
+_RUN_AGAIN = "run the command again: what was measured before is stored"
 
 
 def return_freed_memory() -> None:

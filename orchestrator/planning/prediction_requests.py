@@ -292,11 +292,13 @@ class _Child:
         try:
             if answer := self._answer(request):
                 return Prediction.from_json(answer)
-            # Otherwise the next request may go to this process: poll() reports a death late.
-            self._stop()
-            return unknown(f"the predictor died: {self._last_line()}")
+            reason = f"died: {self._last_line()}"
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return unknown(f"the predictor failed: {error_text(error)}")
+            reason = f"failed: {error_text(error)}"
+        # Otherwise the next request may go to this process: poll() reports a death late, and a
+        # user's model may have changed what all models use.
+        self._stop()
+        return unknown(f"the predictor {reason}")
 
     def _answer(self, request: PredictionRequest) -> str:
         if self.is_new:

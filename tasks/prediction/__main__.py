@@ -37,11 +37,16 @@ def main() -> None:
     _fork_others([list(map(int, ends.split(","))) for ends in others])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a user's model may print
-    predictor = Predictor()
+    predictor, process = Predictor(), os.getpid()
     for line in sys.stdin:
         request = PredictionRequest.from_json(line)
         sys.path.extend(path for path in request.import_paths if path not in sys.path)
-        print(predictor.predict(request).to_json(), file=answers, flush=True)
+        prediction = predictor.predict(request)
+        # A user's model that forks may return here in the child, too, whose answer would be taken
+        # for that of the next request.
+        if os.getpid() != process:
+            os._exit(0)
+        print(prediction.to_json(), file=answers, flush=True)
         gc.collect()
         gc.freeze()
 

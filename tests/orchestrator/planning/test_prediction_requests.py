@@ -171,6 +171,29 @@ def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.Monkey
     assert {reason.partition(":")[0] for reason in reasons} == {"the predictor died"}
 
 
+FORKING = """
+import os
+from torch import nn
+
+def build(fork):
+    if fork:
+        os.fork()
+        return nn.Sequential(nn.Embedding(101, 4), nn.Linear(4, 101))
+    raise ValueError("this one has no model")
+"""
+
+
+@pytest.mark.process
+def test_a_model_that_forks_changes_no_other_prediction(tmp_path: Path) -> None:
+    (tmp_path / "forking.py").write_text(FORKING)
+    given = {"model": "forking:build", "vocab_size": 101, "context_length": 8}
+    with lifeline() as end, closing(prediction._Child(end)) as child:
+        for fork in (True, False, True, False):
+            cell = cell_of(size=None, model_args={"fork": fork}, **given)
+            answer = child.ask(PredictionRequest(cell, import_paths=(str(tmp_path),)))
+            assert ("this one has no model" in answer.reason) is not fork
+
+
 @pytest.mark.process
 def test_other_predictors_are_forked_from_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
