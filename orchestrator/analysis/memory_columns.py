@@ -24,6 +24,11 @@ DERIVED_FIELDS += [
         format=Format.TEXT,
     ),
     DerivedField("predicted_reason", "why there is no prediction", format=Format.TEXT),
+    DerivedField(
+        "flops_reason",
+        "why `counted_flops` is empty: operations of other packages without a formula",
+        format=Format.TEXT,
+    ),
 ]
 
 
@@ -40,12 +45,14 @@ def with_value(latest: pd.DataFrame) -> pd.DataFrame:
 
 
 def undeclared_columns(latest: pd.DataFrame) -> pd.DataFrame:
-    """Return the closed form, how memory was predicted, and why it was not."""
+    """Return the closed form, how memory was predicted, and why it or FLOPs are not known."""
     sizes = latest[latest["metric"].str.startswith(("peak", "held"))]
     is_predicted = sizes["value"].notna()
     how = _first_note(sizes[is_predicted], "predicted_how")
     why_not = _first_note(sizes[~is_predicted], "predicted_reason")
-    return join_columns([_closed_form(with_value(latest)), how, why_not])
+    flops = latest[(latest["metric"] == "flops") & latest["value"].isna()]
+    uncounted = _first_note(flops, "flops_reason")
+    return join_columns([_closed_form(with_value(latest)), how, why_not, uncounted])
 
 
 def _first_note(rows: pd.DataFrame, name: str) -> pd.Series[str]:

@@ -210,7 +210,13 @@ def _load_compiler() -> Callable[[GpuFunctions], AbstractContextManager[Any]]:
 
 
 def _flops(params: TrainStepParams, counted: FlopCount) -> Iterator[Sample]:
-    """Yield the FLOPs of a steady step with all of its micro-batches."""
+    """Yield the FLOPs of a steady step with all of its micro-batches, or why they are unknown."""
+    if counted.unknown:
+        count, names = len(counted.unknown), ", ".join(sorted(counted.unknown))
+        what = "1 operation" if count == 1 else f"{count} operations"
+        reason = f"FLOPs undercounted: {what} unknown: {names}"
+        yield metric_named("prediction", "flops").sample(None, "steady", "forward", note=reason)
+        return
     traced = min(params.gradient_accumulation, _TRACED_MICRO_BATCHES)
     kinds = {"flops": counted.once, "recomputed_flops": counted.repeated}
     for name, by_phase in kinds.items():

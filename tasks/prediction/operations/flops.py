@@ -1,7 +1,8 @@
 """Count the floating-point operations of a traced step, by the formulas of torch's FLOP counter.
 
 Matrix products and attention count, and a causal mask saves nothing. What the backward pass
-computes again is counted separately: checkpoints, and the scores of fused attention.
+computes again is counted separately: checkpoints, and the scores of fused attention. Operations
+of other packages, such as their own kernels, have no formula: they are named.
 """
 
 from __future__ import annotations
@@ -22,12 +23,20 @@ _KNOWN: dict[
 ] = {}  # FLOPs by operation and shapes: layers repeat each other
 
 
+# Namespaces of torch's operations: those without a formula are not worth to be counted.
+_OF_TORCH = frozenset({"aten", "prims", "prim", "rngprims", "inductor", "profiler"})
+
+
 class FlopCount:
-    """FLOPs of a step by phase. repeated: what a backward pass computes again."""
+    """FLOPs of the forward and backward passes of a step, by phase.
+
+    repeated: what a backward pass computes again. unknown: names of operations without a formula.
+    """
 
     def __init__(self) -> None:
         self.once: Counter[str] = Counter()
         self.repeated: Counter[str] = Counter()
+        self.unknown: set[str] = set()
 
     def add(
         self, func: Operation, args: Arguments, kwargs: Keywords, result: object, phase: str
@@ -36,7 +45,12 @@ class FlopCount:
         if id(func) not in _FORMULAS:
             _FORMULAS[id(func)] = flop_registry.get(func.overloadpacket)
         formula = _FORMULAS[id(func)]
-        if formula is None or not phase:
+        # Products within an optimizer are no work of the model.
+        if phase not in ("forward", "backward"):
+            return
+        if formula is None:
+            if func.namespace not in _OF_TORCH:
+                self.unknown.add(f"{func.namespace}::{func.overloadpacket.__name__}")
             return
         # A backward pass computes gradients without recording; a checkpoint in it records again.
         in_backward = torch._C._current_graph_task_id() != -1

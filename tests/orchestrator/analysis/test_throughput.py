@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from orchestrator.analysis.cells import derive_cells
@@ -19,15 +20,26 @@ from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 
 
-def test_counted_flops_stand_in_for_a_closed_form_and_repeated_ones_count_in_hfu(
-    tmp_path: Path,
-) -> None:
+def row_with_counts(tmp_path: Path, *counted: Sample) -> dict[str, object]:
+    """Return the cell of a model without a formula that took 1 ms a step, with these counts."""
     run = Run(tmp_path / "run")
     facts = {"gpu": "NVIDIA H100 80GB HBM3", "tokens": 16}
     steps = tuple(Sample("timing", "duration", "ms", 1.0, "synced", "step", n) for n in range(3))
     model = {"model": "a:B", "precision": "bf16"}
     cell = make_cell("train_step", model | {"checkpointing": "blocks"})
     attempt = Attempt(cell, 1, "/nowhere", Settings())
+    with open_for_writing(run) as writer:
+        writer.append(Outcome(attempt, Status.OK, "", "", {}, facts, steps, 1.7e9, 2.5), None)
+        writer.append_predictions({cell.id: counted})
+    (row,) = derive_cells(
+        run.read("attempts"), run.read("samples"), run.read("predictions")
+    ).to_dict("records")
+    return dict(row)
+
+
+def test_counted_flops_stand_in_for_a_closed_form_and_repeated_ones_count_in_hfu(
+    tmp_path: Path,
+) -> None:
     counted = [
         metric_named("prediction", name).sample(value, "steady", phase)
         for name, value, phase in (
@@ -36,15 +48,19 @@ def test_counted_flops_stand_in_for_a_closed_form_and_repeated_ones_count_in_hfu
             ("recomputed_flops", 9e10, "backward"),
         )
     ]
-    with open_for_writing(run) as writer:
-        writer.append(Outcome(attempt, Status.OK, "", "", {}, facts, steps, 1.7e9, 2.5), None)
-        writer.append_predictions({cell.id: counted})
-    (row,) = derive_cells(
-        run.read("attempts"), run.read("samples"), run.read("predictions")
-    ).to_dict("records")
+    row = row_with_counts(tmp_path, *counted)
     assert row["flops"] == 3e11
     assert row["mfu"] == pytest.approx(3e11 / 1e-3 / 989.4e12, rel=1e-3)
     assert row["hfu"] == pytest.approx(1.3 * row["mfu"])
+
+
+def test_flops_that_cannot_be_counted_give_no_utilisation(tmp_path: Path) -> None:
+    reason = "FLOPs undercounted: 2 operations unknown: mine::a, mine::b"
+    flops = metric_named("prediction", "flops").sample(None, "steady", "forward", note=reason)
+    row = row_with_counts(tmp_path, flops)
+    assert row["flops_reason"] == reason
+    assert pd.isna(row.get("flops"))
+    assert pd.isna(row.get("mfu"))
 
 
 def test_flops_that_fit_in_no_integer_column_are_still_counted(

@@ -203,6 +203,41 @@ def test_frozen_weights_need_no_product_for_their_gradient() -> None:
     assert 0.85 < adapted["backward"] / adapted["forward"] < 1.2
 
 
+def test_the_matrix_products_of_an_optimizer_are_no_work_of_the_model() -> None:
+    assert flops_of(optimizer="muon") == flops_of()
+
+
+@torch.library.custom_op("mine::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@double.register_fake
+def _double_without_data(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class WithKernel(nn.Module):
+    """A model with an operation of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(500, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return double(self.table(tokens)) @ self.table.weight.T
+
+
+def test_flops_of_own_operations_are_not_known() -> None:
+    prediction = prediction_of(
+        model=f"{__name__}:WithKernel", vocab_size=500, **{"pass": "forward"}
+    )
+    flops = [one for one in prediction.samples if one.metric == "flops"]
+    assert [(one.value, one.note) for one in flops] == [
+        (None, "FLOPs undercounted: 1 operation unknown: mine::double")
+    ]
+
+
 class Quantised(torch.Tensor):
     """A float tensor that is stored in one byte per element."""
 
