@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 from queue import LifoQueue
-from typing import IO
 
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.units import GIB
 from orchestrator.common.user_cache import cache_folder
-from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
+from orchestrator.execution.measuring_process import lifeline
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.planning.predicting_process import PredictingProcess
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.records import (
     VERSION,
@@ -40,14 +36,8 @@ from tasks.prediction.records import (
 )
 from tasks.spec.axes import leave_out
 from tasks.spec.cell import Cell
-from tasks.spec.messages import error_text
 from tasks.spec.source_digest import HUB, source_digest
 from tasks.spec.tables import Sample
-
-_COMMAND = (*PROGRAM[:-1], "tasks.prediction")
-# A prediction takes seconds, but a user's model may never return.
-_TIMEOUT_S = 120.0
-_LAST_OUTPUT_BYTES = 4096
 
 Predict = Callable[[Sequence[Cell]], dict[str, Prediction]]  # predictions by cell id
 
@@ -90,10 +80,10 @@ def predict_memory(
 def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[Predict]:
     """Yield `predict_memory` for repeated calls, with child processes that stay in between."""
     # Last in, first out: a child that has imported torch is used before another one is started.
-    idle: LifoQueue[_Child] = LifoQueue()
+    idle: LifoQueue[PredictingProcess] = LifoQueue()
     with lifeline() as descriptor, ExitStack() as stack:
         for _ in range(cores_here()):
-            idle.put(stack.enter_context(closing(_Child(descriptor))))
+            idle.put(stack.enter_context(closing(PredictingProcess(descriptor))))
         yield lambda cells: _predict(cells, gpu, import_paths, idle)
 
 
@@ -101,7 +91,7 @@ def _predict(
     cells: Sequence[Cell],
     gpu: GpuModel | None,
     import_paths: tuple[str, ...],
-    idle: LifoQueue[_Child],
+    idle: LifoQueue[PredictingProcess],
 ) -> dict[str, Prediction]:
     requests = _requests(predictable(cells), gpu, import_paths)
     found: dict[str, Prediction] = {}
@@ -221,7 +211,7 @@ def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) 
 
 
 def _ask_all(
-    requests: Mapping[str, PredictionRequest], idle: LifoQueue[_Child]
+    requests: Mapping[str, PredictionRequest], idle: LifoQueue[PredictingProcess]
 ) -> Iterator[tuple[str, Prediction]]:
     # One child predicts all passes of one model and length, beginning with train_step: the other
     # passes are parts of it.
@@ -246,7 +236,7 @@ def _ask_all(
 
 
 def _ask_one(
-    idle: LifoQueue[_Child], group: Sequence[tuple[str, PredictionRequest]]
+    idle: LifoQueue[PredictingProcess], group: Sequence[tuple[str, PredictionRequest]]
 ) -> list[tuple[str, Prediction]]:
     child = idle.get()
     try:
@@ -255,7 +245,7 @@ def _ask_one(
         idle.put(child)
 
 
-def _start_together(idle: LifoQueue[_Child], count: int) -> None:
+def _start_together(idle: LifoQueue[PredictingProcess], count: int) -> None:
     """Start several children as one process that imports torch, from which the others are forked.
 
     Children that were started before are left alone.
@@ -268,111 +258,3 @@ def _start_together(idle: LifoQueue[_Child], count: int) -> None:
             new[0].start(new[1:])
     for child in reversed(children):
         idle.put(child)
-
-
-class _Child:
-    """A predicting process. It starts with the first request, and again after it has died."""
-
-    def __init__(self, lifeline: int) -> None:
-        self._lifeline = lifeline
-        self._process: subprocess.Popen[str] | None = None  # None also if it was forked
-        self._forked_from: _Child | None = None
-        self._end_of_forked = -1  # our end of the lifeline of a forked process
-        self._requests: IO[str] | None = None
-        self._answers: IO[str] | None = None
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
-
-    @property
-    def is_new(self) -> bool:
-        """True if no process is running, as far as is known."""
-        has_ended = self._process is not None and self._process.poll() is not None
-        return self._requests is None or has_ended
-
-    def ask(self, request: PredictionRequest) -> Prediction:
-        try:
-            if answer := self._answer(request):
-                return Prediction.from_json(answer)
-            reason = f"died: {self._last_line()}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = f"failed: {error_text(error)}"
-        # Otherwise the next request may go to this process: poll() reports a death late, and a
-        # user's model may have changed what all models use.
-        self._stop()
-        return unknown(f"the predictor {reason}")
-
-    def _answer(self, request: PredictionRequest) -> str:
-        if self.is_new:
-            self.start()
-        timer = threading.Timer(_TIMEOUT_S, self._kill)
-        timer.start()
-        try:
-            print(request.to_json(), file=self._requests, flush=True)
-            return next(iter(self._answers or ()), "")
-        except BrokenPipeError:
-            return ""
-        finally:
-            timer.cancel()
-
-    def close(self) -> None:
-        self._stop()
-        self._stderr.close()
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-        elif self._end_of_forked >= 0:
-            os.close(self._end_of_forked)
-            self._end_of_forked = -1
-
-    def _stop(self) -> None:
-        self._kill()
-        # It may not have read its whole request, and a thread may be writing to it.
-        for pipe in (self._requests, self._answers):
-            with suppress(OSError, ValueError):
-                if pipe is not None:
-                    pipe.close()
-        if self._process is not None:
-            self._process.wait()
-        self._process = self._requests = self._answers = None
-
-    def start(self, others: Sequence[_Child] = ()) -> None:
-        """Start the process. It forks the processes of the other children."""
-        # As many children as cores run at the same time, each with one thread and without a GPU.
-        own = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        ends = [other._open_pipes(self) for other in others]
-        self._forked_from = None
-        try:
-            self._process = subprocess.Popen(
-                [*_COMMAND, str(self._lifeline), *(",".join(map(str, each)) for each in ends)],
-                env={**os.environ, **own},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                text=True,
-                pass_fds=[self._lifeline, *chain(*ends)],
-                start_new_session=True,
-            )
-            self._requests, self._answers = self._process.stdin, self._process.stdout
-        finally:
-            for requests, answers, _, lifeline in ends:
-                for end in (requests, answers, lifeline):
-                    os.close(end)
-
-    def _open_pipes(self, parent: _Child) -> tuple[int, int, int, int]:
-        """Return the ends of new pipes for a forked process: requests, answers, errors, lifeline."""
-        requests, to_requests = os.pipe()
-        from_answers, answers = os.pipe()
-        lifeline, self._end_of_forked = os.pipe()
-        self._process, self._forked_from = None, parent
-        self._requests = open(to_requests, "w", encoding="utf-8")  # noqa: SIM115
-        self._answers = open(from_answers, encoding="utf-8")  # noqa: SIM115
-        return requests, answers, self._stderr.fileno(), lifeline
-
-    def _last_line(self) -> str:
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
-        lines = self._stderr.read().decode(errors="replace").splitlines()
-        if lines:
-            return lines[-1][:160]
-        if self._forked_from is not None:  # which may have died before it forked this one
-            return self._forked_from._last_line()
-        return "it printed nothing"

@@ -20,7 +20,9 @@ from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.measuring_process import lifeline
 from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver
 from orchestrator.hardware.host import GpuInfo, HostInfo
+from orchestrator.planning import predicting_process
 from orchestrator.planning import prediction_requests as prediction
+from orchestrator.planning.predicting_process import PredictingProcess
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.scheduling.scheduler import Scheduler
@@ -72,7 +74,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[PredictionRequest]:
         requests.append(request)
         return a_prediction(2.0, dict.fromkeys(request.caps_bytes, "oom"))
 
-    monkeypatch.setattr(prediction._Child, "ask", answer)
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
     return requests
 
 
@@ -83,7 +85,7 @@ def test_a_process_predicts_and_the_answer_is_remembered(monkeypatch: pytest.Mon
     assert found[cells[0].id] == found[cells[1].id]
     assert [found[cell.id].how for cell in cells] == ["tracked", "tracked", "tracked", ""]
     assert verdict_of(cells[0], found[cells[0].id], TINY_GPU) == "fits"
-    monkeypatch.setattr(prediction._Child, "ask", lambda child, request: unknown("asked again"))
+    monkeypatch.setattr(PredictingProcess, "ask", lambda child, request: unknown("asked again"))
     again = predict_memory(cells, TINY_GPU, ())
     assert again == found
 
@@ -150,7 +152,7 @@ def test_a_model_of_ones_own_is_not_remembered(asked: list[PredictionRequest]) -
 
 def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [unknown("not now"), a_prediction(1.0)]
-    monkeypatch.setattr(prediction._Child, "ask", lambda child, request: answers.pop(0))
+    monkeypatch.setattr(PredictingProcess, "ask", lambda child, request: answers.pop(0))
     assert [predict_memory([cell_of()], None, ())[cell_of().id].how for _ in range(3)] == [
         "",
         "tracked",
@@ -162,10 +164,10 @@ def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one is asked of another process, however soon: that it is dead is known later than that it says no more."""
     slow = "import sys, time; sys.stdin.readline(); time.sleep(60)"
-    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", slow))
-    monkeypatch.setattr(prediction, "_TIMEOUT_S", 0.15)
+    monkeypatch.setattr(predicting_process, "_COMMAND", (sys.executable, "-c", slow))
+    monkeypatch.setattr(predicting_process, "_TIMEOUT_S", 0.15)
     with lifeline() as end:
-        child = prediction._Child(end)
+        child = PredictingProcess(end)
         reasons = {child.ask(PredictionRequest(cell_of())).reason for _ in range(15)}
         child.close()
     assert {reason.partition(":")[0] for reason in reasons} == {"the predictor died"}
@@ -187,7 +189,7 @@ def build(fork):
 def test_a_model_that_forks_changes_no_other_prediction(tmp_path: Path) -> None:
     (tmp_path / "forking.py").write_text(FORKING)
     given = {"model": "forking:build", "vocab_size": 101, "context_length": 8}
-    with lifeline() as end, closing(prediction._Child(end)) as child:
+    with lifeline() as end, closing(PredictingProcess(end)) as child:
         for fork in (True, False, True, False):
             cell = cell_of(size=None, model_args={"fork": fork}, **given)
             answer = child.ask(PredictionRequest(cell, import_paths=(str(tmp_path),)))
@@ -205,8 +207,8 @@ def test_other_predictors_are_forked_from_the_first_one(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(subprocess, "Popen", start)
     first, second = (PredictionRequest(cell_of(context_length=length)) for length in (16, 32))
-    with lifeline() as end, closing(prediction._Child(end)) as child:
-        with closing(prediction._Child(end)) as forked:
+    with lifeline() as end, closing(PredictingProcess(end)) as child:
+        with closing(PredictingProcess(end)) as forked:
             child.start([forked])
             assert [forked.ask(second).how, child.ask(first).how] == ["tracked", "tracked"]
             forked._kill()
@@ -218,7 +220,7 @@ def test_other_predictors_are_forked_from_the_first_one(monkeypatch: pytest.Monk
 
 def test_predictors_are_started_together(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys; print(len(sys.argv) - 2, 'more', file=sys.stderr)"
-    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", script))
+    monkeypatch.setattr(predicting_process, "_COMMAND", (sys.executable, "-c", script))
     monkeypatch.setattr(prediction, "cores_here", lambda: 3)
     cells = [cell_of(context_length=length) for length in (16, 32)]
     reasons = {one.reason for one in predict_memory(cells, None, ()).values()}
@@ -227,7 +229,9 @@ def test_predictors_are_started_together(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        prediction, "_COMMAND", (sys.executable, "-c", "import sys; sys.exit('no torch here')")
+        predicting_process,
+        "_COMMAND",
+        (sys.executable, "-c", "import sys; sys.exit('no torch here')"),
     )
     found = predict_memory([cell_of(), cell_of(context_length=32)], None, ())
     assert {one.how for one in found.values()} == {""}
@@ -236,9 +240,9 @@ def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        prediction, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)")
+        predicting_process, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)")
     )
-    monkeypatch.setattr(prediction, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(predicting_process, "_TIMEOUT_S", 0.5)
     assert "died" in predict_memory([cell_of()], None, ())[cell_of().id].reason
 
 
@@ -365,7 +369,7 @@ def test_cells_are_left_out_only_when_asked(
 def test_a_prediction_never_stops_a_run(
     write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prediction, "_COMMAND", ("/nowhere/to/be/found",))
+    monkeypatch.setattr(predicting_process, "_COMMAND", ("/nowhere/to/be/found",))
     _, result = a_run(write_config, tmp_path, [])
     assert result.counts[Status.OK] == 4
     assert (
@@ -400,7 +404,7 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
             "modelled" if length == 64 else "tracked",
         )
 
-    monkeypatch.setattr(prediction._Child, "ask", answer)
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
     sets = ["context_length=8,16,32,64", "compile=eager,blocks"]
     request = request_for(
         write_config(CONFIG.partition("  - task: matmul")[0]),
@@ -468,7 +472,7 @@ def test_what_is_known_by_formula_alone_is_labelled_so(
     known = Prediction(
         "closed form", "it looks at its data", (*unknown("it looks at its data").samples, *samples)
     )
-    monkeypatch.setattr(prediction._Child, "ask", lambda child, request: known)
+    monkeypatch.setattr(PredictingProcess, "ask", lambda child, request: known)
     config = write_config(
         "name: own\ngrids: [{task: train_step, fixed: {model: 'torch.nn:Embedding'}}]"
     )

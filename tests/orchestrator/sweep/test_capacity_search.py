@@ -17,10 +17,10 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning import prediction_requests as prediction
 from orchestrator.planning.history import read_histories
 from orchestrator.planning.invocation import last_command
 from orchestrator.planning.options import ExecutionOptions
+from orchestrator.planning.predicting_process import PredictingProcess
 from orchestrator.planning.queue_state import QueueState
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
@@ -109,7 +109,7 @@ def predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
                 else unknown("it does not run without data")
             )
 
-        monkeypatch.setattr(prediction._Child, "ask", answer)
+        monkeypatch.setattr(PredictingProcess, "ask", answer)
 
     return set_to
 
@@ -234,7 +234,7 @@ def test_parameters_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_wh
         Sample("prediction", "closed_form_bytes", "bytes", 12 * GIB, "steady", note="parameters"),
     )
     known = Prediction("closed form", "it looks at its data", terms, {CARD.usable_bytes: "oom"})
-    monkeypatch.setattr(prediction._Child, "ask", lambda child, asked: known)
+    monkeypatch.setattr(PredictingProcess, "ask", lambda child, asked: known)
     request = request_where("size=tiny")
     text = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
     assert "nothing fits: 128 takes ≥ 12.00 GiB" in text
@@ -247,7 +247,7 @@ def test_no_compiled_cell_is_reported_not_to_fit(
     def answer(child: object, asked: Asked) -> Prediction:
         return a_prediction(asked.cell.params.values()["context_length"], 700, 1000, how)
 
-    monkeypatch.setattr(prediction._Child, "ask", answer)
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
     request = request_where("size=tiny")
     found = find_limits(request, CONTEXT, CARD, None)
     assert " ".join(text_of(request, found)[0]).endswith(
