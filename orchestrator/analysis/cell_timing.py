@@ -126,8 +126,9 @@ def _timings(durations: pd.DataFrame, clocks: dict[str, float]) -> dict[str, Cel
         medians = tuple(attempts["median"])
         low, high = attempts["ci_low"].median(), attempts["ci_high"].median()
         if attempts["coverage"].median() < _MIN_COVERAGE:
-            is_repeated = len(medians) > 1
-            low, high = (min(medians), max(medians)) if is_repeated else (math.nan, math.nan)
+            low = high = math.nan
+            if len(medians) > 1:
+                low, high = min(medians), max(medians)
         timings[str(cell)] = CellTiming(medians, low, high, clocks.get(str(cell)))
     return timings
 

@@ -178,8 +178,9 @@ class _RichConsole(rich.console.Console):
 def _device(started: AttemptStarted) -> str:
     if not started.gpu:
         return "CPU  "
-    host = f" of {started.host}" if started.node else ""
-    return f"GPU {started.gpu}{host}"
+    if started.node:
+        return f"GPU {started.gpu} of {started.host}"
+    return f"GPU {started.gpu}"
 
 
 def _words(status: Status) -> str:

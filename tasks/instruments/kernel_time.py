@@ -98,11 +98,13 @@ def _step(session: Session, number: int) -> list[Sample]:
     session.step(timer)
     total = sum(timer.phases.values())
     # A phase may have no kernels. A step without any means that CUPTI is refused.
-    note = "" if total else f"{_UNSEEN}: {REFUSED}"
+    values: dict[str, float | None] = {**timer.phases, "step": total}
+    note = ""
+    if not total:
+        values, note = dict.fromkeys(values), f"{_UNSEEN}: {REFUSED}"
     samples: list[Sample] = []
-    for phase, ms in {**timer.phases, "step": total}.items():
-        value = ms if total else None
-        samples.append(Sample("kernel_time", "kernel_time", "ms", value, "", phase, number, note))
+    for phase, ms in values.items():
+        samples.append(Sample("kernel_time", "kernel_time", "ms", ms, "", phase, number, note))
     return samples
 
 

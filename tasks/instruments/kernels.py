@@ -76,8 +76,9 @@ def _scratch_folder(folder: Path | None) -> Path | None:
     """Return the folder for the trace, or None for the system's temporary folder."""
     # Kineto writes the path of the trace into the trace without escaping it. A path with a quote,
     # or another character that JSON escapes, would make the trace unreadable.
-    fits = json.dumps(str(folder), ensure_ascii=False) == f'"{folder}"'
-    return folder if fits else None
+    if json.dumps(str(folder), ensure_ascii=False) == f'"{folder}"':
+        return folder
+    return None
 
 
 def _read(session: Session, trace: Path) -> Iterator[Sample]:

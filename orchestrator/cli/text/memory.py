@@ -92,7 +92,9 @@ def _not_predicted(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str
     reasons = Counter((cell.params.device, unsupported_reason(cell)) for cell in cells)
     for (device, reason), count in reasons.items():
         if f"on {device} " in reason:  # on a GPU, the same cell would be predicted
-            remedy = "add --set device=cuda" + ("" if card else " --gpu H200")
+            remedy = "add --set device=cuda"
+            if card is None:
+                remedy += " --gpu H200"
             yield f"{cell_count(count)} on {device}, and memory is predicted for GPUs only: {remedy}"
         elif reason:
             yield f"{cell_count(count)} not predicted: {reason}"
