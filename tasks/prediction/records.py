@@ -27,9 +27,8 @@ MARGIN = 0.03  # error of a prediction as a fraction; within it a verdict is bor
 # largest of a training step was 1.43. It matters for those compiled cells whose code is not
 # generated: they are predicted as eager ones.
 MOST_OVERGUESS = 2.11
-_UNDERGUESS = (
-    1.1  # within 10% of the limit, a cell that may take more than predicted fits `perhaps`
-)
+# Within 10% of the limit, a compiled cell that may take more than predicted fits `perhaps`.
+_UNDERGUESS = 1.1
 
 # A compiled cell that is predicted as eager is never `oom`, because it usually needs less than
 # that: instead it fits `perhaps`, or that is `unlikely`.
@@ -121,8 +120,17 @@ class Prediction:
         if how == "eager":
             return self
         if self.how == COMPILED:
-            return self if how == "blocks" else self._named(AS_BLOCKS)
+            return self if how == "blocks" else self._as_blocks()
         return self._as_eager(*_why_as_eager(cell))
+
+    def _as_blocks(self) -> Prediction:
+        """Return the prediction of a whole model from that of its blocks: with twice the margin."""
+        verdicts = dict(self.verdicts)
+        for cap_bytes, verdict in self.verdicts.items():
+            limits = {"fits": cap_bytes / (1 + MARGIN), "oom": cap_bytes * (1 + MARGIN)}
+            if verdict in limits and self.plain_verdict(round(limits[verdict])) != verdict:
+                verdicts[cap_bytes] = "borderline"
+        return replace(self._named(AS_BLOCKS), verdicts=verdicts)
 
     def _as_eager(self, how: str, reason: str) -> Prediction:
         """Return the prediction of a compiled cell from that of the eager one: never `oom`."""

@@ -31,7 +31,7 @@ _HOW = {
     "tracked": "every tensor is followed",
     "modelled": "every tensor is followed, and those within fused attention are modelled",
     COMPILED: "every tensor of the code that torch's compiler generates is followed",
-    AS_BLOCKS: "compiled as a whole, predicted as compiled blocks, which needed the same within 3 %",
+    AS_BLOCKS: "compiled as a whole, predicted as compiled blocks: borderline is within 6 %",
     AS_EAGER: "compiled, but predicted as eager for the reason in the row: it usually needs less",
     MAY_TAKE_MORE: "compiled, but predicted as eager for the reason in the row: it may take more",
     CLOSED_FORM: "only parameters, gradients and AdamW's moments: a lower bound",

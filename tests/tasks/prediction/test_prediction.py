@@ -561,6 +561,25 @@ def test_a_compiled_cell_that_is_predicted_as_eager_has_a_reason(
     assert found.samples[0].note == how
 
 
+def test_a_model_compiled_as_a_whole_has_twice_the_margin() -> None:
+    samples = [
+        Sample("prediction", f"peak_{kind}_bytes", "bytes", 1000.0, "steady", note="compiled")
+        for kind in ("allocated", "requested", "reserved")
+    ]
+    caps: dict[int, Verdict] = {
+        930: "oom",
+        960: "oom",
+        1000: "borderline",
+        1040: "fits",
+        1070: "fits",
+    }
+    blocks = Prediction("compiled", "", tuple(samples), caps)
+    assert of_compiled_cell(blocks) == blocks
+    whole = of_compiled_cell(blocks, compile="model")
+    assert (whole.how, {one.note for one in whole.samples}) == ("as blocks", {"as blocks"})
+    assert list(whole.verdicts.values()) == ["oom", *["borderline"] * 3, "fits"]
+
+
 def test_an_implementation_without_a_kernel_for_the_dtype_is_not_predicted() -> None:
     cell = make_cell("attention", {"attention": "cudnn", "context_length": 256, "d_head": 16})
     prediction = Predictor().predict(PredictionRequest(cell))
