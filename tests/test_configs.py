@@ -10,7 +10,12 @@ import pandas as pd
 import pytest
 from click.testing import Result
 
+from orchestrator.config.selection import parse_selection
+from orchestrator.hardware.gpu_catalog import find_gpu
+from orchestrator.planning.request import resolve
 from orchestrator.report.tables.registry import TABLES
+from tasks.prediction.predictor import Predictor
+from tasks.prediction.records import PredictionRequest
 from tests.conftest import ROOT
 
 STEPS = ["device=cpu", "warmup_steps=1", "measured_steps=2"]
@@ -147,3 +152,27 @@ def test_a_small_version_runs(name: str, sweep_here: Callable[..., Result], tmp_
     assert printed.exit_code == 0, printed.output
     titles = {table.title for table in TABLES if table.name in tables}
     assert titles <= set(printed.stdout.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "accumulation",
+        "checkpointing",
+        "fits-24gb",
+        "leaderboard",
+        "long-context",
+        "models",
+        "optimizers",
+    ],
+)
+def test_a_recipe_for_everyday_training_is_predicted_without_a_gpu(recipe: str) -> None:
+    if recipe == "models":
+        pytest.importorskip("transformers")
+    path = ROOT / "configs" / f"{recipe}.yaml"
+    cell = resolve(path, parse_selection([], [])).expansion.cells[-1]
+    usable_bytes = find_gpu("RTX 4090").usable_bytes
+    prediction = Predictor().predict(PredictionRequest(cell, (usable_bytes,))).of_cell(cell)
+    assert prediction.how in ("tracked", "modelled", "compiled"), prediction.reason
+    assert prediction.verdicts.keys() == {usable_bytes}
