@@ -89,6 +89,13 @@ class Limit:
         return make_cell(self.task, {**self.values, self.bounds.axis: value})
 
     @property
+    def is_unknown(self) -> bool:
+        """True if no limit was found, or if the measuring stopped early."""
+        if self.measured is None:
+            return bool(self.unpredicted) and not self.surely.fits
+        return bool(self.failure)
+
+    @property
     def next_to_predict(self) -> int | None:
         """The value to predict next, or None if prediction finds nothing more."""
         if self.unpredicted:

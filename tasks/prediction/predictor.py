@@ -87,7 +87,7 @@ class Predictor:
             return unknown(str(skip))
         except (ImportError, NoModelError) as error:  # the message has the remedy
             return unknown(str(error))
-        except Exception as error:  # a user's model may raise anything
+        except BaseException as error:  # a user's model may raise anything, SystemExit included
             reason = _why_not_tracked(params, error)
             if isinstance(params, AttentionParams) or is_unsupported(error):
                 return unknown(reason)
@@ -126,7 +126,7 @@ class Predictor:
         return trace
 
 
-def _why_not_tracked(params: Predictable, error: Exception) -> str:
+def _why_not_tracked(params: Predictable, error: BaseException) -> str:
     if isinstance(params, TrainStepParams) and params.optimizer.startswith("bitsandbytes."):
         # Early versions do not declare the shapes of their kernels' results.
         return (

@@ -113,5 +113,5 @@ def print_limits(axis: str, chosen: Chosen) -> None:
         end_with(found.result)
     if measures:
         say(f"results in {request.run}")
-    if any(group.failure for group in found.groups):
+    if any(group.is_unknown for group in found.groups):
         sys.exit(EXIT_FAILURES)

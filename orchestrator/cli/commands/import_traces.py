@@ -29,7 +29,7 @@ from orchestrator.common.text import shell_command
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 2**31 - 1),  # the column has 32 bits
     help="Number of training steps in each trace.  [counted from its ranges]",
 )
 def import_(

@@ -216,7 +216,9 @@ def test_a_prediction_for_amd_is_untested(predicted: Any, request_where: Any) ->
 def test_notes_of_predicted_rows(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(100, 100))
     request = request_where()
-    text = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
+    found = find_limits(request, CONTEXT, CARD, None)
+    assert [group.is_unknown for group in found.groups] == [False, True]  # the second: exit code 1
+    text = "\n".join(describe_limits(request, found, CONTEXT))
     assert "nothing fits: 128 takes 1.28 GiB" in text
     assert "128 cannot be predicted: it does not run without data" in text
     predicted(tiny=(9999, 9999), mini=(9999, 9999))

@@ -472,6 +472,7 @@ def test_the_former_name_of_the_command_works_and_is_not_listed(
     export: Path, sweep_here: SweepHere
 ) -> None:
     assert sweep_here("import-nsys", export, "--out", "run").exit_code == 0
+    assert sweep_here("import", export, "--out", "run", "--steps", 2**31).exit_code == 2
     assert "import-nsys" not in sweep_here("--help").stdout
 
 
