@@ -19,9 +19,9 @@ import torch
 from click.testing import Result
 
 from model.attention import IMPLEMENTATIONS, make_attention
-from orchestrator.execution.attempt import execute, start_fork_template
 from orchestrator.execution.child_process import CHILD_STARTER
-from orchestrator.execution.fork_server import FORK_TEMPLATE
+from orchestrator.execution.child_supervision import execute, start_fork_template
+from orchestrator.execution.fork_client import FORK_TEMPLATE
 from orchestrator.execution.host_probe import gpu_failure, profiler_failure
 from orchestrator.hardware import nvml
 from orchestrator.scheduling import serial

@@ -18,7 +18,7 @@ from contextlib import nullcontext, suppress
 from typing import IO, Protocol
 
 from orchestrator.execution import nsys
-from orchestrator.execution.fork_server import (
+from orchestrator.execution.fork_client import (
     ANSWER_S,
     ForkServer,
     ForkServerLost,

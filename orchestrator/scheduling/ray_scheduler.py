@@ -13,12 +13,12 @@ from dataclasses import replace
 from functools import cache, wraps
 from typing import TYPE_CHECKING, TypeAlias
 
-from orchestrator.execution.attempt import recover
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
+from orchestrator.execution.child_supervision import recover
 from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.exit_diagnosis import lost_outcome
 from orchestrator.execution.host_probe import TIMEOUT_S, probe_here
-from orchestrator.execution.supervisor import prepare_slot, supervise
+from orchestrator.execution.slot_supervision import prepare_slot, supervise
 from orchestrator.hardware.host import HostInfo
 from orchestrator.hardware.visible_gpus import visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY, NodeHealth

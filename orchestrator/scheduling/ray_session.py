@@ -25,7 +25,7 @@ from orchestrator.common.errors import PlatformError
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.measuring_process import import_path
-from orchestrator.execution.supervisor import start_template
+from orchestrator.execution.slot_supervision import start_template
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.host import HostInfo
 from orchestrator.hardware.nvml import gpu_names

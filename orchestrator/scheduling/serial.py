@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from orchestrator.execution.attempt import begin_to_prepare
 from orchestrator.execution.child_process import CHILD_STARTER
+from orchestrator.execution.child_supervision import begin_to_prepare
 from orchestrator.execution.events import AttemptStarted, DeviceLost
-from orchestrator.execution.fork_server import ForkServerLost
+from orchestrator.execution.fork_client import ForkServerLost
 from orchestrator.execution.host_probe import probe_here
-from orchestrator.execution.supervisor import Slot, measure, only_on
+from orchestrator.execution.slot_supervision import Slot, measure, only_on
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.hardware.host import GpuInfo, HostInfo

@@ -11,11 +11,11 @@ from contextlib import closing
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
 from orchestrator.planning.fingerprints import known_fingerprints
+from orchestrator.planning.interrupted_retry import describe_resumption, mark_finished, resume
 from orchestrator.planning.plan import plan_request
 from orchestrator.planning.preflight import Preparation
 from orchestrator.planning.prior_results import check_prior_results
 from orchestrator.planning.request import SweepRequest
-from orchestrator.planning.resumption import describe_resumption, mark_finished, resume
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import describe_incomplete

@@ -20,7 +20,7 @@ from typing import Any
 
 import pynvml
 
-from orchestrator.execution import supervisor
+from orchestrator.execution import slot_supervision
 from orchestrator.execution.events import Event
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.scheduling import ray_scheduler, ray_session, serial
@@ -32,7 +32,7 @@ from tasks.spec.tables import Sample
 GPUS = {"0": "aaaa", "1": "bbbb"}
 FOLDER = "FALLEN_GPUS"
 SILENTLY, LATE, _FAILED = "silently", "late", "it has failed"
-real_supervise = supervisor.supervise
+real_supervise = slot_supervision.supervise
 
 
 def play(folder: Path) -> None:
@@ -45,8 +45,8 @@ def play(folder: Path) -> None:
 
 def play_gpus() -> None:
     """Replace NVML and the measurement in the driver or in a supervisor."""
-    supervisor.execute_or_report_lost = measure
-    supervisor.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_failed(gpu) else None
+    slot_supervision.execute_or_report_lost = measure
+    slot_supervision.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_failed(gpu) else None
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
     pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None
@@ -67,7 +67,7 @@ def supervise(attempt: Attempt, *arguments: Any) -> Iterator[Event]:
     yield from real_supervise(attempt, *arguments)
 
 
-def measure(attempt: Attempt, slot: supervisor.Slot) -> Outcome:
+def measure(attempt: Attempt, slot: slot_supervision.Slot) -> Outcome:
     gpu = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get(
         "CUDA_VISIBLE_DEVICES", "0"
     )

@@ -14,13 +14,13 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from orchestrator.execution import supervisor
+from orchestrator.execution import slot_supervision
 from orchestrator.execution.events import Event
 from orchestrator.scheduling import ray_scheduler as schedulers
 from tasks.spec.attempt import Attempt
 
 FOLDER, NO_TORCH = "SICK_TORCH", "libtorch_cpu.so: cannot open shared object file"
-real_supervise = supervisor.supervise
+real_supervise = slot_supervision.supervise
 
 
 def prepare_nothing(*arguments: object) -> None: ...

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.execution import supervisor
+from orchestrator.execution import slot_supervision
 from orchestrator.execution.attempt_archive import (
     AttemptArchive,
     in_local_folder,
@@ -45,8 +45,8 @@ def supervise(
 
     (tmp_path / "there").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there"))
-    monkeypatch.setattr(supervisor, "execute", execute)
-    return lambda attempt, mark: list(supervisor.supervise(attempt, 1, {}, mark))
+    monkeypatch.setattr(slot_supervision, "execute", execute)
+    return lambda attempt, mark: list(slot_supervision.supervise(attempt, 1, {}, mark))
 
 
 def test_a_folder_that_somebody_else_made_is_not_used(

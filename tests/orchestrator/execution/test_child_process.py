@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from orchestrator.execution import child_process as child
-from orchestrator.execution.attempt import execute
 from orchestrator.execution.child_environment import child_environment
 from orchestrator.execution.child_process import CHILD_STARTER, is_forked
+from orchestrator.execution.child_supervision import execute
 from tasks.process import subreaper as adoption
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
@@ -258,7 +258,7 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(
     attempt = make_attempt()
     attempt.path.mkdir(parents=True)
     code = (
-        "import os, threading; from orchestrator.execution.fork_server import start_fork_server; from tasks.process.fork_server import ForkPreparation;"
+        "import os, threading; from orchestrator.execution.fork_client import start_fork_server; from tasks.process.fork_server import ForkPreparation;"
         "parent = start_fork_server('cpu', dict(os.environ), 2);"
         "threading.Thread(target=parent.prepare, args=(ForkPreparation(compiled=True),)).start()"
     )

@@ -32,7 +32,7 @@ def strangers(tmp_path: Path) -> Path:
     "words",
     [
         ("-m", "orchestrator", "plan", str(SOURCE_ROOT / "configs/demo.yaml")),
-        ("-c", "import orchestrator.execution.supervisor"),
+        ("-c", "import orchestrator.execution.slot_supervision"),
     ],
 )
 @pytest.mark.parametrize("in_it", [True, False])

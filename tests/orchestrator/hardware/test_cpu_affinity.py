@@ -9,8 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from orchestrator.execution import supervisor
-from orchestrator.execution.supervisor import Slot, execute_or_report_lost
+from orchestrator.execution import slot_supervision
+from orchestrator.execution.slot_supervision import Slot, execute_or_report_lost
 from orchestrator.hardware import cpu_affinity as cores
 from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_cores
@@ -96,7 +96,7 @@ def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
 ) -> None:
     done: list[tuple[Attempt, dict[str, str]]] = []
     monkeypatch.setattr(
-        supervisor, "execute", lambda attempt, variables: done.append((attempt, variables))
+        slot_supervision, "execute", lambda attempt, variables: done.append((attempt, variables))
     )
     execute_or_report_lost(make_attempt(), Slot(16))
     execute_or_report_lost(make_attempt(), Slot(16, (4, 5, 6)))

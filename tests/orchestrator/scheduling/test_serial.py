@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.execution.events import DeviceLost
-from orchestrator.execution.fork_server import ForkServerLost
-from orchestrator.execution.supervisor import Slot
+from orchestrator.execution.fork_client import ForkServerLost
+from orchestrator.execution.slot_supervision import Slot
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.scheduling import serial
 from orchestrator.scheduling.serial import SerialScheduler

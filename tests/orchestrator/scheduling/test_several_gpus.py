@@ -13,9 +13,9 @@ import pynvml
 import pytest
 
 from orchestrator.common.errors import ConfigError, NoGpuLeft, PlatformError
-from orchestrator.execution import supervisor
+from orchestrator.execution import slot_supervision
 from orchestrator.execution.events import AttemptStarted, DeviceLost
-from orchestrator.execution.supervisor import Slot
+from orchestrator.execution.slot_supervision import Slot
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
 from orchestrator.planning.duration_estimate import (
@@ -189,8 +189,8 @@ class Host:
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host()
     cores = {"0": (0, 1), "1": (2, 3), "2": (4,), "3": None}
-    monkeypatch.setattr(supervisor, "execute_or_report_lost", made.measure)
-    monkeypatch.setattr(supervisor, "cores_for", lambda name, known: cores[name])
+    monkeypatch.setattr(slot_supervision, "execute_or_report_lost", made.measure)
+    monkeypatch.setattr(slot_supervision, "cores_for", lambda name, known: cores[name])
     monkeypatch.setattr(serial, "probe_here", made.probe)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", made.handle_of)
@@ -216,7 +216,7 @@ def test_a_cell_has_the_cores_of_all_its_gpus_and_records_them(
     uuids: object,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    _, outcome = supervisor.supervise(
+    _, outcome = slot_supervision.supervise(
         attempt_at(tmp_path, gpus=len(visible) // 2 + 1), 5, host.known
     )
     assert isinstance(outcome, Outcome)

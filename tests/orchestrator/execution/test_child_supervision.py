@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.execution import attempt as attempt_module
-from orchestrator.execution.attempt import execute, recover
+from orchestrator.execution import child_supervision
 from orchestrator.execution.child_environment import rerun_command
+from orchestrator.execution.child_supervision import execute, recover
 from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
@@ -31,7 +31,7 @@ TESTS = str(ROOT / "tests" / "support")
 MakeAttempt = Callable[..., Attempt]
 CGROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 EXECUTE = (
-    "import sys; from pathlib import Path; from orchestrator.execution.attempt import execute;"
+    "import sys; from pathlib import Path; from orchestrator.execution.child_supervision import execute;"
     "from tasks.spec.attempt import read_attempt; execute(read_attempt(Path(sys.argv[1]).read_text()))"
 )
 
@@ -153,7 +153,7 @@ def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(
 def test_one_that_does_not_come_to_its_task_ends_too(
     slow_start: Callable[[str], Attempt], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(attempt_module, "PREPARATION_S", 2.0)
+    monkeypatch.setattr(child_supervision, "PREPARATION_S", 2.0)
     outcome = execute(slow_start("spawn"))
     assert (outcome.status, outcome.stage) == (Status.TIMEOUT, "")
     assert outcome.evidence["message"] == "not ready to begin after 2 s"
@@ -229,7 +229,7 @@ SUPERVISE = """
 import json, sys
 from pathlib import Path
 (Path(sys.argv[1]) / "cgroup.procs").write_text("0")
-from orchestrator.execution.attempt import execute
+from orchestrator.execution.child_supervision import execute
 from tasks.spec.attempt import read_attempt
 ballast = bytearray(b"x") * 400_000_000
 for file in sys.argv[2:]:

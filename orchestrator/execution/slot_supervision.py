@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.execution.attempt import execute, prepare, start_fork_template
 from orchestrator.execution.attempt_archive import in_local_folder, move_into_archive, shares_folder
 from orchestrator.execution.child_process import is_forked
+from orchestrator.execution.child_supervision import execute, prepare, start_fork_template
 from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.exit_diagnosis import lost_outcome
-from orchestrator.execution.fork_server import ForkServerTemplate
+from orchestrator.execution.fork_client import ForkServerTemplate
 from orchestrator.execution.host_probe import gpu_failure, host_failure
 from orchestrator.execution.measuring_process import ProcessNotStarted
 from orchestrator.hardware.cpu_affinity import Cores, cores_for, cores_here

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import PlatformError
-from orchestrator.execution import host_probe, supervisor
+from orchestrator.execution import host_probe, slot_supervision
 from orchestrator.execution.events import AttemptStarted
-from orchestrator.execution.supervisor import Slot, execute_or_report_lost, supervise
+from orchestrator.execution.slot_supervision import Slot, execute_or_report_lost, supervise
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -73,9 +73,9 @@ def test_a_cell_is_not_lost_when_its_files_cannot_be_sent(
         raise FileNotFoundError("a file went away")
 
     attempt, outcome = make_attempt(), make_outcome()
-    monkeypatch.setattr(supervisor, "in_local_folder", lambda attempt: make_attempt(number=7))
-    monkeypatch.setattr(supervisor, "measure", lambda attempt, slot: outcome)
-    monkeypatch.setattr(supervisor, "move_into_archive", fail)
+    monkeypatch.setattr(slot_supervision, "in_local_folder", lambda attempt: make_attempt(number=7))
+    monkeypatch.setattr(slot_supervision, "measure", lambda attempt, slot: outcome)
+    monkeypatch.setattr(slot_supervision, "move_into_archive", fail)
     started, ended = supervise(attempt, 1, {}, token="of another host")
     assert isinstance(started, AttemptStarted)
     assert isinstance(ended, Outcome)

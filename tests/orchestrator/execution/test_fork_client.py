@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.execution.attempt import execute, start_fork_template
 from orchestrator.execution.child_environment import child_environment
 from orchestrator.execution.child_process import CHILD_STARTER
-from orchestrator.execution.fork_server import ANSWER_S, FORK_TEMPLATE, ForkServerTemplate
+from orchestrator.execution.child_supervision import execute, start_fork_template
+from orchestrator.execution.fork_client import ANSWER_S, FORK_TEMPLATE, ForkServerTemplate
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -123,7 +123,7 @@ def test_it_outlives_one_that_comes_and_goes_without_a_word(
 def test_it_does_not_outlive_its_driver(make_attempt: MakeAttempt, tmp_path: Path) -> None:
     """Nor does one of its parents that whose place it was of, killed alike; while they import, as everywhere."""
     code = (
-        "import os, time; from pathlib import Path; from orchestrator.execution.fork_server import FORK_TEMPLATE, ForkServerTemplate, connect_fork_server;"
+        "import os, time; from pathlib import Path; from orchestrator.execution.fork_client import FORK_TEMPLATE, ForkServerTemplate, connect_fork_server;"
         f"found = ForkServerTemplate(Path({str(tmp_path)!r}), 'cpu', {{}}, False, {{}}); os.environ.update(found.variables);"
         "parent = connect_fork_server('cpu', {}, 2); print(found.pid, parent.pid, flush=True); time.sleep(60)"
     )

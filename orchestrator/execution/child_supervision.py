@@ -22,7 +22,7 @@ from orchestrator.execution.child_environment import (
 from orchestrator.execution.child_log import free_middle, remove_middle
 from orchestrator.execution.child_process import CHILD_STARTER, Child
 from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome, lost_outcome
-from orchestrator.execution.fork_server import ForkServerLost, ForkServerTemplate
+from orchestrator.execution.fork_client import ForkServerLost, ForkServerTemplate
 from orchestrator.execution.limits import Timeout, bytes_over_limit
 from orchestrator.execution.measuring_process import lifeline
 from orchestrator.execution.oom_killer import OomKillerWatch
