@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import altair as alt
@@ -11,7 +11,7 @@ import pandas as pd
 from orchestrator.analysis.axes import Row
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.chart import Drawn, LegendEntry, Panel, data_of, records, rounded
+from orchestrator.report.charts.chart import Drawn, Panel, boxes, data_of, rounded
 from orchestrator.report.charts.measures import KEY, of_column
 from orchestrator.report.charts.theme import light
 from orchestrator.report.tables.formatters import short_kernel_name
@@ -22,6 +22,7 @@ from orchestrator.report.text.cell_names import (
     fullest_context,
     ordered,
     scope_of,
+    scopes_of,
     sort_by,
 )
 from orchestrator.report.text.numbers import number
@@ -54,7 +55,8 @@ _PARTS: Mapping[str, tuple[str, str]] = {
     "workspace": ("temporary, workspace", "m7"),
 }
 _PART_COLOURS = dict(_PARTS.values())
-_CARDS = (24, 40, 80, 140)  # GiB of common GPUs
+_PART_COLUMNS = {f"predicted_of_{name}_bytes": part for name, (part, _) in _PARTS.items()}
+_CARDS = pd.Series([24, 40, 80, 140])  # GiB of common GPUs
 _ROLE_COLOURS = ("m1", "m2", "m3", "m5", "m6", "m4", "m7", "k5", "k4", "k2", "k3", "k6")
 
 
@@ -67,10 +69,9 @@ class KernelClasses:
         cells, note = _profiled(results, kernels)
         if cells.empty:
             return None
-        labels = [name for name, _ in _CLASSES.values()]
         own = kernels.merge(cells[["cell", NAME, LENGTH, KEY, "variant", "scope"]], on="cell")
-        names = {name: label for name, (label, _) in _CLASSES.items()}
-        own = own.assign(part=own["kernel_class"].map(names).fillna(_OTHER))
+        parts = own["kernel_class"].map(_CLASSES).str[0]
+        own = own.assign(part=parts.fillna(_OTHER))
         panels = []
         for name in evenly(ordered(NAME, cells), _MOST_PANELS):
             rows = own[own[NAME] == name]
@@ -80,11 +81,15 @@ class KernelClasses:
             title = f"{name}, context {context:,}" if context == context else str(name)
             order = list(dict.fromkeys(cells["variant"]))[:_MOST_ROWS]
             bars = bars[bars["variant"].isin(order)]
-            panel = _stacked(bars, order, dict.fromkeys((*labels, _OTHER)), _CLASS_COLOURS, " ms")
+            panel = _stacked(bars, order, _CLASS_COLOURS, " ms")
             panels.append(panel.properties(title=title))
-        present = [part for part in (*dict.fromkeys(labels), _OTHER) if (own["part"] == part).any()]
-        legend = [LegendEntry("box", part, _CLASS_COLOURS[part]) for part in present]
-        return Drawn(panels, legend, note, 2)
+        return Drawn(panels, boxes(_present(_CLASS_COLOURS, own["part"])), note)
+
+
+def _present(colours: Mapping[str, str], parts: pd.Series[str]) -> dict[str, str]:
+    """Return the colours of the parts that occur."""
+    occurring = set(parts)
+    return {part: colour for part, colour in colours.items() if part in occurring}
 
 
 def _kernels(results: Results) -> pd.DataFrame:
@@ -108,30 +113,23 @@ def _profiled(results: Results, kernels: pd.DataFrame) -> tuple[pd.DataFrame, st
     cells = cells[cells[LENGTH] == cells.groupby(NAME)[LENGTH].transform("max")]
     cells = sort_by(cells, ("precision", "compile"))
     words = cells["compile"].replace(COMPILED)
-    scopes = [scope_of(row) for row in cells.to_dict("records")]
-    return cells.assign(variant=cells["precision"] + " " + words, scope=scopes), note
+    return cells.assign(variant=cells["precision"] + " " + words, scope=scopes_of(cells)), note
 
 
-def _stacked(
-    bars: pd.DataFrame, order: list[str], parts: Sequence[str] | dict[str, None],
-    colours: Mapping[str, str], unit: str,
-) -> Panel:  # fmt: skip
+def _stacked(bars: pd.DataFrame, order: list[str], colours: Mapping[str, str], unit: str) -> Panel:
     """Return stacked bars with their totals. The frame has variant, part, value, scope and key."""
-    parts = list(parts)
     totals = bars.groupby("variant", as_index=False)["value"].sum()
     totals = totals.assign(text=totals["value"].map(number))
-    labels = [
-        f"{scope}: {part} {number(value)}{unit}"
-        for scope, part, value in zip(bars["scope"], bars["part"], bars["value"], strict=True)
-    ]
     data = bars.assign(
-        label=labels, rank=bars["part"].map(parts.index), href="#cell=" + bars[KEY],
+        label=bars["scope"] + ": " + bars["part"] + " " + bars["value"].map(number) + unit,
+        rank=bars["part"].map(list(colours).index),
+        href="#cell=" + bars[KEY],
         value=rounded(bars["value"]),
-    )  # fmt: skip
+    )
     y = alt.Y("variant:N", sort=order, title=None).axis(labelLimit=130)
     highest = float(totals["value"].max()) * 1.16
     x = alt.X("value:Q", title=None, stack="zero", scale=alt.Scale(domain=[0, highest], nice=False))
-    scale = alt.Scale(domain=parts, range=[light(colours[part]) for part in parts])
+    scale = alt.Scale(domain=list(colours), range=list(map(light, colours.values())))
     chart = alt.Chart(data_of(data, ["variant", "part", "value", "label", "rank", "href"]))
     drawn = chart.mark_bar(height=16).encode(
         x=x.axis(tickCount=5, format=",~r"),
@@ -165,31 +163,27 @@ class LongestKernels:
             panels.append(
                 _kernel_bars(sums, row).properties(title=f"{row[NAME]}, {row['variant']}")
             )
-        return Drawn(panels, (), note, 2)
+        return Drawn(panels, (), note)
 
 
 def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     # Templates make names long; kernels differ at the beginning.
-    names = [short_kernel_name(name).split("<")[0] for name in sums["name"]]
-    unique = [f"{rank + 1}. {name[:34]}" for rank, name in enumerate(names)]
-    labels = [
-        f"{name}: {number(ms)} ms in {count:,} launches"
-        for name, ms, count in zip(names, sums["ms"], sums["count"], strict=True)
-    ]
+    names = sums["name"].map(short_kernel_name).str.split("<").str[0]
+    unique = (sums.index + 1).astype(str) + ". " + names.str[:34]
+    texts, counts = sums["ms"].map(number), sums["count"].map("{:,}".format)
     data = pd.DataFrame(
-        {"name": unique, "value": rounded(sums["ms"]), "text": sums["ms"].map(number),
-         "label": labels, "href": f"#cell={row[KEY]}"}
+        {"name": unique, "value": rounded(sums["ms"]), "text": texts, "href": f"#cell={row[KEY]}",
+         "label": names + ": " + texts + " ms in " + counts + " launches"}
     )  # fmt: skip
     base = alt.Chart(data_of(data, ["name", "value", "text", "label", "href"]))
-    y = alt.Y("name:N", sort=unique, title=None).axis(labelLimit=220)
+    y = alt.Y("name:N", sort=list(unique), title=None).axis(labelLimit=220)
     x = alt.X("value:Q", title=None).scale(domain=[0, float(data["value"].max()) * 1.18])
     bars = base.mark_bar(height=11, color=light("k1")).encode(
         x=x.axis(tickCount=4, format=",~r"), y=y, description="label:N", href="href:N"
     )
-    texts = base.mark_text(align="left", dx=4, fontSize=11, color=light("ink2"), aria=False)
-    return alt.layer(bars, texts.encode(x=x, y=y, text="text:N")).properties(
-        width=180, height=17 * len(data)
-    )
+    numbers = base.mark_text(align="left", dx=4, fontSize=11, color=light("ink2"), aria=False)
+    drawn = alt.layer(bars, numbers.encode(x=x, y=y, text="text:N"))
+    return drawn.properties(width=180, height=17 * len(data))
 
 
 @dataclass(frozen=True)
@@ -198,11 +192,9 @@ class MemoryParts:
 
     def draw(self, results: Results) -> Drawn | None:
         cells = of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)(results)
-        columns = {part: f"predicted_of_{part}_bytes" for part in _PARTS}
-        columns = {part: column for part, column in columns.items() if column in cells}
-        if cells.empty or not columns or LENGTH not in cells:
+        if LENGTH not in cells:
             return None
-        cells = cells[cells[list(columns.values())].notna().any(axis=1)]
+        cells = cells[cells.filter(items=_PART_COLUMNS).notna().any(axis=1)]
         cells, note = choose_slice(cells, results.axes, [NAME, LENGTH, "precision"])
         if cells.empty:
             return None
@@ -211,28 +203,23 @@ class MemoryParts:
         panels = []
         for precision in evenly(ordered("precision", cells), 2):
             own = cells[cells["precision"] == precision]
-            panel = _memory_bars(own, columns).properties(title=f"{precision}, context {context:,}")
-            panels.append(panel)
-        legend = [LegendEntry("box", part, colour) for part, colour in _PART_COLOURS.items()]
-        return Drawn(panels, legend, f"{note}; tick: measured peak", 2)
+            panels.append(_memory_bars(own).properties(title=f"{precision}, context {context:,}"))
+        return Drawn(panels, boxes(_PART_COLOURS), f"{note}; tick: measured peak")
 
 
-def _memory_bars(own: pd.DataFrame, columns: Mapping[str, str]) -> Panel:
+def _memory_bars(own: pd.DataFrame) -> Panel:
     order = evenly(ordered(NAME, own), _MOST_ROWS)
     own = own[own[NAME].isin(order)]
-    rows = []
-    for row in own.to_dict("records"):
-        for part, column in columns.items():
-            if row[column] == row[column] and row[column]:
-                rows.append({"variant": row[NAME], KEY: row[KEY], "scope": scope_of(row),
-                             "part": _PARTS[part][0], "value": row[column] / GIB})  # fmt: skip
-    keys = ["variant", KEY, "scope", "part"]
-    bars = pd.DataFrame(rows).groupby(keys, sort=False)[["value"]].sum().reset_index()
-    stacked = _stacked(bars, order, list(_PART_COLOURS), _PART_COLOURS, " GiB predicted")
-    labels = [
-        f"{scope_of(row)}: {number(row['shown'])} GiB measured" for row in own.to_dict("records")
-    ]
-    ticks = pd.DataFrame({"variant": own[NAME], "measured": rounded(own["shown"]), "label": labels})
+    own = own.assign(variant=own[NAME], scope=scopes_of(own))
+    keys = ["variant", KEY, "scope"]
+    predicted = own.set_index(keys).filter(items=_PART_COLUMNS).astype(float) / GIB
+    values = predicted.rename_axis(columns="part").stack(future_stack=True).rename("value")
+    bars = values[values > 0].reset_index()
+    bars = bars.assign(part=bars["part"].map(_PART_COLUMNS))
+    bars = bars.groupby([*keys, "part"], sort=False)[["value"]].sum().reset_index()
+    stacked = _stacked(bars, order, _PART_COLOURS, " GiB predicted")
+    labels = own["scope"] + ": " + own["shown"].map(number) + " GiB measured"
+    ticks = own[["variant"]].assign(measured=rounded(own["shown"]), label=labels)
     marks = alt.Chart(data_of(ticks, ["variant", "measured", "label"])).mark_tick(
         thickness=2.5, height=20
     )
@@ -240,10 +227,9 @@ def _memory_bars(own: pd.DataFrame, columns: Mapping[str, str]) -> Panel:
         x="measured:Q", y=alt.Y("variant:N", sort=order), description="label:N",
         color=alt.value(light("ink")),
     )  # fmt: skip
-    highest = float(own["shown"].max())
-    cards = [card for card in _CARDS if card < highest * 1.15]
-    if cards:
-        rules = alt.Chart(records([{"card": card} for card in cards]))
+    cards = _CARDS[_CARDS.lt(own["shown"].max() * 1.15)]
+    if len(cards):
+        rules = alt.Chart(data_of(cards.to_frame("card"), ["card"]))
         rule = rules.mark_rule(aria=False, strokeDash=[3, 3], color=light("ink2"))
         return alt.layer(rule.encode(x="card:Q"), stacked, marks)
     return alt.layer(stacked, marks)
@@ -259,19 +245,16 @@ class LiveMemory:
             return None
         most = live.groupby(["cell", "event"])["live_bytes"].sum().groupby("cell").max()
         cells = results.cells.set_index("cell").loc[most.nlargest(_MOST_PANELS).index]
-        roles = [role for role in ROLES if (live["role"] == role).any()]
+        roles = filter(set(live["role"]).__contains__, ROLES)
+        colours = dict(zip(roles, _ROLE_COLOURS, strict=False))
         panels = []
         for cell, row in cells.iterrows():
             own = live[live["cell"] == cell]
-            panels.append(_areas(own, roles).properties(title=scope_of(row)))
-        legend = [
-            LegendEntry("box", role, colour)
-            for role, colour in zip(roles, _ROLE_COLOURS, strict=False)
-        ]
-        return Drawn(panels, legend, "GiB over the milliseconds of one step", 2)
+            panels.append(_areas(own, colours).properties(title=scope_of(row)))
+        return Drawn(panels, boxes(colours), "GiB over the milliseconds of one step")
 
 
-def _areas(live: pd.DataFrame, roles: Sequence[str]) -> Panel:
+def _areas(live: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
     named = live.assign(at=live["at_ms"].round(3), gib=rounded(live["live_bytes"] / GIB))
     wide = named.pivot_table(
         index=["event", "at", "phase"], columns="role", values="gib", fill_value=0.0
@@ -279,15 +262,16 @@ def _areas(live: pd.DataFrame, roles: Sequence[str]) -> Panel:
     # A stacked chart adds up rows of the same time, so that only the highest of them may remain.
     order = wide.sum(axis=1).sort_values(ascending=False, kind="stable").index
     highest = wide.loc[order].reset_index().drop_duplicates("at").sort_values("event")
-    long = highest.melt(["at", "phase"], [role for role in roles if role in highest], "role", "gib")
-    ranks = long["role"].map(list(roles).index)
-    colours = [light(name) for name in _ROLE_COLOURS[: len(roles)]]
+    roles = highest.columns.intersection(list(colours), sort=False)
+    long = highest.melt(["at", "phase"], roles, "role", "gib")
+    ranks = long["role"].map(list(colours).index)
+    scale = alt.Scale(domain=list(colours), range=list(map(light, colours.values())))
     areas = alt.Chart(data_of(long.assign(rank=ranks), ["at", "role", "gib", "rank"]))
     x = alt.X("at:Q", title="ms into the step")
     drawn = areas.mark_area(interpolate="step-after", aria=False).encode(
         x=x,
         y=alt.Y("gib:Q", title=None, stack="zero"),
-        color=alt.Color("role:N", scale=alt.Scale(domain=list(roles), range=colours)),
+        color=alt.Color("role:N", scale=scale),
         order="rank:Q",
     )
     begins = highest[highest["phase"] != ""].groupby("phase")[["at"]].min().reset_index()

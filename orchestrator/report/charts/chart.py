@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.axes import Row, has_value
@@ -46,6 +48,8 @@ CONFIG: dict[str, object] = {
     "legend": {"title": None, "orient": "top", "labelColor": light("ink2")},
     "concat": {"spacing": 14},
 }
+# The legend of a panel is text of the page.
+PANEL_CONFIG: dict[str, object] = {**CONFIG, "legend": {"disable": True}}
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class LegendEntry:
     mark: str
     text: str
     colour: str = "ink2"
+
+
+def boxes(colours: Mapping[str, str]) -> list[LegendEntry]:
+    """Return the legend of the parts of bars or areas, each with its colour."""
+    return list(map(LegendEntry, repeat("box"), colours, colours.values()))
 
 
 BOUND_LEGEND = (LegendEntry("full", "GPU-bound"), LegendEntry("hollow", "CPU-bound"))
@@ -67,7 +76,7 @@ class Drawn:
     panels: Sequence[Panel]
     legend: Sequence[LegendEntry] = ()
     note: str = ""
-    columns: int = field(default=2)
+    columns: int = 2
 
 
 class ChartLayout(Protocol):
@@ -83,8 +92,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     steps: tuple[float, ...] = (1, 2, 5) if decades <= 4 else (1,)
     if decades < 1:
         steps = (1, 1.5, 2, 3, 4, 5, 7)
-    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-    return [tick for tick in ticks if low <= tick <= high]
+    ticks = np.outer(10.0 ** np.arange(first, last + 1), steps).ravel()
+    return [float(tick) for tick in ticks if low <= tick <= high]
 
 
 def log_scale(values: pd.Series[float]) -> tuple[alt.Scale, list[float]]:
@@ -116,7 +125,7 @@ def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
 
 def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> alt.Data:
     """Return the columns as data of a chart; missing numbers become null."""
-    own = rows[list(dict.fromkeys(name for name in columns if name in rows))].astype(object)
+    own = rows.filter(items=dict.fromkeys(columns)).astype(object)
     return records(own.where(own.notna(), None).to_dict("records"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import altair as alt
 import numpy as np
@@ -47,8 +48,7 @@ _SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
 
 def legend_of(axis: str, values: Sequence[object], mark: str = "full") -> list[LegendEntry]:
     """Return one entry for each value of an axis, in its colour."""
-    names = colour_names(axis, values)
-    return [LegendEntry(mark, str(value), name) for value, name in zip(values, names, strict=True)]
+    return list(map(LegendEntry, repeat(mark), map(str, values), colour_names(axis, values)))
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,12 @@ class Lines:
         colours = evenly(ordered(self.colour, points), MOST_COLOURS)
         points = self._prepared(points[points[self.colour].isin(colours)], across)
         panels = evenly(ordered(panel, points), MOST_PANELS)
-        own_width = 150 if len(panels) > 3 else 250
-        parts = [
-            self._panel(
-                points, points[points[panel] == value], across, colours, own_width
-            ).properties(title=str(value) if isinstance(value, str) else f"{panel} {value}")
-            for value in panels
-        ]
+        width = 150 if len(panels) > 3 else 250
+        parts = []
+        for value in panels:
+            title = value if isinstance(value, str) else f"{panel} {value}"
+            drawn = self._panel(points, points[points[panel] == value], across, colours)
+            parts.append(drawn.properties(title=title, width=width, height=_HEIGHT))
         return Drawn(parts, self._legend(points, colours, bool(dash)), note, min(len(parts), 5))
 
     def _prepared(self, points: pd.DataFrame, across: str) -> pd.DataFrame:
@@ -113,11 +112,10 @@ class Lines:
         own: pd.DataFrame,
         across: str,
         colours: Sequence[object],
-        width: int,
     ) -> Panel:
         columns = ["across", "order", "shown", "low", "high", "label", "href", "hollow"]
         base = alt.Chart(data_of(own, (*columns, self.colour, "compile")))
-        ticks = [str(value) for value in sorted(points["order"].unique())]
+        ticks = list(map(str, sorted(points["order"].unique())))
         x = alt.X("across:N", sort=ticks, title=None, scale=alt.Scale(domain=ticks))
         x = x.axis(labelAngle=0, labelOverlap=True, grid=False)
         y = self._vertical(points)
@@ -138,11 +136,10 @@ class Lines:
             layers.insert(0, rule.encode(y=alt.Y("one:Q")))
         if self.has_slopes:
             layers += _slopes(own, self.colour, x, y, colour)
-        return alt.layer(*layers).properties(width=width, height=_HEIGHT)
+        return alt.layer(*layers)
 
     def _vertical(self, points: pd.DataFrame) -> alt.Y:
-        columns = [points[name] for name in _NUMBERS if name in points]
-        values = pd.concat(columns).dropna()
+        values = points.filter(items=_NUMBERS).stack(future_stack=True).dropna()
         if self.is_log:
             scale, ticks = log_scale(values[values > 0])
             return alt.Y("shown:Q", title=None, scale=scale).axis(
@@ -156,17 +153,22 @@ class Lines:
 
 def _colour(axis: str, values: Sequence[object], names: Sequence[str] = ()) -> alt.Color:
     """Return the colours of an axis. names: of the colours, if they are not those of the axis."""
-    colours = [light(name) for name in names or colour_names(axis, values)]
-    scale = alt.Scale(domain=list(map(str, values)), range=colours)
+    colours = map(light, names or colour_names(axis, values))
+    scale = alt.Scale(domain=list(map(str, values)), range=list(colours))
     return alt.Color(f"{axis}:N", scale=scale)
 
 
 def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Return the points with rounded numbers, and what `_marks` draws: label, link and filling."""
     is_bound = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
-    numbers = {name: rounded(points[name]) for name in _NUMBERS if name in points}
-    labels = [mark_label(row, unit) for row in points.to_dict("records")]
-    return points.assign(**numbers, label=labels, href="#cell=" + points[KEY], hollow=is_bound)
+    points = points.assign(
+        label=list(map(mark_label, points.to_dict("records"), repeat(unit))),
+        href="#cell=" + points[KEY],
+        hollow=is_bound,
+    )
+    numbers = points.columns.intersection(_NUMBERS)
+    points[numbers] = points[numbers].apply(rounded)
+    return points
 
 
 def _marks(base: alt.Chart, x: alt.X, y: alt.Y, colour: alt.Color) -> alt.Chart:
@@ -198,9 +200,11 @@ def _slopes(own: pd.DataFrame, axis: str, x: alt.X, y: alt.Y, colour: alt.Color)
 
 def legend_of_kernels(implementations: Sequence[str]) -> list[LegendEntry]:
     """Return the legend of fused and unfused attention, as far as they are present."""
-    fused = [name in FUSED for name in implementations]
-    entries = [LegendEntry("full", "one fused kernel", "bf16")] if any(fused) else []
-    return entries if all(fused) else [*entries, LegendEntry("full", "separate kernels", "fp32")]
+    fused = set(implementations) & set(FUSED)
+    entries = [LegendEntry("full", "one fused kernel", "bf16")] if fused else []
+    if fused < set(implementations):
+        entries.append(LegendEntry("full", "separate kernels", "fp32"))
+    return entries
 
 
 @dataclass(frozen=True)
@@ -222,13 +226,13 @@ class Dots:
         parts, note, longest = {}, "", None
         for title, points in self.points:
             cells = points(results)
-            if cells.empty or any(axis not in cells for axis in (*self.rows, self.colour)):
+            shown = list(dict.fromkeys((*self.rows, self.colour)))
+            if cells.empty or not set(shown) <= set(cells):
                 continue
             if self.at_longest:
                 longest = longest or fullest_context(cells, self.rows[0])
                 cells = cells[cells[LENGTH] == longest]
                 title += f", context {longest:,}"
-            shown = list(dict.fromkeys((*self.rows, self.colour)))
             cells, note = choose_slice(cells, results.axes, shown)
             if len(cells) > 1:
                 parts[title] = cells
@@ -236,39 +240,43 @@ class Dots:
             return None
         every = pd.concat(parts.values(), ignore_index=True)
         colours = ordered(self.colour, every)
-        panels = [
-            self._panel(cells, colours).properties(title=title) for title, cells in parts.items()
-        ]
+        panels = []
+        for title, cells in parts.items():
+            panels.append(self._panel(cells, colours).properties(title=title))
         if self.colour in self.rows:
             return Drawn(panels, legend_of_kernels(colours), note)
         return Drawn(panels, [*legend_of(self.colour, colours), *bound_legend(every)], note)
 
     def _panel(self, cells: pd.DataFrame, colours: Sequence[object]) -> Panel:
         cells = sort_by(cells, self.rows)
-        names = [
-            "  ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in row)
-            for row in cells[list(self.rows)].itertuples(index=False)
-        ]
+        names = cells[list(self.rows)].map(_with_commas).agg("  ".join, axis=1)
         data = _mark_data(cells, self.unit).assign(row=names)
-        numbers = [name for name in _NUMBERS if name in data]
-        chosen = ["row", "label", "href", "hollow", *numbers, self.colour]
+        chosen = ["row", "label", "href", "hollow", *_NUMBERS, self.colour]
         base = alt.Chart(data_of(data, chosen))
-        scale, ticks = log_scale(pd.concat([data[name] for name in numbers]).dropna())
+        scale, ticks = log_scale(data.filter(items=_NUMBERS).stack(future_stack=True).dropna())
         x = alt.X("shown:Q", title=None, scale=scale).axis(values=ticks, format=NUMBER_FORMAT)
         y = alt.Y("row:N", sort=list(dict.fromkeys(names)), title=None).axis(labelLimit=140)
-        names_of_colours = ["bf16" if name in FUSED else "fp32" for name in colours]
-        own = names_of_colours if self.colour in self.rows else ()
-        colour = _colour(self.colour, colours, own)
+        colour = _colour(
+            self.colour, colours, _kernel_colours(colours) if self.colour in self.rows else ()
+        )
         layers = []
         if self.baseline is not None:
             one = alt.Chart(records([{"one": self.baseline}]))
             layers.append(one.mark_rule(aria=False, color=light("ink2")).encode(x=alt.X("one:Q")))
-        if "low" in numbers:
+        if "low" in data:
             rules = base.mark_rule(aria=False).encode(x=alt.X("low:Q"), x2="high:Q", y=y)
             layers.append(rules.encode(color=colour))
         layers.append(_marks(base, x, y, colour))
         height = 15 * data["row"].nunique()
         return alt.layer(*layers).properties(width=260, height=max(height, 60))
+
+
+def _with_commas(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _kernel_colours(implementations: Sequence[object]) -> list[str]:
+    return ["bf16" if name in FUSED else "fp32" for name in implementations]
 
 
 def _horizontal_axis(cells: pd.DataFrame) -> str:

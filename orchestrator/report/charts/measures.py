@@ -11,7 +11,7 @@ import pandas as pd
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import NAME, cell_keys, names_of
-from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs
+from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs_of_all
 
 KEY = "key"  # RUN:ID of a cell
 _IS_READ = re.compile(
@@ -32,12 +32,9 @@ def of_column(
         if column not in cells or cells.empty:
             return cells.iloc[:0].assign(shown=0.0)
         values = {"shown": column, "low": interval[0], "high": interval[1]}
-        columns = {
-            name: cells[source].astype(float) * scale
-            for name, source in values.items()
-            if source in cells
-        }
-        cells = cells.assign(**columns)
+        for name, source in values.items():
+            if source in cells:
+                cells = cells.assign(**{name: cells[source].astype(float) * scale})
         is_shown = np.isfinite(cells["shown"]) & (cells["shown"] > 0)
         shown: pd.DataFrame = cells[is_shown]
         return shown
@@ -64,9 +61,7 @@ def ratios(axis: str, base: str, others: tuple[str, ...], without: tuple[str, ..
     def points(results: Results) -> pd.DataFrame:
         cells = _named(results)
         cells = cells[cells["task"] == "train_step"]
-        axes = [name for name in results.axes if name not in without]
-        parts = [pairs(cells, axes, axis, (base, other)) for other in others]
-        found = pd.concat(parts, ignore_index=True) if parts else cells.iloc[:0]
+        found = pairs_of_all(cells, results.axes, axis, (base, *others), without)
         if found.empty:
             return found
         found = found.merge(cells[["cell", KEY, NAME]], on="cell")

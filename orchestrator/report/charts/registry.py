@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.bars import KernelClasses, LiveMemory, LongestKernels, MemoryParts
-from orchestrator.report.charts.chart import CONFIG, ChartLayout, Drawn, LegendEntry
+from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
 from orchestrator.report.charts.lines import Dots, Lines
 from orchestrator.report.charts.measures import of_column, peaks, ratios, step_times
 from orchestrator.report.charts.rendering import Picture, begin, draw
@@ -17,6 +16,7 @@ from orchestrator.report.text.cell_names import NAME
 from tasks.spec.messages import typed_error_text
 
 PICTURES = ("svg", "png")
+_NOT_DRAWN, _NO_PICTURE = Drawn(()), Picture()
 _NARROW = ("tf32", "bf16", "fp16", "bf16_pure")
 
 
@@ -33,20 +33,11 @@ class Plot:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn chart: one SVG for each panel, and a picture of the whole.
-
-    problem: the reason for a missing drawing, otherwise empty.
-    """
+    """A chart with what its panels share, and its picture, which may still be missing."""
 
     plot: Plot
-    specs: Sequence[Mapping[str, object]] = ()  # of the panels, and of the whole as the last
-    legend: Sequence[LegendEntry] = ()
-    note: str = ""
-    columns: int = 2
-    panels: Sequence[str] = ()
-    svg: str = ""
-    png: bytes = b""
-    problem: str = ""
+    drawn: Drawn = _NOT_DRAWN
+    picture: Picture = _NO_PICTURE
 
 
 PLOTS: tuple[Plot, ...] = (
@@ -151,46 +142,38 @@ class Drawing:
 
 def begin_drawing(results: Results) -> Drawing:
     """Start to draw the charts that the data supports."""
-    charts = [chart for chart in (_chart(plot, results) for plot in PLOTS) if chart is not None]
-    specs = [spec for chart in charts for spec in chart.specs]
-    if not specs:
-        return Drawing(lambda: charts)
-    wholes = [spec is chart.specs[-1] for chart in charts for spec in chart.specs]
-    pictures = begin(len(results.cells), draw, specs, wholes)
-    return Drawing(lambda: _with_pictures(charts, pictures()))
+    figures, charts = [], []
+    for plot in PLOTS:
+        try:
+            drawn = plot.layout.draw(results)
+            if drawn is not None and drawn.panels:
+                charts.append(_specs(plot, drawn))
+                figures.append(Figure(plot, drawn))
+        except Exception as error:
+            # A chart that fails must not cost the report: the figure shows the problem.
+            charts.append([])
+            figures.append(Figure(plot, picture=Picture(problem=typed_error_text(error))))
+    if not any(charts):
+        return Drawing(lambda: figures)
+    pictures = begin(len(results.cells), draw, charts)
+    return Drawing(lambda: list(map(_with_picture, figures, pictures())))
 
 
-def _chart(plot: Plot, results: Results) -> Figure | None:
-    """Return a figure without its pictures, or None if the data does not support the chart."""
-    try:
-        drawn = plot.layout.draw(results)
-        if drawn is None or not drawn.panels:
-            return None
-        panels = [panel.to_dict(validate=False) for panel in drawn.panels]
-        specs = [*(_panel_spec(plot, panel) for panel in panels), _whole_spec(plot, drawn, panels)]
-    except Exception as error:
-        # A chart that fails must not cost the report: the figure shows the problem.
-        return Figure(plot, problem=typed_error_text(error))
-    return Figure(plot, specs, tuple(drawn.legend), drawn.note, drawn.columns)
+def _with_picture(figure: Figure, picture: Picture) -> Figure:
+    return figure if figure.picture.problem else replace(figure, picture=picture)
 
 
-def _panel_spec(plot: Plot, panel: Mapping[str, object]) -> dict[str, object]:
-    """Return the specification of one panel. Its legend is text of the page."""
-    text = ", ".join(filter(None, (plot.title, str(panel.get("title", "")))))
-    spec: dict[str, object] = _without_legends({**panel, "description": text, "config": CONFIG})
-    return spec
-
-
-def _without_legends(spec: Any) -> Any:
-    if isinstance(spec, list):
-        return [_without_legends(part) for part in spec]
-    if not isinstance(spec, dict):
-        return spec
-    # Data are not searched: they are most of a specification.
-    changed = {
-        name: part if name == "data" else _without_legends(part) for name, part in spec.items()
-    }
-    return {**changed, "legend": None} if "scale" in changed and "field" in changed else changed
+def _specs(plot: Plot, drawn: Drawn) -> list[dict[str, object]]:
+    """Return the specification of each panel, and of the whole chart as the last."""
+    specs, inner = [], []
+    for panel in drawn.panels:
+        spec = panel.to_dict(validate=False)
+        text = ", ".join(filter(None, (plot.title, str(spec.get("title", "")))))
+        specs.append({**spec, "description": text, "config": PANEL_CONFIG})
+        schema = spec.pop("$schema")
+        spec.pop("config", None)
+        inner.append(spec)
+    return [*specs, {"$schema": schema, **_whole_spec(plot, drawn, inner)}]
 
 
 def _whole_spec(
@@ -198,29 +181,13 @@ def _whole_spec(
 ) -> dict[str, object]:
     """Return the specification of all panels in rows, with their legend and a title."""
     subtitle = ": ".join(filter(None, (plot.read, drawn.note)))
-    of_whole = ("config", "$schema")
-    inner = [{n: part for n, part in panel.items() if n not in of_whole} for panel in panels]
     return {
-        "$schema": panels[0]["$schema"],
         "config": {**CONFIG, "background": "#ffffff"},
         "title": {"text": plot.title, "subtitle": subtitle, "fontSize": 14},
-        "concat": inner,
+        "concat": panels,
         "columns": min(drawn.columns, 3),
         "resolve": {"scale": {"color": "shared"}},
     }
-
-
-def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> list[Figure]:
-    drawn = iter(pictures)
-    figures = []
-    for chart in charts:
-        own = [next(drawn) for _ in chart.specs]  # none of a chart with a problem
-        problem = next((picture.problem for picture in own if picture.problem), chart.problem)
-        if own and not problem:
-            panels = [picture.svg for picture in own[:-1]]
-            chart = replace(chart, panels=panels, svg=own[-1].svg, png=own[-1].png)
-        figures.append(replace(chart, problem=problem))
-    return figures
 
 
 def figure_files(
@@ -229,7 +196,7 @@ def figure_files(
     """Return the content of the requested formats by path within the report folder."""
     files: dict[str, str | bytes] = {}
     for figure in figures:
-        made: dict[str, str | bytes] = {"svg": figure.svg, "png": figure.png}
-        for suffix in pictures if not figure.problem else ():
+        made: dict[str, str | bytes] = {"svg": figure.picture.svg, "png": figure.picture.png}
+        for suffix in pictures if not figure.picture.problem else ():
             files[f"figures/{figure.plot.name}.{suffix}"] = made[suffix]
     return files

@@ -39,34 +39,40 @@ _ONE_BY_ONE = ThreadPoolExecutor(1)
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn chart. problem: the reason for a missing drawing, otherwise empty."""
+    """A drawn chart: its panels for the page, and all of it for files.
 
+    problem: the reason for a missing drawing, otherwise empty.
+    """
+
+    panels: Sequence[str] = ()
     svg: str = ""
     png: bytes = b""
     problem: str = ""
 
 
-def draw(charts: Sequence[Mapping[str, object]], wholes: Sequence[bool]) -> list[Picture]:
-    """Return the picture of each Vega-Lite chart.
-
-    wholes: for each chart, True for a separate file and False for a panel of the page.
-    """
-    return [_draw(chart, is_file) for chart, is_file in zip(charts, wholes, strict=True)]
+def draw(charts: Sequence[Sequence[Mapping[str, object]]]) -> list[Picture]:
+    """Return the picture of each chart: Vega-Lite of its panels, and of the whole as the last."""
+    return list(map(_draw, charts))
 
 
-def _draw(chart: Mapping[str, object], is_file: bool) -> Picture:
+def _draw(chart: Sequence[Mapping[str, object]]) -> Picture:
     # Loaded here, because a separate process may do the drawing: it takes seconds and much memory.
     import vl_convert
 
     _load_fonts()
     try:
-        svg = with_short_paths(with_numbered_clips(vl_convert.vegalite_to_svg(dict(chart))))
-        if not is_file:
-            return Picture(_for_page(svg))
-        svg = _LINK.sub("", svg)  # its targets are on the page
-        return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
+        *panels, whole = map(_to_svg, chart)
+        svg = _LINK.sub("", whole)  # the targets of links are on the page
+        png = vl_convert.svg_to_png(svg, scale=_PNG_SCALE)
+        return Picture(list(map(_for_page, panels)), svg, png)
     except Exception as error:
         return Picture(problem=typed_error_text(error))
+
+
+def _to_svg(chart: Mapping[str, object]) -> str:
+    import vl_convert
+
+    return with_short_paths(with_numbered_clips(vl_convert.vegalite_to_svg(dict(chart))))
 
 
 def _for_page(svg: str) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 LIGHT, DARK = 0, 1
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
@@ -65,10 +67,10 @@ def colour_names(axis: str, values: Sequence[object]) -> list[str]:
     """Return a colour for each value of an axis. Sizes have a ramp, since they are ordered."""
     if axis == "precision":
         return [_PRECISIONS.get(str(value), "k6") for value in values]
+    indices = np.arange(len(values))
     if axis == "model_name":
-        last = max(len(values) - 1, 1)
-        return [f"s{1 + round(4 * index / last)}" for index in range(len(values))]
-    return [f"k{1 + index % MOST_COLOURS}" for index in range(len(values))]
+        return list(map("s{:.0f}".format, 1 + np.round(4 * indices / max(len(values) - 1, 1))))
+    return list(map("k{}".format, 1 + indices % MOST_COLOURS))
 
 
 def variables(theme: int) -> str:

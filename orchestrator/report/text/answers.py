@@ -52,6 +52,7 @@ from orchestrator.report.text.pairs import (
     is_gpu_bound,
     measured,
     pairs,
+    pairs_of_all,
     preferring,
 )
 from orchestrator.report.text.slices import evenly
@@ -211,9 +212,8 @@ def about_compiling(results: Results) -> Iterator[Answer]:
     """Yield the median speed-up of compiled steps, by precision."""
     steps = measured(results, "train_step", TIME, LOW, HIGH)
     steps = steps[steps["pass"] == "train_step"] if _has(steps, "pass", "train_step") else steps
-    axes = [axis for axis in results.axes if axis not in COMPILE_AXES]
     for scope in ("blocks", "model"):
-        found = pairs(steps, axes, "compile", ("eager", scope))
+        found = pairs_of_all(steps, results.axes, "compile", ("eager", scope), COMPILE_AXES)
         if len(found):
             yield _of_compiling(_main_run(found))
             return
@@ -376,9 +376,9 @@ def about_attention(results: Results) -> Iterator[Answer]:
     cells = measured(results, "attention", TIME, LOW, HIGH, LENGTH)
     if cells.empty or "attention" not in cells:
         return
-    others = set(cells["attention"].dropna()) - {"naive"}
-    found = [pairs(cells, results.axes, "attention", ("naive", other)) for other in sorted(others)]
-    joined = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    others = sorted(set(cells["attention"].dropna()) - {"naive"})
+    joined = pairs_of_all(cells, results.axes, "attention", ("naive", *others))
+    joined = joined if others else joined.iloc[:0]
     if len(joined):
         yield _of_attention(joined)
     yield from _growth(cells)

@@ -85,6 +85,11 @@ def scope_of(row: Row) -> str:
     return ", ".join(parts)
 
 
+def scopes_of(cells: pd.DataFrame) -> list[str]:
+    """Return the settings of each cell that readers look for."""
+    return list(map(scope_of, cells.filter(items=SCOPE_COLUMNS).to_dict("records")))
+
+
 def cell_keys(results: Results) -> pd.Series[str]:
     """Return `RUN:ID` of each cell, which names it in the address of the page."""
     cells = results.cells["cell"].astype(str)

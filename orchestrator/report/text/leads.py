@@ -11,7 +11,15 @@ from orchestrator.analysis.cpu_bound import BoundBy, bound_by, ran_with_others
 from orchestrator.analysis.results import Results
 from orchestrator.report.text.cell_names import LENGTH, NAME, fullest_context, names_of, scope_of
 from orchestrator.report.text.numbers import counted, gibibytes, number, percent
-from orchestrator.report.text.pairs import HIGH, LOW, TIME, is_clear, measured, pairs, preferring
+from orchestrator.report.text.pairs import (
+    HIGH,
+    LOW,
+    TIME,
+    is_clear,
+    measured,
+    pairs_of_all,
+    preferring,
+)
 from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.messages import typed_error_text
 from tasks.spec.status import OUT_OF_MEMORY
@@ -91,10 +99,8 @@ def about_kernels(results: Results) -> Iterator[str]:
 def about_compiling(results: Results) -> Iterator[str]:
     """Yield how many compiled steps are faster than the same eager ones."""
     steps = measured(results, "train_step", TIME, LOW, HIGH)
-    axes = [axis for axis in results.axes if axis not in COMPILE_AXES]
-    found = pd.concat(
-        [pairs(steps, axes, "compile", ("eager", scope)) for scope in ("blocks", "model")]
-    )
+    scopes = ("eager", "blocks", "model")
+    found = pairs_of_all(steps, results.axes, "compile", scopes, COMPILE_AXES)
     if found.empty:
         return
     clear = is_clear(found)

@@ -6,7 +6,7 @@ than narrow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -58,7 +58,7 @@ def pairs(
     # Null does not equal null, so cells without a value would be in no pair.
     texts = cells[keys].astype("string").fillna(NOTHING).add_prefix("_key_")
     # Of several hundred columns only these are read. Joining all of them took a second.
-    shown = cells[[name for name in (*axes, *_READ) if name in cells]]
+    shown = cells.filter(items=dict.fromkeys((*axes, *_READ)))
     shown = shown.assign(bound=bound_by(cells), one=1).join(texts)
     base, other = shown[shown[axis] == values[0]], shown[shown[axis] == values[1]]
     joined = other.merge(base, on=["one", *texts], suffixes=("", BASE))
@@ -69,6 +69,23 @@ def pairs(
         low=base_times[LOW + BASE] / times[HIGH],
         high=base_times[HIGH + BASE] / times[LOW],
     )
+
+
+def pairs_of_all(
+    cells: pd.DataFrame,
+    axes: Sequence[str],
+    axis: str,
+    values: Sequence[str],
+    without: Collection[str] = (),
+) -> pd.DataFrame:
+    """Return the pairs of the first value of an axis with each of the others.
+
+    without: axes in which the cells of a pair may differ.
+    """
+    base, *others = values
+    compared = [name for name in axes if name not in without]
+    found = [pairs(cells, compared, axis, (base, other)) for other in others]
+    return pd.concat(found, ignore_index=True) if found else cells.iloc[:0]
 
 
 def is_clear(found: pd.DataFrame) -> pd.Series[bool]:

@@ -185,17 +185,17 @@ def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
 def test_a_panel_for_the_page_follows_the_theme_and_links_to_cells() -> None:
     rows = [{"context_length": n, "precision": p} for n in (128, 512) for p in ("fp32", "bf16")]
     figures = begin_drawing(results_of(*rows)).figures()
-    assert [figure.problem for figure in figures] == [""] * len(figures)
+    assert [figure.picture.problem for figure in figures] == [""] * len(figures)
     (figure,) = (figure for figure in figures if figure.plot.name == "step-time")
-    (panel,) = figure.panels
+    (panel,) = figure.picture.panels
     assert "http" not in panel
     assert 'stroke="var(--fp32)"' in panel
     assert sorted(re.findall('href="(.*?)"', panel)) == [f"#cell=r:c{n}" for n in range(4)]
     assert "small, context 512, bf16" in panel
     # A file has a legend and a title, and no link, since its targets are on the page.
-    assert ">bf16</text>" in figure.svg
+    assert ">bf16</text>" in figure.picture.svg
     assert ">bf16</text>" not in panel
-    assert ">Step time by context length</text>" in figure.svg
-    assert "href" not in figure.svg
-    assert "var(" not in figure.svg
-    assert figure.png.startswith(b"\x89PNG")
+    assert ">Step time by context length</text>" in figure.picture.svg
+    assert "href" not in figure.picture.svg
+    assert "var(" not in figure.picture.svg
+    assert figure.picture.png.startswith(b"\x89PNG")

@@ -74,7 +74,7 @@ def drawn_with(fonts: Path) -> str:
     values = [{"what": "small · fp32 · blocks · train_step", "much": 1}]
     chart = {"data": {"values": values}, "mark": "bar", "config": {"font": "Liberation Sans"}}
     chart["encoding"] = {"x": {"field": "much", "type": "quantitative"}, "color": legend}
-    program = f"from orchestrator.report.charts.rendering import draw; print(draw([{json.dumps(chart)}], [True])[0].svg)"
+    program = f"from orchestrator.report.charts.rendering import draw; print(draw([[{json.dumps(chart)}]])[0].svg)"
     environment = {**os.environ, "FONTCONFIG_FILE": str(config)}
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -229,9 +229,9 @@ def test_live_memory_during_a_step_is_a_chart(
         for f in begin_drawing(results_of(training, forward)).figures()
         if f.plot.name == "memory-timeline"
     )
-    assert figure.problem == ""
-    assert figure.png.startswith(b"\x89PNG")
-    training_panel, forward_panel = figure.specs[:2]
+    assert figure.picture.problem == ""
+    assert figure.picture.png.startswith(b"\x89PNG")
+    training_panel, forward_panel = (panel.to_dict() for panel in figure.drawn.panels[:2])
     assert training_panel["title"].endswith("training step")
     assert forward_panel["title"].endswith("forward pass")
     rows = pd.DataFrame(training_panel["layer"][0]["data"]["values"])
@@ -242,7 +242,7 @@ def test_live_memory_during_a_step_is_a_chart(
     begins = pd.DataFrame(training_panel["layer"][1]["data"]["values"])
     assert begins.set_index("phase")["at"]["backward"] == 2.0
     for phase in ("forward", "backward"):
-        assert f">{phase}</text>" in figure.svg
+        assert f">{phase}</text>" in figure.picture.svg
 
 
 def test_frames_hold_the_latest_attempt_alone(
