@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
+from importlib import resources
 from typing import Any
 
 from model.config import SIZES
 from orchestrator.common.reference_devices import ALL
-from orchestrator.report.references.schema import (
-    EMPTY_CELLS,
-    LABELS,
-    OUT_OF_MEMORY,
-    ReferenceQuantity,
-    ReferenceTable,
-    TableCell,
-    Writeup,
-    writeups,
-)
 
+TableCell = bool | int | Decimal | str | list[str]
+EMPTY_CELLS = ("N/A", "-")
+OUT_OF_MEMORY = "OOM"
+# Columns that identify a row and are no axis of ours. `among`: the kernels that are ranked;
+# `each`: what a time is for, if not for all layers; `device`: the part of the machine (cpu, mps or
+# cuda).
+LABELS = ("part", "kernel", "device", "rank", "among", "each")
 # The possible values of each axis. There is one where the write-up is clear about it.
 Axes = Mapping[str, tuple[Any, ...]]
 
@@ -33,6 +32,82 @@ _FACTORS = {
 # nsys prints the unit of a time in each cell, such as `873 ns`.
 _WITH_UNIT = re.compile(r"(-?[\d.]+) (s|ms|μs|us|ns|MiB|GiB|GB)")
 _DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
+
+
+@dataclass(frozen=True)
+class ReferenceQuantity:
+    """A column of numbers.
+
+    unit: the unit of the printed numbers. over: the number of passes that one number covers.
+    cell: axes that hold for this column in addition to those of the table. variant:
+    distinguishes two columns about the same cell.
+    """
+
+    metric: str
+    unit: str
+    phase: str = ""
+    statistic: str = "mean"
+    over: int = 1
+    cell: Mapping[str, TableCell] = field(default_factory=dict)
+    variant: str = ""
+
+
+@dataclass(frozen=True)
+class ReferenceTable:
+    """One published table.
+
+    cell: axes that hold for all rows. A list means that the write-up leaves open which of the
+    values it was; a missing axis means that the write-up does not state it. columns: each is an
+    axis, a label or a ReferenceQuantity. notes: why its numbers may not be comparable. row_notes:
+    a `note` for the rows `where` some values are. repeats: the table of the same write-up whose
+    numbers it prints again.
+    """
+
+    name: str
+    title: str
+    task: str
+    device: str
+    cell: Mapping[str, TableCell]
+    columns: Sequence[str | ReferenceQuantity]
+    rows: Sequence[Sequence[TableCell]]
+    notes: Sequence[str] = ()
+    row_notes: Sequence[Mapping[str, Any]] = ()
+    repeats: str | None = None
+
+
+@dataclass(frozen=True)
+class Writeup:
+    """The tables of one write-up. year: of the course, which defines the model sizes."""
+
+    name: str
+    title: str
+    source: str
+    year: int
+    table: Sequence[ReferenceTable]
+
+
+@cache
+def writeups() -> tuple[Writeup, ...]:
+    """Return all write-ups by file name."""
+    return tuple(map(writeup_of, transcriptions()))
+
+
+def transcriptions() -> Iterator[dict[str, Any]]:
+    """Yield the content of each file in `writeups/`. Decimal preserves the printed digits."""
+    folder = resources.files(__package__).joinpath("writeups")
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        yield tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
+
+
+def writeup_of(content: Mapping[str, Any]) -> Writeup:
+    """Return the content of a file as records. The tests check its words and values."""
+    tables = []
+    for table in content["table"]:
+        columns = []
+        for column in table["columns"]:
+            columns.append(column if isinstance(column, str) else ReferenceQuantity(**column))
+        tables.append(ReferenceTable(**{**table, "columns": columns}))
+    return Writeup(**{**content, "table": tables})
 
 
 @dataclass(frozen=True)
@@ -101,14 +176,19 @@ def numbers_of(writeup: Writeup, table: ReferenceTable) -> Iterator[ReferenceNum
 
 
 def _row_numbers(writeup: Writeup, table: ReferenceTable, index: int) -> Iterator[ReferenceNumber]:
-    row = table.rows[index]
-    stated = {**table.cell, **table.axes_of(row)}
-    stated = {axis: value for axis, value in stated.items() if value not in EMPTY_CELLS}
-    for quantity, printed in zip(table.columns, row, strict=True):
-        if isinstance(quantity, ReferenceQuantity) and printed not in EMPTY_CELLS:
-            number = _number(writeup, table, quantity, {**stated, **quantity.cell})
-            value, unit = _parse_value(printed, quantity.unit)
-            yield replace(number, value=value, unit=unit, row=index)
+    stated = dict(table.cell)
+    quantities = []
+    for column, printed in zip(table.columns, table.rows[index], strict=True):
+        if printed in EMPTY_CELLS:
+            continue
+        if isinstance(column, str):
+            stated[column] = printed
+        else:
+            quantities.append((column, printed))
+    for quantity, printed in quantities:
+        number = _number(writeup, table, quantity, {**stated, **quantity.cell})
+        value, unit = _parse_value(printed, quantity.unit)
+        yield replace(number, value=value, unit=unit, row=index)
 
 
 def _measured(number: ReferenceNumber) -> tuple[object, ...]:
@@ -124,7 +204,10 @@ def _number(
 ) -> ReferenceNumber:
     """Return a record without its value."""
     axes = {axis: _possible(value) for axis, value in stated.items() if axis not in LABELS}
-    row_notes = [one.note for one in table.row_notes if one.where.items() <= stated.items()]
+    row_notes = []
+    for one in table.row_notes:
+        if one["where"].items() <= stated.items():
+            row_notes.append(one["note"])
     return ReferenceNumber(
         writeup=writeup.name,
         table=table.name,

@@ -16,8 +16,7 @@ from orchestrator.report.references.matching import (
     states_shape,
     unstated,
 )
-from orchestrator.report.references.records import ReferenceNumber, published_on
-from orchestrator.report.references.schema import writeups
+from orchestrator.report.references.records import ReferenceNumber, published_on, writeups
 from orchestrator.report.tables.entries import MISSING, Entry, quantity
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
 from orchestrator.report.tables.layouts import each

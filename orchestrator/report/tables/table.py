@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from orchestrator.analysis.axes import NOTHING, axis_text, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import CellFilter
 from orchestrator.report.tables.entries import Entry
+
+T = TypeVar("T")
 
 _SETTINGS = ("precision", "compile", "pass", "attention", "batch_size")
 NOTES = "note"  # title of a column of sentences, one a line, that become numbered notes
@@ -70,9 +73,9 @@ class Table:
         grid = self.layout.lay_out(chosen)
         first = len(grid.keys)
         # Of 1,028 published rows of times, 425 were of cells whose memory alone was measured.
-        filled = [row for row in grid.rows if not all(entry.is_missing for entry in row[first:])]
+        filled = [row for row in grid.rows if not is_empty(row[first:])]
         grid = _without_empty_columns(grid._replace(rows=filled))
-        has_values = any(heading.title != NOTES for heading in grid.measures)
+        has_values = {heading.title for heading in grid.measures} - {NOTES}
         return grid if has_values else TableGrid([], [], [])
 
     def settings(self, chosen: Results) -> dict[str, str]:
@@ -93,17 +96,29 @@ def notes_of(notes: Sequence[str], text: str) -> list[str]:
     return [] if text == NOTHING else [notes[int(number) - 1] for number in text.split(", ")]
 
 
+def columns_of(rows: Rows, count: int) -> list[Sequence[Entry]]:
+    """Return the first columns of a table, which are empty without rows."""
+    return list(zip(*rows, strict=True))[:count] if rows else [()] * count
+
+
+def is_empty(entries: Sequence[Entry]) -> bool:
+    return all(entry.is_missing for entry in entries)
+
+
+def pick(values: Sequence[T], indices: Iterable[int]) -> list[T]:
+    """Return the values with these indices."""
+    return list(map(values.__getitem__, indices))
+
+
 def _without_empty_columns(grid: TableGrid) -> TableGrid:
     """Drop the columns that are empty in every row, such as the allocator's peaks on a CPU."""
     count = len(grid.keys)
-    headings = [*grid.keys, *grid.measures]
-    shown = []
-    for index in range(len(headings)):
-        if any(not row[index].is_missing for row in grid.rows):
-            shown.append(index)
-    rows = [[row[index] for index in shown] for row in grid.rows]
-    keys = [grid.keys[index] for index in shown if index < count]
-    measures = [grid.measures[index - count] for index in shown if index >= count]
+    columns = columns_of(grid.rows, count + len(grid.measures))
+    shown = [index for index, entries in enumerate(columns) if not is_empty(entries)]
+    first = bisect_left(shown, count)
+    keys = pick(grid.keys, shown[:first])
+    measures = pick(grid.measures, [index - count for index in shown[first:]])
+    rows = list(map(list, zip(*pick(columns, shown), strict=True)))
     return TableGrid(keys, measures, rows, grid.compared)
 
 

@@ -7,15 +7,25 @@ its rows are lifted into the caption. Of a longer table it shows one slice, and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import chain, filterfalse
+from operator import attrgetter
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
 from orchestrator.report.tables.entries import Entry
-from orchestrator.report.tables.table import Heading, RenderedTable, Rows, Table
+from orchestrator.report.tables.table import (
+    Heading,
+    RenderedTable,
+    Rows,
+    Table,
+    columns_of,
+    is_empty,
+    pick,
+)
 from orchestrator.report.text.slices import usual_value
 
 MAX_KEYS = 3
@@ -93,25 +103,25 @@ def view_of(
     sliced: dict[str, str] = {}
     if max_rows is not None and max_columns is not None:
         rows, sliced = _slice(page, max_rows)
-    lifted = {} if max_columns is None else _constants(keys, rows)
+    columns = columns_of(rows, len(keys) + len(page.grid.measures))
+    key_columns, measured = columns[: len(keys)], columns[len(keys) :]
+    measures = _measures(page, measured)
+    lifted: dict[str, str] = {}
+    chosen = list(range(len(measures)))
     if max_columns is not None:
-        rows = _with_short_names(rows, len(keys))
+        lifted = _constants(keys, key_columns)
+        key_columns = list(map(_with_short_names, key_columns))
+        room = max(max_columns - len(keys) + len(lifted), 1)
+        chosen = _chosen(measures, measured, room)
     shown = [index for index, key in enumerate(keys) if key not in lifted]
-    measures = _measures(page, rows)
-    room = len(measures) if max_columns is None else max(max_columns - len(shown), 1)
-    filled = list(range(len(measures)))
-    if max_columns is not None:
-        # A measure of other rows, such as the time in a precision that no shown row has.
-        filled = [index for index in filled if _has_value(rows, len(keys) + index)]
-    chosen = sorted(_chosen(measures, filled, room))
-    indices = [*shown, *(len(keys) + index for index in chosen)]
+    entries = [*pick(key_columns, shown), *pick(measured, chosen)]
     return TableView(
         page.table.name,
         page.table.title,
         _caption(page.table, {**page.settings, **lifted}, sliced),
-        tuple(keys[index] for index in shown),
-        tuple(measures[index] for index in chosen),
-        [[row[index] for index in indices] for row in rows[:max_rows]],
+        tuple(pick(keys, shown)),
+        tuple(pick(measures, chosen)),
+        list(map(list, zip(*entries, strict=True)))[:max_rows],
         page.provenance,
         page.notes,
         hidden_rows=len(page.rows) - len(rows[:max_rows]),
@@ -126,115 +136,106 @@ def _slice(page: RenderedTable, max_rows: int) -> tuple[Rows, dict[str, str]]:
     grid = page.grid
     keys, rows = grid.keys, grid.rows
     sliced: dict[str, str] = {}
-    varying = _varying(keys, rows)
     # Without a default, an axis that every reader looks for is not sliced.
-    fixed = {*MAIN, *ALWAYS_SHOWN}
-    others = [key for key in reversed(keys) if key not in fixed]
+    fixed = {*MAIN, *ALWAYS_SHOWN, grid.compared}
+    others = list(filterfalse(fixed.__contains__, reversed(keys)))
     is_of_attention = grid.compared == "attention" and grid.compared in keys
     if is_of_attention:
         others.append("context_length")  # implementations are compared at one context
-    for key in [key for key in (*MAIN, *others) if key in keys and key != grid.compared]:
-        if key not in varying or (len(rows) <= max_rows and len(varying) <= MAX_KEYS):
+    for key in filter(keys.__contains__, (*MAIN, *others)):
+        varying = set(keys) - set(_constants(keys, columns_of(rows, len(keys))))
+        is_short = len(rows) <= max_rows and len(varying) <= MAX_KEYS
+        if key == grid.compared or key not in varying or is_short:
             continue
-        index = keys.index(key)
-        candidates = rows
+        by_value: dict[str, Rows] = defaultdict(list)
+        for row in rows:
+            by_value[row[keys.index(key)].text].append(row)
+        counts = {value: len(own) for value, own in by_value.items()}
         if is_of_attention:
-            candidates = _most_compared(rows, index, keys.index(grid.compared))
-        sliced[key] = usual_value(key, [row[index].text for row in candidates])
-        rows = [row for row in rows if row[index].text == sliced[key]]
-        varying = _varying(keys, rows)
+            counts = _of_most_compared(by_value, counts, keys.index(grid.compared))
+        sliced[key] = usual_value(key, counts)
+        rows = by_value[sliced[key]]
     return rows, sliced
 
 
-def _most_compared(rows: Rows, index: int, compared: int) -> Rows:
-    """Return the rows with those values of a key for which most values are compared."""
-    values: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        values[row[index].text].add(row[compared].text)
-    most = max(map(len, values.values()))
-    return [row for row in rows if len(values[row[index].text]) == most]
+def _of_most_compared(
+    by_value: Mapping[str, Rows], counts: Mapping[str, int], compared: int
+) -> dict[str, int]:
+    """Return the counts of those values of a key for which most values are compared."""
+    variety = {value: len({row[compared].text for row in own}) for value, own in by_value.items()}
+    most = max(variety.values())
+    return {value: count for value, count in counts.items() if variety[value] == most}
 
 
-def _varying(keys: Sequence[str], rows: Rows) -> list[str]:
-    constants = _constants(keys, rows)
-    return [key for key in keys if key not in constants]
+def _with_short_names(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return a key's values with `Gpt` for `my_models:Gpt` if no other one ends so."""
+    short = short_names({entry.text for entry in entries}, CLASS_NAME)
+    return [entry._replace(text=short[entry.text]) for entry in entries]
 
 
-def _with_short_names(rows: Rows, key_count: int) -> Rows:
-    """Return the rows with `Gpt` for a key's value `my_models:Gpt` if no other one ends so."""
-    columns: list[Sequence[Entry]] = list(zip(*rows, strict=True))
-    for index, entries in enumerate(columns[:key_count]):
-        short = short_names({entry.text for entry in entries}, CLASS_NAME)
-        columns[index] = [entry._replace(text=short[entry.text]) for entry in entries]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _constants(keys: Sequence[str], rows: Rows) -> dict[str, str]:
+def _constants(keys: Sequence[str], columns: Sequence[Sequence[Entry]]) -> dict[str, str]:
     """Return the keys that have the same value in all rows. The first key of one row stays."""
     constants = {}
-    for index, key in enumerate(keys if rows else ()):
-        first = rows[0][index].text
+    for key, entries in zip(keys, columns, strict=False):
         # Ends at the first other value. A set of all texts took a sixth of a large report's time.
-        if all(row[index].text == first for row in rows):
-            constants[key] = first
+        if entries and all(entry.text == entries[0].text for entry in entries):
+            constants[key] = entries[0].text
     if len(constants) == len(keys):
         constants.pop(next(iter(keys), ""), None)
     return constants
 
 
-def _measures(page: RenderedTable, rows: Rows) -> list[Measure]:
-    headings = page.grid.measures
+def _measures(page: RenderedTable, columns: Sequence[Sequence[Entry]]) -> list[Measure]:
     titles: dict[str, list[str]] = defaultdict(list)
-    for heading in headings:
+    for heading in page.grid.measures:
         titles[heading.group].append(heading.title)
     # The baseline, which comes first, has no comparisons: the fullest group has the order.
     fullest = max(titles.values(), key=len)
-    order = list(dict.fromkeys([*fullest, *(heading.title for heading in headings)]))
+    order = list(dict.fromkeys(chain(fullest, *titles.values())))
     measures = []
-    for index, heading in enumerate(headings, len(page.grid.keys)):
-        entries = [row[index] for row in rows]
+    for heading, entries in zip(page.grid.measures, columns, strict=True):
         measures.append(_measure(heading, entries, order.index(heading.title)))
     return measures
 
 
 def _measure(heading: Heading, entries: Sequence[Entry], priority: int) -> Measure:
     numbers = [entry for entry in entries if entry.number is not None]
-    unit = next((entry.unit for entry in numbers if entry.unit), "")
+    units = filter(None, map(attrgetter("unit"), numbers))
     digits = max((len(entry.text.partition(".")[2]) for entry in numbers), default=0)
     kind = Kind.NUMBER if numbers else Kind.TEXT
     if any(isinstance(entry.number, bool) for entry in numbers):
         kind = Kind.FLAG
     elif any(entry.low is not None for entry in numbers):
         kind = Kind.INTERVAL
-    return Measure(heading.title, unit, kind, priority, digits, heading.group)
+    return Measure(heading.title, next(units, ""), kind, priority, digits, heading.group)
 
 
-def _has_value(rows: Rows, index: int) -> bool:
-    return any(not row[index].is_missing for row in rows)
-
-
-def _chosen(measures: Sequence[Measure], filled: Sequence[int], room: int) -> Iterator[int]:
-    """Yield the indices of the measures that fit, by priority. filled: those with a value.
+def _chosen(
+    measures: Sequence[Measure], columns: Sequence[Sequence[Entry]], room: int
+) -> list[int]:
+    """Return the indices of the measures that fit, by priority, of those with a value.
 
     A measure that is compared is shown for all values, or else for the last one that has it.
     """
-    for priority in sorted({measure.priority for measure in measures}):
-        indices = [index for index in filled if measures[index].priority == priority]
-        shown = indices if len(indices) <= room else indices[-1:]
-        if len(shown) <= room:
-            yield from shown
-            room -= len(shown)
+    by_priority: dict[int, list[int]] = defaultdict(list)
+    for index, (measure, entries) in enumerate(zip(measures, columns, strict=True)):
+        # Others are of rows that are not shown, such as the time in another precision.
+        if not is_empty(entries):
+            by_priority[measure.priority].append(index)
+    chosen: list[int] = []
+    for _, indices in sorted(by_priority.items()):
+        left = room - len(chosen)
+        shown = indices if len(indices) <= left else indices[-1:]
+        chosen += shown[:left]
+    return sorted(chosen)
 
 
 def _caption(table: Table, lifted: Mapping[str, str], sliced: Mapping[str, str]) -> str:
     """Return how to read the table, with the settings that all rows have."""
     parts = [table.read]
-    for title, values in (("All rows", _without(lifted, sliced)), ("Shown", sliced)):
+    of_all = {key: text for key, text in lifted.items() if key not in sliced}
+    for title, values in (("All rows", of_all), ("Shown", sliced)):
         settings = [f"{key}={text}" for key, text in values.items() if text != NOTHING]
         if settings:
             parts.append(f"{title}: {', '.join(settings)}.")
     return " ".join(parts)
-
-
-def _without(settings: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
-    return {key: text for key, text in settings.items() if key not in others}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -21,8 +21,11 @@ _NAMED = (
 )
 
 
-def usual_value(axis: str, texts: Iterable[str]) -> str:
-    """Return the value that a slice has of an axis: that of MAIN, or else the most common one."""
+def usual_value(axis: str, texts: Iterable[str] | Mapping[str, int]) -> str:
+    """Return the value that a slice has of an axis: that of MAIN, or else the most common one.
+
+    texts: the value of each cell, or how often each value occurs.
+    """
     counts = Counter(texts)
     main = axis_text(MAIN[axis]) if axis in MAIN else ""
     return main if main in counts else counts.most_common(1)[0][0]

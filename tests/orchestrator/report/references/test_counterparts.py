@@ -9,8 +9,7 @@ import pytest
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.reference_devices import ALL
 from orchestrator.report.references.counterparts import _TENSORS, COUNTERPARTS
-from orchestrator.report.references.records import ReferenceNumber, published
-from orchestrator.report.references.schema import Metric, writeups
+from orchestrator.report.references.records import ReferenceNumber, published, writeups
 from orchestrator.report.references.tables import NAME, reference_table
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.tables.table import RenderedTable
@@ -21,6 +20,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, Sample
+from tests.orchestrator.report.references.transcription import Metric
 from tests.support.tables import texts_of
 
 TABLES = [(one.name, table.name) for one in writeups() for table in one.table]

@@ -10,13 +10,21 @@ from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.reference_devices import DEVICES, find_device
-from orchestrator.report.references.records import ReferenceNumber, numbers_of, published
-from orchestrator.report.references.schema import Writeup, writeups
+from orchestrator.report.references.records import (
+    ReferenceNumber,
+    Writeup,
+    numbers_of,
+    published,
+    transcriptions,
+    writeup_of,
+    writeups,
+)
+from tests.orchestrator.report.references.transcription import StrictWriteup
 
 SECONDS = {"metric": "duration", "phase": "step", "unit": "s"}
 
 
-def writeup(**changes: Any) -> Writeup:
+def content(**changes: Any) -> dict[str, Any]:
     table = {
         "name": "timings",
         "title": "Timings",
@@ -28,12 +36,11 @@ def writeup(**changes: Any) -> Writeup:
         "rows": [["small", 512, Decimal("0.0500")], ["xl", 512, "OOM"], ["2.7B", 512, "N/A"]],
         **changes,
     }
-    content = {"name": "w", "title": "W", "source": "nobody", "year": 2025, "table": [table]}
-    return Writeup.model_validate(content)
+    return {"name": "w", "title": "W", "source": "nobody", "year": 2025, "table": [table]}
 
 
 def numbers(**changes: Any) -> list[ReferenceNumber]:
-    one = writeup(**changes)
+    one: Writeup = writeup_of(content(**changes))
     return list(numbers_of(one, one.table[0]))
 
 
@@ -46,6 +53,12 @@ def test_every_write_up_loads_and_names_its_source() -> None:
         "yyin-dev",
     ]
     assert all(one.source and one.year == 2025 for one in writeups())
+
+
+def test_the_transcriptions_have_known_words_alone() -> None:
+    for one in transcriptions():
+        assert StrictWriteup.model_validate(one).year == 2025
+    StrictWriteup.model_validate(content())
 
 
 def test_a_number_preserves_its_digits_and_names_its_cell() -> None:
@@ -117,7 +130,7 @@ def test_a_model_given_by_its_dimensions_gets_its_size() -> None:
 )
 def test_an_unknown_word_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        writeup(**changes)
+        StrictWriteup.model_validate(content(**changes))
 
 
 def test_a_text_that_is_no_number_is_refused() -> None:

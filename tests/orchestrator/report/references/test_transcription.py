@@ -11,8 +11,7 @@ import pytest
 from model.accounting import parameter_count
 from model.config import SIZES
 from orchestrator.common.reference_devices import DEVICES
-from orchestrator.report.references.records import ReferenceNumber, published
-from orchestrator.report.references.schema import writeups
+from orchestrator.report.references.records import ReferenceNumber, published, writeups
 from tasks.spec.registry import all_tasks
 
 NUMBERS = published()

@@ -1,22 +1,19 @@
-"""The format of the files in `writeups/`, which hold the published tables of others.
+"""The strict format of the files in `writeups/`, which hold the published tables of others.
 
-The format is strict: an unknown axis, value, unit or field is an error. Each transcribed number
-therefore names its cell in the words that our own axes use, and a slip of the transcription
-shows when the files are loaded.
+An unknown axis, value, unit or field is an error. Each transcribed number therefore names its cell
+in the words that our own axes use, and a slip of the transcription fails the tests.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
-from functools import cache
-from importlib import resources
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.common.reference_devices import DEVICES
+from orchestrator.report.references.records import EMPTY_CELLS, LABELS, TableCell
 from tasks.spec.registry import value_order
 
 Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]
@@ -31,14 +28,6 @@ Metric = Literal[
     "part_time", "part_share", "gemm_share", "softmax_over_matmul",
     "speed_up", "parameters", "sum", "absolute_error",
 ]  # fmt: skip
-TableCell = bool | int | Decimal | str | list[str]
-
-EMPTY_CELLS = ("N/A", "-")
-OUT_OF_MEMORY = "OOM"
-# Columns that identify a row and are no axis of ours. `among`: the kernels that are ranked;
-# `each`: what a time is for,
-# if not for all layers; `device`: the part of the machine (cpu, mps or cuda).
-LABELS = ("part", "kernel", "device", "rank", "among", "each")
 _COUNTS = (
     "context_length", "batch_size", "d_model", "d_ff", "num_layers", "num_heads", "d_head",
     "warmup_steps", "measured_steps", "count",
@@ -54,13 +43,8 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=())
 
 
-class ReferenceQuantity(_Strict):
-    """A column of numbers.
-
-    unit: the unit of the printed numbers. over: the number of passes that one number covers.
-    cell: axes that hold for this column in addition to those of the table. variant:
-    distinguishes two columns about the same cell.
-    """
+class StrictQuantity(_Strict):
+    """Strict form of `ReferenceQuantity`."""
 
     metric: Metric
     phase: Phase = ""
@@ -76,21 +60,15 @@ class ReferenceQuantity(_Strict):
         return self
 
 
-class RowNote(_Strict):
-    """A note for the rows that have these values."""
+class StrictRowNote(_Strict):
+    """Strict form of `RowNote`."""
 
     where: dict[str, TableCell]
     note: str
 
 
-class ReferenceTable(_Strict):
-    """One published table.
-
-    cell: axes that hold for all rows. A list means that the write-up leaves open which of the
-    values it was; a missing axis means that the write-up does not state it. notes: why its
-    numbers may not be comparable. columns: an axis, a label or a ReferenceQuantity. repeats: the
-    table of the same write-up whose numbers it prints again.
-    """
+class StrictTable(_Strict):
+    """Strict form of `ReferenceTable`."""
 
     name: str
     title: str
@@ -99,8 +77,8 @@ class ReferenceTable(_Strict):
     repeats: str | None = None
     cell: dict[str, TableCell]
     notes: list[str] = Field(default_factory=list)
-    row_notes: list[RowNote] = Field(default_factory=list)
-    columns: list[str | ReferenceQuantity]
+    row_notes: list[StrictRowNote] = Field(default_factory=list)
+    columns: list[str | StrictQuantity]
     rows: list[list[TableCell]]
 
     @model_validator(mode="after")
@@ -121,14 +99,14 @@ class ReferenceTable(_Strict):
         return {column: value for column, value in pairs if isinstance(column, str)}
 
 
-class Writeup(_Strict):
-    """The tables of one write-up. year: of the course, which defines the model sizes."""
+class StrictWriteup(_Strict):
+    """Strict form of `Writeup`."""
 
     name: str
     title: str
     source: str
     year: int
-    table: list[ReferenceTable]
+    table: list[StrictTable]
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -159,12 +137,3 @@ def _is_possible(axis: str, value: object) -> bool:
     if axis in LABELS:
         return isinstance(value, int | str)
     return axis in _CHOICES and value in value_order(axis)
-
-
-@cache
-def writeups() -> tuple[Writeup, ...]:
-    """Return all write-ups by file name. Decimal preserves the printed digits."""
-    folder = resources.files(__package__).joinpath("writeups")
-    files = sorted(folder.iterdir(), key=lambda file: file.name)
-    texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".toml")]
-    return tuple(Writeup.model_validate(tomllib.loads(text, parse_float=Decimal)) for text in texts)
