@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import altair as alt
 import pandas as pd
@@ -60,30 +59,27 @@ _CARDS = pd.Series([24, 40, 80, 140])  # GiB of common GPUs
 _ROLE_COLOURS = ("m1", "m2", "m3", "m5", "m6", "m4", "m7", "k5", "k4", "k2", "k3", "k6")
 
 
-@dataclass(frozen=True)
-class KernelClasses:
-    """The kernel time of a step by class of work: one bar for each precision and way to compile."""
-
-    def draw(self, results: Results) -> Drawn | None:
-        kernels = _kernels(results)
-        cells, note = _profiled(results, kernels)
-        if cells.empty:
-            return None
-        own = kernels.merge(cells[["cell", NAME, LENGTH, KEY, "variant", "scope"]], on="cell")
-        parts = own["kernel_class"].map(_CLASSES).str[0]
-        own = own.assign(part=parts.fillna(_OTHER))
-        panels = []
-        for name in evenly(ordered(NAME, cells), _MOST_PANELS):
-            rows = own[own[NAME] == name]
-            sums = rows.groupby(["variant", KEY, "scope", "part"], sort=False)["ms"].sum()
-            bars = sums.rename("value").reset_index()
-            context = cells.loc[cells[NAME] == name, LENGTH].iloc[0]
-            title = f"{name}, context {context:,}" if context == context else str(name)
-            order = list(dict.fromkeys(cells["variant"]))[:_MOST_ROWS]
-            bars = bars[bars["variant"].isin(order)]
-            panel = _stacked(bars, order, _CLASS_COLOURS, " ms")
-            panels.append(panel.properties(title=title))
-        return Drawn(panels, boxes(_present(_CLASS_COLOURS, own["part"])), note)
+def kernel_classes(results: Results) -> Drawn | None:
+    """Return the kernel time of a step by class of work: one bar for each precision and way to compile."""
+    kernels = _kernels(results)
+    cells, note = _profiled(results, kernels)
+    if cells.empty:
+        return None
+    own = kernels.merge(cells[["cell", NAME, LENGTH, KEY, "variant", "scope"]], on="cell")
+    parts = own["kernel_class"].map(_CLASSES).str[0]
+    own = own.assign(part=parts.fillna(_OTHER))
+    panels = []
+    for name in evenly(ordered(NAME, cells), _MOST_PANELS):
+        rows = own[own[NAME] == name]
+        sums = rows.groupby(["variant", KEY, "scope", "part"], sort=False)["ms"].sum()
+        bars = sums.rename("value").reset_index()
+        context = cells.loc[cells[NAME] == name, LENGTH].iloc[0]
+        title = f"{name}, context {context:,}" if context == context else str(name)
+        order = list(dict.fromkeys(cells["variant"]))[:_MOST_ROWS]
+        bars = bars[bars["variant"].isin(order)]
+        panel = _stacked(bars, order, _CLASS_COLOURS, " ms")
+        panels.append(panel.properties(title=title))
+    return Drawn(panels, boxes(_present(_CLASS_COLOURS, own["part"])), note)
 
 
 def _present(colours: Mapping[str, str], parts: pd.Series[str]) -> dict[str, str]:
@@ -145,25 +141,20 @@ def _stacked(bars: pd.DataFrame, order: list[str], colours: Mapping[str, str], u
     return alt.layer(drawn, numbers).properties(width=_WIDTH, height=_ROW * len(order))
 
 
-@dataclass(frozen=True)
-class LongestKernels:
-    """The kernels that take most of a step, of the first and the last variant of the largest model."""
-
-    def draw(self, results: Results) -> Drawn | None:
-        kernels = _kernels(results)
-        cells, note = _profiled(results, kernels)
-        if cells.empty:
-            return None
-        largest = cells[cells[NAME] == ordered(NAME, cells)[-1]]
-        ends = largest.iloc[[0, -1]] if len(largest) > 1 else largest
-        panels = []
-        for row in ends.to_dict("records"):
-            own = kernels[kernels["cell"] == row["cell"]]
-            sums = own.groupby("name")[["ms", "count"]].sum().nlargest(_TOP, "ms").reset_index()
-            panels.append(
-                _kernel_bars(sums, row).properties(title=f"{row[NAME]}, {row['variant']}")
-            )
-        return Drawn(panels, (), note)
+def longest_kernels(results: Results) -> Drawn | None:
+    """Return the kernels that take most of a step, of the first and the last variant of the largest model."""
+    kernels = _kernels(results)
+    cells, note = _profiled(results, kernels)
+    if cells.empty:
+        return None
+    largest = cells[cells[NAME] == ordered(NAME, cells)[-1]]
+    ends = largest.iloc[[0, -1]] if len(largest) > 1 else largest
+    panels = []
+    for row in ends.to_dict("records"):
+        own = kernels[kernels["cell"] == row["cell"]]
+        sums = own.groupby("name")[["ms", "count"]].sum().nlargest(_TOP, "ms").reset_index()
+        panels.append(_kernel_bars(sums, row).properties(title=f"{row[NAME]}, {row['variant']}"))
+    return Drawn(panels, (), note)
 
 
 def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
@@ -186,25 +177,22 @@ def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     return drawn.properties(width=180, height=17 * len(data))
 
 
-@dataclass(frozen=True)
-class MemoryParts:
-    """The predicted peak by part as a stacked bar, and the measured peak as a tick."""
-
-    def draw(self, results: Results) -> Drawn | None:
-        cells = of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)(results)
-        if LENGTH not in cells:
-            return None
-        cells = cells[cells.filter(items=_PART_COLUMNS).notna().any(axis=1)]
-        cells, note = choose_slice(cells, results.axes, [NAME, LENGTH, "precision"])
-        if cells.empty:
-            return None
-        context = fullest_context(cells, "cell")
-        cells = cells[cells[LENGTH] == context]
-        panels = []
-        for precision in evenly(ordered("precision", cells), 2):
-            own = cells[cells["precision"] == precision]
-            panels.append(_memory_bars(own).properties(title=f"{precision}, context {context:,}"))
-        return Drawn(panels, boxes(_PART_COLOURS), f"{note}; tick: measured peak")
+def memory_parts(results: Results) -> Drawn | None:
+    """Return the predicted peak by part as a stacked bar, and the measured peak as a tick."""
+    cells = of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)(results)
+    if LENGTH not in cells:
+        return None
+    cells = cells[cells.filter(items=list(_PART_COLUMNS)).notna().any(axis=1)]
+    cells, note = choose_slice(cells, results.axes, [NAME, LENGTH, "precision"])
+    if cells.empty:
+        return None
+    context = fullest_context(cells, "cell")
+    cells = cells[cells[LENGTH] == context]
+    panels = []
+    for precision in evenly(ordered("precision", cells), 2):
+        own = cells[cells["precision"] == precision]
+        panels.append(_memory_bars(own).properties(title=f"{precision}, context {context:,}"))
+    return Drawn(panels, boxes(_PART_COLOURS), f"{note}; tick: measured peak")
 
 
 def _memory_bars(own: pd.DataFrame) -> Panel:
@@ -212,9 +200,9 @@ def _memory_bars(own: pd.DataFrame) -> Panel:
     own = own[own[NAME].isin(order)]
     own = own.assign(variant=own[NAME], scope=scopes_of(own))
     keys = ["variant", KEY, "scope"]
-    predicted = own.set_index(keys).filter(items=_PART_COLUMNS).astype(float) / GIB
-    values = predicted.rename_axis(columns="part").stack(future_stack=True).rename("value")
-    bars = values[values > 0].reset_index()
+    predicted = own.set_index(keys).filter(items=list(_PART_COLUMNS)).astype(float) / GIB
+    values = pd.Series(predicted.rename_axis(columns="part").stack(future_stack=True))
+    bars = values[values > 0].reset_index(name="value")
     bars = bars.assign(part=bars["part"].map(_PART_COLUMNS))
     bars = bars.groupby([*keys, "part"], sort=False)[["value"]].sum().reset_index()
     stacked = _stacked(bars, order, _PART_COLOURS, " GiB predicted")
@@ -235,23 +223,20 @@ def _memory_bars(own: pd.DataFrame) -> Panel:
     return alt.layer(stacked, marks)
 
 
-@dataclass(frozen=True)
-class LiveMemory:
-    """Areas of live memory by role during one step, for the cells that recorded it."""
-
-    def draw(self, results: Results) -> Drawn | None:
-        live = results.live()
-        if live.empty:
-            return None
-        most = live.groupby(["cell", "event"])["live_bytes"].sum().groupby("cell").max()
-        cells = results.cells.set_index("cell").loc[most.nlargest(_MOST_PANELS).index]
-        roles = filter(set(live["role"]).__contains__, ROLES)
-        colours = dict(zip(roles, _ROLE_COLOURS, strict=False))
-        panels = []
-        for cell, row in cells.iterrows():
-            own = live[live["cell"] == cell]
-            panels.append(_areas(own, colours).properties(title=scope_of(row)))
-        return Drawn(panels, boxes(colours), "GiB over the milliseconds of one step")
+def live_memory(results: Results) -> Drawn | None:
+    """Return areas of live memory by role during one step, for the cells that recorded it."""
+    live = results.live()
+    if live.empty:
+        return None
+    most = live.groupby(["cell", "event"])["live_bytes"].sum().groupby("cell").max()
+    cells = results.cells.set_index("cell").loc[most.nlargest(_MOST_PANELS).index]
+    roles = filter(set(live["role"]).__contains__, ROLES)
+    colours = dict(zip(roles, _ROLE_COLOURS, strict=False))
+    panels = []
+    for cell, row in cells.iterrows():
+        own = live[live["cell"] == cell]
+        panels.append(_areas(own, colours).properties(title=scope_of(row)))
+    return Drawn(panels, boxes(colours), "GiB over the milliseconds of one step")
 
 
 def _areas(live: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
@@ -262,7 +247,7 @@ def _areas(live: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
     # A stacked chart adds up rows of the same time, so that only the highest of them may remain.
     order = wide.sum(axis=1).sort_values(ascending=False, kind="stable").index
     highest = wide.loc[order].reset_index().drop_duplicates("at").sort_values("event")
-    roles = highest.columns.intersection(list(colours), sort=False)
+    roles = list(filter(set(highest).__contains__, colours))
     long = highest.melt(["at", "phase"], roles, "role", "gib")
     ranks = long["role"].map(list(colours).index)
     scale = alt.Scale(domain=list(colours), range=list(map(light, colours.values())))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -79,10 +79,8 @@ class Drawn:
     columns: int = 2
 
 
-class ChartLayout(Protocol):
-    """Turns results into a chart, or into None if they have too little to show."""
-
-    def draw(self, results: Results) -> Drawn | None: ...
+# Turns results into a chart, or into None if they have too little to show.
+ChartLayout = Callable[[Results], Drawn | None]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -125,7 +123,7 @@ def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
 
 def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> alt.Data:
     """Return the columns as data of a chart; missing numbers become null."""
-    own = rows.filter(items=dict.fromkeys(columns)).astype(object)
+    own = rows.filter(items=list(dict.fromkeys(columns))).astype(object)
     return records(own.where(own.notna(), None).to_dict("records"))
 
 

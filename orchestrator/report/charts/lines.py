@@ -69,7 +69,7 @@ class Lines:
     top: float | None = None
     has_slopes: bool = False
 
-    def draw(self, results: Results) -> Drawn | None:
+    def __call__(self, results: Results) -> Drawn | None:
         points = self.points(results)
         across = _horizontal_axis(points) if len(points) else ""
         if not across or self.colour not in points:
@@ -139,7 +139,7 @@ class Lines:
         return alt.layer(*layers)
 
     def _vertical(self, points: pd.DataFrame) -> alt.Y:
-        values = points.filter(items=_NUMBERS).stack(future_stack=True).dropna()
+        values = _numbers(points)
         if self.is_log:
             scale, ticks = log_scale(values[values > 0])
             return alt.Y("shown:Q", title=None, scale=scale).axis(
@@ -166,7 +166,7 @@ def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
         href="#cell=" + points[KEY],
         hollow=is_bound,
     )
-    numbers = points.columns.intersection(_NUMBERS)
+    numbers = points.columns.intersection(list(_NUMBERS))
     points[numbers] = points[numbers].apply(rounded)
     return points
 
@@ -222,7 +222,7 @@ class Dots:
     baseline: float | None = None
     at_longest: bool = False  # only cells of the longest context with most rows
 
-    def draw(self, results: Results) -> Drawn | None:
+    def __call__(self, results: Results) -> Drawn | None:
         parts, note, longest = {}, "", None
         for title, points in self.points:
             cells = points(results)
@@ -253,7 +253,7 @@ class Dots:
         data = _mark_data(cells, self.unit).assign(row=names)
         chosen = ["row", "label", "href", "hollow", *_NUMBERS, self.colour]
         base = alt.Chart(data_of(data, chosen))
-        scale, ticks = log_scale(data.filter(items=_NUMBERS).stack(future_stack=True).dropna())
+        scale, ticks = log_scale(_numbers(data))
         x = alt.X("shown:Q", title=None, scale=scale).axis(values=ticks, format=NUMBER_FORMAT)
         y = alt.Y("row:N", sort=list(dict.fromkeys(names)), title=None).axis(labelLimit=140)
         colour = _colour(
@@ -269,6 +269,12 @@ class Dots:
         layers.append(_marks(base, x, y, colour))
         height = 15 * data["row"].nunique()
         return alt.layer(*layers).properties(width=260, height=max(height, 60))
+
+
+def _numbers(points: pd.DataFrame) -> pd.Series[float]:
+    """Return the values of points and the ends of their intervals."""
+    values = points.filter(items=list(_NUMBERS)).to_numpy(dtype=float)
+    return pd.Series(values.ravel()).dropna()
 
 
 def _with_commas(value: object) -> str:

@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 
 from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.results import Results
-from orchestrator.report.charts.bars import KernelClasses, LiveMemory, LongestKernels, MemoryParts
+from orchestrator.report.charts.bars import (
+    kernel_classes,
+    live_memory,
+    longest_kernels,
+    memory_parts,
+)
 from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
 from orchestrator.report.charts.lines import Dots, Lines
 from orchestrator.report.charts.measures import of_column, peaks, ratios, step_times
@@ -80,9 +85,9 @@ PLOTS: tuple[Plot, ...] = (
         "where",
         "Kernel time by class of work",
         "ms of kernels in a step",
-        KernelClasses(),
+        kernel_classes,
     ),
-    Plot("top-kernels", "where", "The longest kernels", "ms in a step", LongestKernels()),
+    Plot("top-kernels", "where", "The longest kernels", "ms in a step", longest_kernels),
     Plot(
         "compile-speed-up",
         "compile",
@@ -101,14 +106,14 @@ PLOTS: tuple[Plot, ...] = (
         "memory",
         "What the peak is made of",
         "predicted GiB by part",
-        MemoryParts(),
+        memory_parts,
     ),
     Plot(
         "memory-timeline",
         "memory",
         "Live memory during a step",
         "requested GiB by role; dashed lines mark the beginning of a phase",
-        LiveMemory(),
+        live_memory,
     ),
     Plot(
         "attention",
@@ -145,7 +150,7 @@ def begin_drawing(results: Results) -> Drawing:
     figures, charts = [], []
     for plot in PLOTS:
         try:
-            drawn = plot.layout.draw(results)
+            drawn = plot.layout(results)
             if drawn is not None and drawn.panels:
                 charts.append(_specs(plot, drawn))
                 figures.append(Figure(plot, drawn))

@@ -59,7 +59,7 @@ class ReferenceRows:
 
     numbers: Numbers
 
-    def lay_out(self, results: Results) -> TableGrid:
+    def __call__(self, results: Results) -> TableGrid:
         """Return the numbers in the order of our cells."""
         figures, pairs = Figures(results), []
         for number, row in matches(self.numbers, each(results.cells)):

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, key_axes
+from orchestrator.analysis.axes import Row
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
+from orchestrator.report.tables.entries import MISSING, Entry, quantity
 from orchestrator.report.tables.formatters import to_gib, to_mib
-from orchestrator.report.tables.layouts import each, each_sorted
-from orchestrator.report.tables.table import Heading, Rows, TableGrid, TableLayout
+from orchestrator.report.tables.layouts import each, each_cell, grid_of
+from orchestrator.report.tables.table import TableGrid, TableLayout
 from tasks.spec.tables import ROLES
 
 _BY_PART = ("activations", "temporary", "unlabelled")
@@ -24,20 +24,16 @@ _SMALL_PART = 0.005  # share of the peak; smaller parts share a row
 _TOTAL = "in all"
 
 
-@dataclass(frozen=True)
-class Composition:
-    """One row per cell and role; roles such as activations have one row per part of the model."""
-
-    def lay_out(self, results: Results) -> TableGrid:
-        axes = key_axes(results)
-        rows: Rows = []
-        for cell, moment, allocations in _by_cell(results, axes):
-            total_bytes = allocations["total_bytes"].sum()
-            for row in each(_sums_by_part(allocations)):
-                keys = [Entry(moment), Entry(row["role"]), _name(row["part"])]
-                rows.append([*axis_entries(cell, axes), *keys, *_sizes(row, total_bytes)])
-        headings = list(map(Heading, ("GiB", "share", "allocations")))
-        return TableGrid([*axes, "moment", "role", "part"], headings, rows)
+def composition(results: Results) -> TableGrid:
+    """Return one row per cell and role; activations and the like have one per part of the model."""
+    found = []
+    for cell, moment, allocations in _by_cell(results):
+        total_bytes = allocations["total_bytes"].sum()
+        for row in each(_sums_by_part(allocations)):
+            names = [Entry(moment), Entry(row["role"]), _name(row["part"])]
+            found.append((cell, [*names, *_sizes(row, total_bytes)]))
+    keys = ["moment", "role", "part"]
+    return grid_of(results, keys, ("GiB", "share", "allocations"), found)
 
 
 @dataclass(frozen=True)
@@ -49,10 +45,9 @@ class TopAllocations:
 
     count: int
 
-    def lay_out(self, results: Results) -> TableGrid:
-        axes = key_axes(results)
-        rows: Rows = []
-        for cell, moment, allocations in _by_cell(results, axes):
+    def __call__(self, results: Results) -> TableGrid:
+        found = []
+        for cell, moment, allocations in _by_cell(results):
             total_bytes = allocations["total_bytes"].sum()
             in_order = allocations.sort_values("total_bytes", ascending=False, kind="stable")
             largest = in_order.sort_values("size_bytes", ascending=False, kind="stable")
@@ -65,11 +60,10 @@ class TopAllocations:
                 names = (row["role"], row["part"], made_in, row["call_chain"])
                 gib, share, count = _sizes(row, total_bytes)
                 role, part, made, chain = map(_name, names)
-                keys = [*axis_entries(cell, axes), Entry(moment)]
-                rows.append([*keys, gib, share, role, part, made, count, each_mib, chain])
+                entries = [gib, share, role, part, made, count, each_mib, chain]
+                found.append((cell, [Entry(moment), *entries]))
         titles = ("GiB", "share", "role", "part", "made in", "allocations", "MiB each")
-        headings = list(map(Heading, (*titles, "call chain")))
-        return TableGrid([*axes, "moment"], headings, rows)
+        return grid_of(results, ["moment"], [*titles, "call chain"], found)
 
 
 @dataclass(frozen=True)
@@ -78,20 +72,20 @@ class WithMeasuredParts:
 
     layout: TableLayout
 
-    def lay_out(self, results: Results) -> TableGrid:
+    def __call__(self, results: Results) -> TableGrid:
         recorded = results.allocations()
         recorded = recorded[recorded["moment"] == "peak"]
         sums = recorded.pivot_table("total_bytes", "cell", "role", "sum", observed=True)
         names = sums.columns.astype(str).str.replace(" ", "_")
         sums.columns = "measured_of_" + names + "_bytes"
         cells = results.cells.join(sums, on="cell")
-        return self.layout.lay_out(replace(results, cells=cells))
+        return self.layout(replace(results, cells=cells))
 
 
-def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, str, pd.DataFrame]]:
+def _by_cell(results: Results) -> Iterator[tuple[Row, str, pd.DataFrame]]:
     """Yield each cell with the allocations of each moment, such as `peak, backward`."""
-    by_cell = {str(cell): rows for cell, rows in results.allocations().groupby("cell")}
-    for cell in each_sorted(results.cells, axes):
+    by_cell = dict(iter(results.allocations().groupby("cell")))
+    for cell in each_cell(results):
         if cell["cell"] in by_cell:
             for moment, allocations in by_cell[cell["cell"]].groupby("moment", sort=False):
                 phase = allocations["phase"].iloc[0]

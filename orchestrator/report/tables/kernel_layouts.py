@@ -15,18 +15,12 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.tables.entries import (
     MISSING,
     Entry,
-    axis_entries,
     milliseconds,
     quantity,
     quotient,
 )
 from orchestrator.report.tables.formatters import short_kernel_name
-from orchestrator.report.tables.layouts import (
-    PHASE,
-    each,
-    each_sorted,
-    groups,
-)
+from orchestrator.report.tables.layouts import PHASE, each, each_cell, each_sorted, grid_of, groups
 from orchestrator.report.tables.table import Heading, Rows, TableGrid
 from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
 
@@ -74,59 +68,45 @@ class TopKernels:
 
     count: int
 
-    def lay_out(self, results: Results) -> TableGrid:
-        axes = key_axes(results)
-        rows: Rows = []
-        for cell, kernels in _by_cell(results, axes):
-            for phase, among in _by_phase(kernels):
-                total_ms, keys = among["ms"].sum(), [*axis_entries(cell, axes), Entry(phase)]
-                for kernel in _top_by_name(among, self.count):
-                    rows.append([*keys, *_kernel_entries(kernel, total_ms)])
-        return TableGrid([*axes, PHASE], list(map(Heading, _TOP_TITLES)), rows)
+    def __call__(self, results: Results) -> TableGrid:
+        found = []
+        for cell, phase, among in _by_cell_and_phase(results):
+            total_ms = among["ms"].sum()
+            for kernel in _top_by_name(among, self.count):
+                found.append((cell, [Entry(phase), *_kernel_entries(kernel, total_ms)]))
+        return grid_of(results, [PHASE], _TOP_TITLES, found)
 
 
-@dataclass(frozen=True)
-class ByClass:
-    """One row per cell and phase, both passes and the step: softmax and matmul, and classes.
+def by_class(results: Results) -> TableGrid:
+    """Return one row per cell and phase, both passes and the step: softmax, matmul, and classes.
 
     If some kernels have no known class, the shares of the others are lower bounds.
     """
-
-    def lay_out(self, results: Results) -> TableGrid:
-        axes = key_axes(results)
-        by_class = results.kernels().groupby("kernel_class")["ms"].sum()
-        present = list(by_class.sort_values(ascending=False).index)
-        rows: Rows = []
-        for cell, kernels in _by_cell(results, axes):
-            for phase, among in _by_phase(kernels):
-                keys = [*axis_entries(cell, axes), Entry(phase)]
-                values = [*_class_shares(among, present), *_softmax_entries(cell, phase, among)]
-                rows.append([*keys, *values, *_class_counts(among, present)])
-        titles = ["kernel ms", *(f"{name} share" for name in present), *_SOFTMAX_TITLES]
-        for unit in ("ms", "kernels"):
-            titles += [f"{unit} of {name}" for name in present]
-        return TableGrid([*axes, PHASE], list(map(Heading, titles)), rows)
+    times_ms = results.kernels().groupby("kernel_class")["ms"].sum()
+    present = list(times_ms.sort_values(ascending=False).index)
+    found = []
+    for cell, phase, among in _by_cell_and_phase(results):
+        values = [*_class_shares(among, present), *_softmax_entries(cell, phase, among)]
+        found.append((cell, [Entry(phase), *values, *_class_counts(among, present)]))
+    titles = ["kernel ms", *map("{} share".format, present), *_SOFTMAX_TITLES]
+    titles += [*map("ms of {}".format, present), *map("kernels of {}".format, present)]
+    return grid_of(results, [PHASE], titles, found)
 
 
-@dataclass(frozen=True)
-class ByModule:
-    """One row per cell and module, one column per phase: ms, and the module's share of the step."""
-
-    def lay_out(self, results: Results) -> TableGrid:
-        axes, present = key_axes(results), set(results.kernels()["phase"])
-        phases = [phase for phase in PHASES if phase in present]
-        rows: Rows = []
-        for cell, kernels in _by_cell(results, axes):
-            table = kernels.pivot_table(index="module", columns="phase", values="ms", aggfunc="sum")
-            for module in table.sum(axis=1).sort_values(ascending=False).index:
-                times = table.loc[module]
-                share = times.sum() / kernels["ms"].sum()
-                name = Entry((module or "not attributed") + _whole_trace(kernels))
-                entries = [milliseconds(times.get(phase)) for phase in phases]
-                share_entry = quantity(share, ".1%")
-                rows.append([*axis_entries(cell, axes), name, *entries, share_entry])
-        titles = [*(f"{phase or OUTSIDE_PHASES} ms" for phase in phases), "share"]
-        return TableGrid([*axes, "module"], list(map(Heading, titles)), rows, "module")
+def by_module(results: Results) -> TableGrid:
+    """Return one row per cell and module, one column per phase: ms, and the share of the step."""
+    phases = _present_phases(results.kernels())
+    found = []
+    for cell, kernels in _by_cell(results):
+        table = kernels.pivot_table(index="module", columns="phase", values="ms", aggfunc="sum")
+        for module in table.sum(axis=1).sort_values(ascending=False).index:
+            times = table.loc[module]
+            name = Entry((module or "not attributed") + _whole_trace(kernels))
+            entries = map(milliseconds, map(times.get, phases))
+            share = quantity(times.sum() / kernels["ms"].sum(), ".1%")
+            found.append((cell, [name, *entries, share]))
+    titles = [f"{phase or OUTSIDE_PHASES} ms" for phase in phases]
+    return grid_of(results, ["module"], [*titles, "share"], found, "module")
 
 
 @dataclass(frozen=True)
@@ -138,7 +118,7 @@ class Difference:
 
     count: int
 
-    def lay_out(self, results: Results) -> TableGrid:
+    def __call__(self, results: Results) -> TableGrid:
         pair = _pair(results)
         if pair is None:
             return TableGrid([], [], [])
@@ -188,11 +168,11 @@ def _difference_name(cell: Row, pair: tuple[Row, Row], results: Results) -> str:
     return " ".join(f"{axis}={cell[axis]}" for axis in axes) or str(cell["cell"])
 
 
-def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, pd.DataFrame]]:
+def _by_cell(results: Results) -> Iterator[tuple[Row, pd.DataFrame]]:
     kernels = results.kernels()
     inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
     by_cell = dict(iter(inside.groupby("cell", observed=True)))
-    for cell in each_sorted(results.cells, axes):
+    for cell in each_cell(results):
         if cell["cell"] in by_cell:
             yield cell, _in_ms(by_cell[cell["cell"]])
 
@@ -206,16 +186,22 @@ def _whole_trace(kernels: pd.DataFrame) -> str:
     return WHOLE_TRACE if kernels["steps"].isna().any() else ""
 
 
-def _by_phase(kernels: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def _by_cell_and_phase(results: Results) -> Iterator[tuple[Row, str, pd.DataFrame]]:
     """Yield the kernels of each phase, of both passes and of the step, with a text for them."""
-    suffix = _whole_trace(kernels)
-    present = [phase for phase in PHASES if (kernels["phase"] == phase).any()]
-    for phase in present:
-        yield (phase or OUTSIDE_PHASES) + suffix, kernels[kernels["phase"] == phase]
-    if {"forward", "backward"} < set(present):
-        yield BOTH_PASSES + suffix, kernels[kernels["phase"].isin(["forward", "backward"])]
-    if len(present) > 1:
-        yield WHOLE_STEP + suffix, kernels
+    for cell, kernels in _by_cell(results):
+        suffix = _whole_trace(kernels)
+        present = _present_phases(kernels)
+        for phase in present:
+            yield cell, (phase or OUTSIDE_PHASES) + suffix, kernels[kernels["phase"] == phase]
+        if {"forward", "backward"} < set(present):
+            is_of_pass = kernels["phase"].isin(["forward", "backward"])
+            yield cell, BOTH_PASSES + suffix, kernels[is_of_pass]
+        if len(present) > 1:
+            yield cell, WHOLE_STEP + suffix, kernels
+
+
+def _present_phases(kernels: pd.DataFrame) -> list[str]:
+    return list(filter(set(kernels["phase"]).__contains__, PHASES))
 
 
 def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
@@ -235,8 +221,11 @@ def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
 def _class_counts(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
     """Return the milliseconds of each class, then the number of its kernels in a step."""
     sums = _per_step(kernels).groupby("kernel_class")[["ms", "kernels"]].sum().reindex(classes)
-    counts = [MISSING if pd.isna(count) else quantity(count, "g") for count in sums["kernels"]]
-    return [*map(milliseconds, sums["ms"]), *counts]
+    return [*map(milliseconds, sums["ms"]), *map(_count, sums["kernels"])]
+
+
+def _count(count: float) -> Entry:
+    return MISSING if pd.isna(count) else quantity(count, "g")
 
 
 def _softmax_entries(cell: Row, phase: str, kernels: pd.DataFrame) -> list[Entry]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.kernel_layouts import (
-    ByClass,
-    ByModule,
     Difference,
     TopKernels,
+    by_class,
+    by_module,
 )
 from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
@@ -40,7 +40,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " softmax and the two matrix products of attention (scores, and weights times"
         " values): milliseconds, and their ratio in time and in FLOPs of the forward pass. A part"
         " that is fused with another one has no time. `pass` forward is inference.",
-        ByClass(),
+        by_class,
         _WITH_KERNELS,
         is_default=True,
     ),
@@ -49,7 +49,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "Kernel time by module",
         "Milliseconds of kernels in a step, by phase, and the share of the step. Backward kernels"
         " belong to the module whose forward operator they differentiate.",
-        ByModule(),
+        by_module,
         _WITH_KERNELS,
     ),
     Table(

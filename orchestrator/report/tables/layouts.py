@@ -7,7 +7,7 @@ modules of tables say which layout shows which measures.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,18 +93,38 @@ def groups(cells: pd.DataFrame, axes: list[str], then: Sequence[str] = ()) -> li
     return list(members.values())
 
 
+def each_cell(results: Results) -> Iterator[Row]:
+    """Return the cells in the order of the axes that are keys."""
+    return each_sorted(results.cells, key_axes(results))
+
+
+def grid_of(
+    results: Results,
+    keys: Sequence[str],
+    titles: Iterable[str | Heading],
+    found: Iterable[tuple[Row, Iterable[Entry]]],
+    compared: str = "",
+) -> TableGrid:
+    """Return a grid of rows, each of a cell. keys: the first entries, behind the cell's axes."""
+    axes = key_axes(results)
+    rows = [[*axis_entries(cell, axes), *entries] for cell, entries in found]
+    return TableGrid([*axes, *keys], list(map(_heading, titles)), rows, compared)
+
+
+def _heading(title: str | Heading) -> Heading:
+    return title if isinstance(title, Heading) else Heading(title)
+
+
 @dataclass(frozen=True)
 class CellRows:
     """One row per cell."""
 
     columns: Columns
 
-    def lay_out(self, results: Results) -> TableGrid:
-        axes = key_axes(results)
-        rows: Rows = []
-        for row in each_sorted(results.cells, axes):
-            rows.append([*axis_entries(row, axes), *_values(row, self.columns)])
-        return TableGrid(axes, _headings(self.columns), rows)
+    def __call__(self, results: Results) -> TableGrid:
+        titles, formatters = zip(*self.columns, strict=True)
+        found = ((row, shown_by(formatters, row)) for row in each_cell(results))
+        return grid_of(results, (), titles, found)
 
 
 @dataclass(frozen=True)
@@ -124,20 +144,17 @@ class PhaseRows:
     known_by: tuple[str, ...] = ("{}_ms_median",)
     title: str = PHASE
 
-    def lay_out(self, results: Results) -> TableGrid:
-        axes = key_axes(results)
-        formatters: dict[str, list[Value]] = {}
-        for phase, _ in self.phases:
-            formatters[phase] = [formatter(phase) for _, formatter in self.columns]
-        rows: Rows = []
-        for row in each_sorted(results.cells, axes):
-            keys = axis_entries(row, axes)
+    def __call__(self, results: Results) -> TableGrid:
+        titles, makers = zip(*self.columns, strict=True)
+        formatters = {phase: [make(phase) for make in makers] for phase, _ in self.phases}
+        found = []
+        for row in each_cell(results):
             phases = [phase for phase in self.phases if self._is_known(row, phase[0])]
             for phase, name in phases:
-                rows.append([*keys, Entry(name), *(show(row) for show in formatters[phase])])
+                found.append((row, [Entry(name), *shown_by(formatters[phase], row)]))
             if not phases:
-                rows.append([*keys, MISSING, *[missing(row)] * len(self.columns)])
-        return TableGrid([*axes, self.title], _headings(self.columns), rows, self.title)
+                found.append((row, [MISSING, *[missing(row)] * len(titles)]))
+        return grid_of(results, [self.title], titles, found, self.title)
 
     def _is_known(self, row: Row, phase: str) -> bool:
         return any(has_value(row, column.format(phase)) for column in self.known_by)
@@ -159,7 +176,11 @@ class CompareColumns:
     extra: Columns = ()
     baseline: str = ""
 
-    def lay_out(self, results: Results) -> TableGrid:
+    @property
+    def _formatters(self) -> list[Value]:
+        return [show for _, show in self.extra]
+
+    def __call__(self, results: Results) -> TableGrid:
         axes = key_axes(results, without=self.axes)
         in_order = each_sorted(results.cells, list(self.axes))
         values = list(dict.fromkeys(self._value(row) for row in in_order))
@@ -179,7 +200,7 @@ class CompareColumns:
         return TableGrid(axes, headings, rows)
 
     def _value(self, row: Row) -> str:
-        return " ".join(str(row[axis]) for axis in self.axes)
+        return " ".join(map(str, map(row.__getitem__, self.axes)))
 
     def _entries(self, row: Row | None, baseline: Row | None) -> list[Entry]:
         if row is None:
@@ -187,7 +208,7 @@ class CompareColumns:
         compared = [MISSING] * len(self.against)
         if baseline and row is not baseline:
             compared = [compare(row, baseline) for _, compare in self.against]
-        return [self.value[1](row), *compared, *_values(row, self.extra)]
+        return [self.value[1](row), *compared, *shown_by(self._formatters, row)]
 
 
 class Baseline(NamedTuple):
@@ -210,38 +231,39 @@ class CompareRows:
     against: tuple[Baseline, ...]
     after: Columns
 
-    def lay_out(self, results: Results) -> TableGrid:
+    def __call__(self, results: Results) -> TableGrid:
         axes = key_axes(results)
         cells = list(each_sorted(results.cells, axes))
-        against = [one for one in self.against if one.axes[0] in axes]
-        found = [self._baselines(cells, axes, one) for one in against]
-        rows: Rows = []
-        for index, row in enumerate(cells):
-            entries = [*axis_entries(row, axes), *_values(row, self.before)]
-            for one, baselines in zip(against, found, strict=True):
-                baseline = baselines[index]
-                entries.append(one.compare(row, baseline) if baseline else MISSING)
-            rows.append([*entries, *_values(row, self.after)])
-        titles = (*self.before, *((one.title, None) for one in against), *self.after)
-        compared = against[0].axes[0] if against else ""
-        return TableGrid(axes, _headings(titles), rows, compared)
+        columns = list(self.before)
+        compared = ""
+        for against in self.against:
+            if against.axes[0] in axes:
+                compared = compared or against.axes[0]
+                columns.append((against.title, _compared(against, cells, axes)))
+        titles, formatters = zip(*columns, *self.after, strict=True)
+        # The same objects: a row that is its own baseline has no interval.
+        found = ((row, shown_by(formatters, row)) for row in cells)
+        return grid_of(results, (), titles, found, compared)
 
-    def _baselines(
-        self, cells: Sequence[Row], axes: list[str], against: Baseline
-    ) -> list[Row | None]:
-        """Return the row with which each cell is compared."""
-        strict = [axis for axis in axes if axis not in against.axes]
-        loose = [axis for axis in strict if axis != "precision"]
-        by_settings: dict[tuple[str, ...], Row] = {}
-        for row in cells:
-            if row[against.axes[0]] == against.value:
-                for others in (strict, loose):
-                    by_settings.setdefault((str(others), *axis_texts(row, others)), row)
-        found = []
-        for row in cells:
-            keys = [(str(others), *axis_texts(row, others)) for others in (strict, loose)]
-            found.append(by_settings.get(keys[0]) or by_settings.get(keys[1]))
-        return found
+
+def _compared(against: Baseline, cells: Sequence[Row], axes: list[str]) -> Value:
+    """Return a formatter of the comparison of a row with its baseline among the cells."""
+    strict = [axis for axis in axes if axis not in against.axes]
+    loose = [axis for axis in strict if axis != "precision"]
+    by_settings: dict[tuple[str, ...], Row] = {}
+    for row in cells:
+        if row[against.axes[0]] == against.value:
+            for others in (strict, loose):
+                by_settings.setdefault((str(others), *axis_texts(row, others)), row)
+
+    def show(row: Row) -> Entry:
+        for others in (strict, loose):
+            key = (str(others), *axis_texts(row, others))
+            if key in by_settings:
+                return against.compare(row, by_settings[key])
+        return MISSING
+
+    return show
 
 
 @dataclass(frozen=True)
@@ -250,7 +272,7 @@ class ContextColumns:
 
     value: Value
 
-    def lay_out(self, results: Results) -> TableGrid:
+    def __call__(self, results: Results) -> TableGrid:
         axes = key_axes(results, without=(_LENGTH,))
         lengths = ordered_values(_LENGTH, results.cells[_LENGTH])
         rows: Rows = []
@@ -258,7 +280,7 @@ class ContextColumns:
             entries = {row[_LENGTH]: self.value(row) for row in group}
             in_order = [entries.get(length, MISSING) for length in lengths]
             rows.append([*axis_entries(group[0], axes), *in_order])
-        return TableGrid(axes, [Heading(str(length)) for length in lengths], rows)
+        return TableGrid(axes, list(map(Heading, map(str, lengths))), rows)
 
 
 @dataclass(frozen=True)
@@ -271,9 +293,10 @@ class ScalingExponents:
     """
 
     columns: tuple[tuple[str, str, Value], ...]
-    extra: Columns = ()
+    extra: Value
+    extra_title: str
 
-    def lay_out(self, results: Results) -> TableGrid:
+    def __call__(self, results: Results) -> TableGrid:
         axes = key_axes(results, without=(_LENGTH,))
         rows: Rows = []
         for group in groups(results.cells, axes, (_LENGTH,)):
@@ -283,25 +306,23 @@ class ScalingExponents:
                 entries = axis_entries(row, [*axes, _LENGTH])
                 for _, column, show in self.columns:
                     entries += [show(row), self._exponent(row, previous, column)]
-                rows.append([*entries, *_values(row, self.extra)])
+                rows.append([*entries, self.extra(row)])
         headings = []
         for title, _, _ in self.columns:
             headings += [Heading(title), Heading(f"exponent of {title}")]
-        return TableGrid([*axes, _LENGTH], [*headings, *_headings(self.extra)], rows, _LENGTH)
+        headings.append(Heading(self.extra_title))
+        return TableGrid([*axes, _LENGTH], headings, rows, _LENGTH)
 
     def _exponent(self, row: Row, previous: Row | None, column: str) -> Entry:
         if previous is None or not (has_value(row, column) and has_value(previous, column)):
             return MISSING
         ends = (previous[column], row[column])
-        if not all(0 < end < math.inf for end in ends):
+        if min(ends) <= 0 or math.inf in ends:
             return MISSING
         growth = math.log(row[column]) - math.log(previous[column])
         return quantity(growth / math.log(row[_LENGTH] / previous[_LENGTH]), ".2f")
 
 
-def _headings(columns: Sequence[tuple[str | Heading, object]]) -> list[Heading]:
-    return [title if isinstance(title, Heading) else Heading(title) for title, _ in columns]
-
-
-def _values(row: Row, columns: Columns) -> list[Entry]:
-    return [show(row) for _, show in columns]
+def shown_by(formatters: Iterable[Value], row: Row) -> list[Entry]:
+    """Return the entry that each formatter makes of a row."""
+    return [show(row) for show in formatters]

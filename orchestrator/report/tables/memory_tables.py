@@ -8,9 +8,9 @@ import pandas as pd
 
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.allocation_layouts import (
-    Composition,
     TopAllocations,
     WithMeasuredParts,
+    composition,
 )
 from orchestrator.report.tables.cell_filters import both, having, of_task
 from orchestrator.report.tables.entries import Entry
@@ -134,7 +134,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " out. An activation was made in the forward pass and lived until its end; the part of the"
         " model that made it has a row. Slack: how much larger the allocator's blocks are than what"
         " was requested. Unlabelled: of unknown use.",
-        Composition(),
+        composition,
     ),
     Table(
         "allocations",

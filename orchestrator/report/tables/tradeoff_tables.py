@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from itertools import filterfalse
 
 import pandas as pd
 
@@ -49,25 +49,22 @@ _tokens_per_s = number("tokens_per_s", ",.0f")
 _, _mfu = col("mfu")
 
 
-@dataclass(frozen=True)
-class OptionRows:
-    """One row per cell and option, if another cell differs from it in this option alone."""
-
-    def lay_out(self, results: Results) -> TableGrid:
-        axes = key_axes(results)
-        shown = [axis for axis in axes if not _is_of_options(axis)]
-        rows: Rows = []
-        for option in filter(axes.__contains__, _WITHOUT):
-            for members in groups(*_matched(results, axes, option), (option,)):
-                baseline = _baseline(members, option)
-                for row in members:
-                    if baseline is None or axis_text(row[option]) in _texts_without(option):
-                        continue
-                    words = [option.replace("_", " "), axis_text(baseline[option])]
-                    name = f"{': '.join(words)} → {axis_text(row[option])}"
-                    keys = [*axis_entries(row, shown), Entry(name), _others(row, axes, option)]
-                    rows.append([*keys, *_compared(row, baseline)])
-        return TableGrid([*shown, "option", "with"], list(map(Heading, _HEADINGS)), rows, "option")
+def _option_rows(results: Results) -> TableGrid:
+    """Return one row per cell and option, if another cell differs from it in this option alone."""
+    axes = key_axes(results)
+    shown = list(filterfalse(_is_of_options, axes))
+    rows: Rows = []
+    for option in filter(axes.__contains__, _WITHOUT):
+        for members in groups(*_matched(results, axes, option), (option,)):
+            baseline = _baseline(members, option)
+            for row in members:
+                if baseline is None or axis_text(row[option]) in _texts_without(option):
+                    continue
+                words = [option.replace("_", " "), axis_text(baseline[option])]
+                name = f"{': '.join(words)} → {axis_text(row[option])}"
+                keys = [*axis_entries(row, shown), Entry(name), _others(row, axes, option)]
+                rows.append([*keys, *_compared(row, baseline)])
+    return TableGrid([*shown, "option", "with"], list(map(Heading, _HEADINGS)), rows, "option")
 
 
 def _is_of_options(axis: str) -> bool:
@@ -136,6 +133,6 @@ TRADEOFFS = Table(
     " option. Micro-batches are compared with one batch of as many sequences, optimizers with the"
     " first AdamW of the run, whatever their arguments. On a CPU, the peak is that of the resident"
     " set, which includes the interpreter." + NOISE_NOTE,
-    OptionRows(),
+    _option_rows,
     of_task("train_step"),
 )

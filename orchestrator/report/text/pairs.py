@@ -58,7 +58,7 @@ def pairs(
     # Null does not equal null, so cells without a value would be in no pair.
     texts = cells[keys].astype("string").fillna(NOTHING).add_prefix("_key_")
     # Of several hundred columns only these are read. Joining all of them took a second.
-    shown = cells.filter(items=dict.fromkeys((*axes, *_READ)))
+    shown = cells.filter(items=list(dict.fromkeys((*axes, *_READ))))
     shown = shown.assign(bound=bound_by(cells), one=1).join(texts)
     base, other = shown[shown[axis] == values[0]], shown[shown[axis] == values[1]]
     joined = other.merge(base, on=["one", *texts], suffixes=("", BASE))

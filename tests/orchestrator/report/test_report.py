@@ -640,7 +640,7 @@ def test_what_compiling_gains_is_said_of_eager_cells_or_not_at_all(
         outcome([9.0], compile="model", seed=1),
     )
     assert not [title for title in table(results, "compile") if "speed-up" in title]
-    assert "compile-speed-up" not in {plot.name for plot in PLOTS if plot.layout.draw(results)}
+    assert "compile-speed-up" not in {plot.name for plot in PLOTS if plot.layout(results)}
 
 
 def test_of_a_cell_that_is_measured_otherwise_today_the_latest_version_counts(

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.bars import KernelClasses, LongestKernels, MemoryParts
+from orchestrator.report.charts.bars import kernel_classes, longest_kernels, memory_parts
 from orchestrator.report.charts.chart import log_ticks
 from orchestrator.report.charts.registry import PLOTS, begin_drawing
 from orchestrator.report.charts.theme import COLOURS, with_variables
@@ -43,7 +43,7 @@ def results_of(*rows: dict[str, Any], **tables: pd.DataFrame) -> Results:
 
 def drawn(name: str, results: Results) -> Any:
     (plot,) = (plot for plot in PLOTS if plot.name == name)
-    return plot.layout.draw(results)
+    return plot.layout(results)
 
 
 def values_of(panel: Any) -> list[dict[str, Any]]:
@@ -153,14 +153,14 @@ def test_bars_of_kernels_add_up_to_the_kernel_time_of_the_longest_context() -> N
          kernel("c2", "odd", 1.0, "unknown"), kernel("c2", "exp", 2.0, "softmax")]
     )  # fmt: skip
     results = results_of(*rows, kernels=kernels)
-    (panel,) = KernelClasses().draw(results).panels  # type: ignore[union-attr]
+    (panel,) = kernel_classes(results).panels  # type: ignore[union-attr]
     assert panel.title == "small, context 512"
     bars = values_of(panel)
     order = panel.to_dict(validate=False)["layer"][0]["encoding"]["y"]["sort"]
     assert order == ["fp32 eager", "bf16 eager"]
     own = {bar["part"]: bar["value"] for bar in bars if bar["variant"] == "bf16 eager"}
     assert own == {"matrix products": 12.0, "other": 1.0, "softmax and attention": 2.0}
-    first, last = LongestKernels().draw(results).panels  # type: ignore[union-attr]
+    first, last = longest_kernels(results).panels  # type: ignore[union-attr]
     assert (first.title, last.title) == ("small, fp32 eager", "small, bf16 eager")
     assert [bar["label"] for bar in values_of(last)] == [
         "sgemm: 12.0 ms in 6 launches", "exp: 2.00 ms in 6 launches", "odd: 1.00 ms in 6 launches",
@@ -173,7 +173,7 @@ def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
          "predicted_of_slack_bytes": 1.0 * GIB, "predicted_of_workspace_bytes": 2.0 * GIB}
         for size in ("small", "xl")
     ]  # fmt: skip
-    (panel,) = MemoryParts().draw(results_of(*rows)).panels  # type: ignore[union-attr]
+    (panel,) = memory_parts(results_of(*rows)).panels  # type: ignore[union-attr]
     text = json.dumps(panel.to_dict(validate=False))
     assert '"measured": 30.0' in text
     assert '"part": "temporary, workspace", "value": 3.0' in text
