@@ -1,15 +1,15 @@
 """The heat map of the first screen: every cell of the main task as a number and a shade.
 
-Rows are models, columns contexts and panels precisions. The page holds all values of the switches;
-the first ones are in the HTML, so that the map needs no script.
+Rows are models, columns contexts and panels precisions. The page holds what each switch shows; the
+first view is in the HTML, so that the map needs no script.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -25,7 +25,7 @@ from orchestrator.report.text.cell_names import (
     ordered,
     scope_of,
 )
-from orchestrator.report.text.numbers import number
+from orchestrator.report.text.numbers import number, ratio
 from orchestrator.report.text.pairs import TIME
 from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.parameters import TIMING_AXES
@@ -33,12 +33,15 @@ from tasks.spec.status import OUT_OF_MEMORY
 
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 3
 _LEAST_SHADE, _MOST_SHADE = 6, 100
+_DARK_SHADE = 78  # above it, white text has more contrast than black text
+_LARGEST_GAIN = 4.0  # of the speed-ups that have different shades
+_SWITCHED = ("compile", "pass", "memory_limit_gib", NAME)
 _SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
 @dataclass(frozen=True)
 class HeatMeasure:
-    """A value that the map can show. column: of the cells, times `scale`."""
+    """A value that the map can show. column: of the cells, times `scale`. digits: of the text."""
 
     name: str
     label: str
@@ -46,14 +49,18 @@ class HeatMeasure:
     column: str
     scale: float = 1.0
     is_log: bool = False
+    digits: int = 3
 
 
+_SPEED_UP = "speed_up"
 MEASURES = (
     HeatMeasure("step", "Step time", "ms per step", TIME, is_log=True),
-    HeatMeasure("speed", "Speed-up", "times as fast as in fp32", ""),
-    HeatMeasure("busy", "GPU busy", "% of the step in which GPU kernels run", "busy_timed", 100),
+    HeatMeasure("speed", "Speed-up", "times as fast as in fp32", _SPEED_UP),
+    HeatMeasure(
+        "busy", "GPU busy", "% of the step in which GPU kernels run", "busy_timed", 100, digits=2
+    ),
     HeatMeasure("peak", "Memory", "GiB at the peak", "peak_allocated_bytes", 1 / GIB, is_log=True),
-    HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100),
+    HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100, digits=2),
 )
 
 
@@ -66,11 +73,9 @@ class Switch:
     options: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class HeatCell:
-    """One cell of the map as it is shown first. It is empty if nothing was measured there."""
+class HeatCell(NamedTuple):
+    """What a cell of the map shows. It is empty if nothing was measured there."""
 
-    position: str
     text: str = ""
     label: str = ""
     key: str = ""
@@ -80,7 +85,11 @@ class HeatCell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The map. cells: by panel, row and column. data: what its script needs for the switches."""
+    """The map.
+
+    views: what a cell shows, for each measure, by its position: panel, row, column, and the option
+    of each switch.
+    """
 
     row_title: str
     panels: Sequence[str]
@@ -88,11 +97,19 @@ class HeatMap:
     columns: Sequence[str]
     measures: Sequence[HeatMeasure]
     switches: Sequence[Switch]
-    cells: Sequence[Sequence[Sequence[HeatCell]]]
+    views: Mapping[str, Mapping[str, HeatCell]]
     note: str
-    data: Mapping[str, object]
     has_failures: bool
     is_bound_known: bool
+
+    def first_view(self, *place: int) -> HeatCell:
+        """Return what a place shows before a switch is used."""
+        views = self.views.get(_position(place, [one.options[0][0] for one in self.switches]), {})
+        return next(iter(views.values()), HeatCell())
+
+
+def _position(place: Iterable[int], options: Iterable[str]) -> str:
+    return ",".join([*map(str, place), *options])
 
 
 def heat_map(results: Results) -> HeatMap | None:
@@ -100,16 +117,12 @@ def heat_map(results: Results) -> HeatMap | None:
     cells, row_axis = main_cells(results)
     if LENGTH not in cells or cells.empty:
         return None
-    rows = pd.Series(range(len(results.cells)), results.cells.index)
-    cells = cells.assign(key=cell_keys(results), row=rows)
+    cells = cells.assign(key=cell_keys(results))
     cells = cells[cells[LENGTH].notna() & (cells["status"] != "skipped")]
     if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
         return None
     grid = (row_axis, LENGTH, "precision")
-    switched = [axis for axis in ("compile", "pass", "memory_limit_gib", NAME) if axis not in grid]
-    switched = [
-        axis for axis in switched if axis in cells and cells[axis].nunique(dropna=False) > 1
-    ]
+    switched = _varying(cells, set(_SWITCHED) - set(grid))
     # Runs may repeat cells with other numbers of steps: the best measured one is shown.
     axes = [axis for axis in results.axes if axis not in (RUN, *TIMING_AXES)]
     cells, note = choose_slice(_best_first(cells), axes, [*grid, *switched])
@@ -122,8 +135,14 @@ def heat_map(results: Results) -> HeatMap | None:
         is_shown &= cells[axis].isin(own)
     cells = cells[is_shown]
     # The only cells with another value may be outside of the grid.
-    switched = [axis for axis in switched if cells[axis].nunique(dropna=False) > 1]
+    switched = _varying(cells, switched)
     return _map(cells, order, values, switched, note)
+
+
+def _varying(cells: pd.DataFrame, axes: Iterable[str]) -> list[str]:
+    """Return the axes of switches that have several values."""
+    counts = cells.filter(items=list(axes)).nunique(dropna=False)
+    return sorted(counts[counts > 1].index, key=_SWITCHED.index)
 
 
 def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
@@ -151,50 +170,43 @@ def _map(
     note: str,
 ) -> HeatMap:
     measures = _measures(cells, values[0])
-    switches = [_switch(axis, cells) for axis in switched]
-    positions = {}
+    positions: dict[str, dict[Any, Any]] = {}
     for record in cells.to_dict("records"):
-        place = [str(own.index(record[axis])) for axis, own in zip(axes, values, strict=True)]
-        positions[",".join([*place, *(_text(record[axis]) for axis in switched)])] = record
+        place = [own.index(record[axis]) for axis, own in zip(axes, values, strict=True)]
+        options = [_text(record[axis]) for axis in switched]
+        positions[_position(place, options)] = record
+    for position, record in positions.items():
+        base = positions.get(_position([0], [position.partition(",")[2]]))
+        if base and TIME in record:
+            record[_SPEED_UP] = base[TIME] / record[TIME]
     first = _first_view(cells, switched)
     # The shades of all views have the range of the first one, so that they can be compared.
-    ranges = {m.name: _range(first, m) for m in measures if m.column}
-    chosen = [switch.options[0][0] for switch in switches]
+    ranges = {measure.name: _range(first, measure) for measure in measures}
+    views = {}
+    for position, record in positions.items():
+        views[position] = {m.name: _cell(record, m, ranges[m.name]) for m in measures}
+        if not measures:
+            views[position] = {"": _cell(record, None, (0.0, 1.0))}
     panels, rows, columns = (list(map(_heading, own)) for own in values)
-    shown: list[list[list[HeatCell]]] = []
-    for panel in range(len(panels)):
-        shown.append([])
-        for row in range(len(rows)):
-            places = [f"{panel},{row},{column}" for column in range(len(columns))]
-            found = [(place, positions.get(",".join([place, *chosen]))) for place in places]
-            shown[-1].append([_cell(at, place, measures, ranges) for place, at in found])
-    data = {
-        "at": {position: record["row"] for position, record in positions.items()},
-        "ranges": ranges,
-        "log": [m.name for m in measures if m.is_log],
-        "units": {m.name: m.unit for m in measures},
-    }
     return HeatMap(
         row_title="model" if axes[1] == NAME else axes[1],
         panels=panels,
         rows=rows,
         columns=columns,
         measures=measures,
-        switches=switches,
-        cells=shown,
+        switches=[_switch(axis, cells) for axis in switched],
+        views=views,
         note=note,
-        data=data,
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known="cpu_bound" in cells and bool(cells["cpu_bound"].notna().any()),
     )
 
 
 def _measures(cells: pd.DataFrame, precisions: Sequence[object]) -> list[HeatMeasure]:
-    measures = [m for m in MEASURES if m.column in cells and cells[m.column].notna().any()]
-    has_base = len(precisions) > 1 and str(precisions[0]) == "fp32"
-    if has_base and any(m.column == TIME for m in measures):
-        measures.insert(1, MEASURES[1])
-    return measures
+    known = set(cells.columns[cells.notna().any()])
+    if TIME in known and len(precisions) > 1 and str(precisions[0]) == "fp32":
+        known.add(_SPEED_UP)
+    return [measure for measure in MEASURES if measure.column in known]
 
 
 def _heading(value: object) -> str:
@@ -231,37 +243,35 @@ def _option(axis: str, value: object) -> str:
     return PASSES.get(text, COMPILED.get(text, text))
 
 
-def _range(cells: pd.DataFrame, measure: HeatMeasure) -> list[float]:
+def _range(cells: pd.DataFrame, measure: HeatMeasure) -> tuple[float, float]:
     """Return the values of the lightest and the darkest shade."""
+    if measure.column == _SPEED_UP:
+        return 0.0, _LARGEST_GAIN
     values = cells[measure.column].dropna().astype(float) * measure.scale
     if values.empty:
-        return [0.0, 1.0]
-    low = float(values.min()) if measure.is_log else 0.0
-    return [low, float(values.max())]
+        return 0.0, 1.0
+    return float(values.min()) if measure.is_log else 0.0, float(values.max())
 
 
-def _cell(
-    row: Row, place: str, measures: Sequence[HeatMeasure], ranges: dict[str, list[float]]
-) -> HeatCell:
-    """Return a cell of the map as its first measure shows it."""
-    if row is None:
-        return HeatCell(place)
+def _cell(row: Row, measure: HeatMeasure | None, ends: tuple[float, float]) -> HeatCell:
+    """Return a cell of the map as a measure shows it."""
     name = scope_of(row)
-    if row["status"] != "ok":
-        is_oom = row["status"] in OUT_OF_MEMORY
-        phase = _SHORT_PHASES.get(str(row.get("phase")), "out")
+    if row["status"] in OUT_OF_MEMORY:
         where = f" in {row['phase']}" if row.get("phase") else ""
-        text = f"ran out of memory{where}" if is_oom else str(row["status"])
-        return HeatCell(place, phase if is_oom else text, f"{name}: {text}", row["key"], 0, "bad")
-    measure = measures[0] if measures else None
+        phase = _SHORT_PHASES.get(str(row.get("phase")), "out")
+        return HeatCell(phase, f"{name}: out of memory{where}", row["key"], 0, "bad")
+    if row["status"] != "ok":
+        return HeatCell(row["status"], f"{name}: {row['status']}", row["key"], 0, "bad")
     if measure is None or not has_value(row, measure.column):
-        return HeatCell(place, "ran", f"{name}: ran", row["key"], _LEAST_SHADE)
+        return HeatCell("ran", f"{name}: ran", row["key"], _LEAST_SHADE)
     value = float(row[measure.column]) * measure.scale
-    shade = shade_of(value, ranges[measure.name], measure.is_log)
-    is_bound = measure.column != "peak_allocated_bytes" and has_value(row, "cpu_bound")
-    is_cpu = is_bound and bool(row["cpu_bound"])
-    label = f"{name}: {number(value)} {measure.unit}{', CPU-bound' if is_cpu else ''}"
-    return HeatCell(place, number(value), label, row["key"], shade, "cpu" if is_cpu else "")
+    text = ratio(value) if measure.column == _SPEED_UP else number(value, measure.digits)
+    shade = shade_of(value, ends, measure.is_log)
+    is_time = measure.column != "peak_allocated_bytes"
+    is_cpu = is_time and has_value(row, "cpu_bound") and row["cpu_bound"]
+    label = f"{name}: {text} {measure.unit}{', CPU-bound' if is_cpu else ''}"
+    styles = {"cpu": is_cpu, "dark": shade > _DARK_SHADE}
+    return HeatCell(text, label, row["key"], shade, " ".join(filter(styles.get, styles)))
 
 
 def shade_of(value: float, ends: Sequence[float], is_log: bool) -> int:

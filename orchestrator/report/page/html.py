@@ -60,7 +60,7 @@ def to_html(content: PageContent) -> Iterator[str]:
     results = content.results
     grid = heat_map(results)
     data = {
-        "heat": grid.data if grid else None,
+        "heat": grid.views if grid else None,
         "run": content.run_argument,
         **cell_columns(results),
     }

@@ -2,10 +2,7 @@ const find = (selector, within = document) => within.querySelector(selector);
 const findAll = (selector, within = document) => [...within.querySelectorAll(selector)];
 const DIGITS = 3;
 const PAGE_ROWS = 25;
-const SHADES = [6, 100]; // percent of the ramp, from the lightest to the darkest cell
-const DARK_SHADE = 78; // above it, white text has more contrast than black text
 const OUT_OF_MEMORY = ["oom", "oom_inferred", "host_oom"];
-const PHASES = { forward: "fwd", backward: "bwd", optimizer: "opt" };
 const STATUS = { ok: "measured", oom: "out of memory", oom_inferred: "out of memory (inferred)", host_oom: "out of CPU memory", skipped: "impossible" };
 const SLICE = "slice:"; // begins the part of the address that holds the filters of all cells
 
@@ -64,52 +61,22 @@ const chosen = {};
 
 async function showHeat() {
   const { heat } = await readData();
-  const cells = await readCells();
   const switches = findAll(".choice").map((group) => group.dataset.switch).filter((name) => name !== "measure");
-  const rest = switches.map((name) => chosen[name]);
-  const at = (place) => cells[heat.at[[place, ...rest].join(",")]];
+  const options = switches.map((name) => chosen[name]);
   for (const link of findAll(".heat a")) {
-    const [, row, column] = link.dataset.at.split(",");
-    showHeatCell(link, at(link.dataset.at), at(`0,${row},${column}`), heat);
+    const views = heat[[link.dataset.at, ...options].join(",")] ?? {};
+    const [text, label, key, shade, style] = views[chosen.measure] ?? Object.values(views)[0] ?? ["", "", "", 0, ""];
+    link.textContent = text;
+    link.className = style;
+    link.style.setProperty("--v", shade);
+    link.toggleAttribute("href", Boolean(key));
+    link.toggleAttribute("aria-label", Boolean(key));
+    if (!key) continue;
+    link.href = `#cell=${key}`;
+    link.setAttribute("aria-label", label);
   }
-  find("#heat-unit").textContent = heat.units[chosen.measure];
-}
-
-function showHeatCell(link, cell, base, heat) {
-  link.className = "";
-  link.textContent = "";
-  link.removeAttribute("href");
-  link.removeAttribute("aria-label");
-  link.style.setProperty("--v", 0);
-  if (!cell) return;
-  link.href = `#cell=${cell.key}`;
-  let label = STATUS[cell.status] ?? cell.status;
-  if (cell.status !== "ok") {
-    link.className = "bad";
-    link.textContent = OUT_OF_MEMORY.includes(cell.status) ? PHASES[cell.phase] ?? "out" : cell.status;
-    if (cell.phase) label += ` in ${cell.phase}`;
-  } else {
-    const measure = chosen.measure;
-    const value = measure === "speed" ? base?.step / cell.step : cell[measure];
-    if (Number.isFinite(value)) {
-      const shade = shadeOf(value, heat.ranges[measure] ?? [0, 4], heat.log.includes(measure));
-      link.style.setProperty("--v", shade);
-      link.textContent = measure === "speed" ? `${value.toFixed(2)}×` : number(value, measure === "busy" || measure === "mfu" ? 2 : DIGITS);
-      link.classList.toggle("dark", shade > DARK_SHADE);
-      const isBound = cell.cpu === 1 && measure !== "peak";
-      link.classList.toggle("cpu", isBound);
-      label = `${link.textContent} ${heat.units[measure]}${isBound ? ", CPU-bound" : ""}`;
-    } else {
-      link.textContent = "ran";
-    }
-  }
-  link.setAttribute("aria-label", `${cell.title}: ${label}`);
-}
-
-function shadeOf(value, [low, high], isLog) {
-  const [x, least, most] = isLog && low > 0 ? [value, low, high].map(Math.log) : [value, low, high];
-  const share = most > least ? Math.min(Math.max((x - least) / (most - least), 0), 1) : 0;
-  return Math.round(SHADES[0] + (SHADES[1] - SHADES[0]) * share);
+  const unit = find(`[data-switch=measure] [value=${chosen.measure}]`)?.dataset.unit;
+  if (unit) find("#heat-unit").textContent = unit;
 }
 
 for (const group of findAll(".choice")) {

@@ -44,21 +44,21 @@ def test_the_heat_map_has_models_contexts_and_precisions_in_their_order(grid: He
 
 
 def test_a_cell_of_the_heat_map_is_labelled_marked_and_linked(grid: HeatMap) -> None:
-    first = grid.cells[0][0][0]
+    first = grid.first_view(0, 0, 0)
     assert (first.text, first.style, first.key) == ("50.0", "cpu", "mine:id0")
     assert first.label == (
         "small, context 128, fp32, eager, training step: 50.0 ms per step, CPU-bound"
     )
-    failed = grid.cells[1][1][1]
+    failed = grid.first_view(1, 1, 1)
     assert (failed.text, failed.style, failed.shade) == ("bwd", "bad", 0)
-    assert failed.label.endswith("ran out of memory in backward")
+    assert failed.label.endswith(": out of memory in backward")
 
 
-def test_the_script_finds_every_cell_by_its_place_and_switches(grid: HeatMap) -> None:
-    assert grid.data["at"]["0,0,0,eager"] == 0
-    assert grid.data["at"]["0,1,0,blocks"] == 8
-    assert len(grid.data["at"]) == 9
-    assert grid.data["ranges"]["step"] == [50.0, 100.0]
+def test_the_map_holds_what_every_switch_shows(grid: HeatMap) -> None:
+    assert len(grid.views) == 9
+    assert grid.views["0,1,0,blocks"]["step"].text == "10.0"
+    assert grid.views["1,0,0,eager"]["speed"].text == "0.50×"
+    assert grid.views["0,0,0,eager"]["step"].shade < grid.views["0,0,1,eager"]["step"].shade
 
 
 def test_there_is_no_switch_with_one_option() -> None:
@@ -85,7 +85,7 @@ def test_a_run_of_one_cell_or_of_failures_alone() -> None:
     failed = [{**step(math.nan, context_length=n), "status": "crashed"} for n in (128, 256)]
     found = heat_map(results_of(*failed))
     assert found is not None
-    assert [cell.text for cell in found.cells[0][0]] == ["crashed", "crashed"]
+    assert [found.first_view(0, 0, column).text for column in (0, 1)] == ["crashed", "crashed"]
     assert not found.has_failures  # of memory
 
 
