@@ -9,6 +9,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 
 import rich.box
 from rich.console import Console, JustifyMethod, RenderableType
@@ -19,7 +20,7 @@ from rich.text import Text
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.report.formats.fitting import heads, narrowed
-from orchestrator.report.formats.matrices import Matrix, matrices
+from orchestrator.report.page.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.table import RenderedTable
@@ -36,6 +37,7 @@ _MAX_ANSWERS = 7
 _MAX_FAILURES = 8
 _GAP = 2  # blanks between two columns
 _FAILURES = "failures"
+_MATRICES = ("step", "peak")  # measures of the heat map
 # A rule below the head, and no margins.
 _HEAD_RULE = rich.box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 
@@ -137,8 +139,11 @@ def overview(
 ) -> str:
     """Return what is most important about a run. command: prints the report again."""
     parts = [*_head(results), *_answers(answers)]
-    for matrix in matrices(results, screen.width):
-        parts += ["", Text(matrix.title, style="bold"), _matrix_table(matrix)]
+    grid = heat_map(results)
+    if grid:
+        for measure in grid.measures:
+            if measure.name in _MATRICES:
+                parts += ["", *_matrix(grid, measure, screen.width)]
     failures = [*_out_of_memory(results), *_other_failures(results, command)]
     return screen.text(*parts, *failures, "", *_more(pages))
 
@@ -194,14 +199,38 @@ def _answers(answers: Sequence[Answer]) -> Iterator[RenderableType]:
     yield table
 
 
-def _matrix_table(matrix: Matrix) -> RichTable:
-    table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(matrix.row_axis, no_wrap=True)
-    for group, title in matrix.columns:
-        table.add_column(Text(f"{group}\n{title}"), justify="right", no_wrap=True)
-    for name, entries in matrix.rows:
-        table.add_row(Text(f"  {name}"), *map(_cell, entries))
-    return table
+def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[RenderableType]:
+    """Yield title and table of what the heat map of the page shows, no wider than the screen."""
+    columns: dict[tuple[int, int], list[Text]] = {}
+    for panel, column in product(range(len(grid.panels)), range(len(grid.columns))):
+        texts = []
+        for row in range(len(grid.rows)):
+            cell = grid.first_view((panel, row, column), measure.name)
+            mark = HOST_MARK if "cpu" in cell.style else ""
+            texts.append(Text(cell.text + mark, style="red" if cell.style == "bad" else ""))
+        if any(map(len, texts)):
+            columns[panel, column] = texts
+    used = max(map(len, [*grid.rows, grid.row_title])) + _GAP
+    longest = max(map(len, chain(*columns.values(), grid.panels, grid.columns)))
+    room = max((width - used) // (longest + _GAP), 1)
+    panels = sorted({panel for panel, _ in columns})
+    while len(columns) > room and len(panels) > 1:
+        # The first and the last precision are those that readers compare.
+        del panels[-2 if len(panels) > 2 else 0]
+        columns = {place: texts for place, texts in columns.items() if place[0] in panels}
+    shown = dict(list(columns.items())[-room:])
+    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    table.add_column(grid.row_title, no_wrap=True)
+    before = -1
+    for panel, column in shown:
+        # A panel stands above its first column.
+        head = f"{grid.panels[panel] if panel != before else ''}\n{grid.columns[column]}"
+        table.add_column(Text(head), justify="right", no_wrap=True)
+        before = panel
+    for name, *texts in zip(grid.rows, *shown.values(), strict=True):
+        table.add_row(Text(f"  {name}"), *texts)
+    title = f"{measure.label}, {measure.unit.split()[0]}: {grid.first_note}"
+    yield from (Text(title.removesuffix(": "), style="bold"), table)
 
 
 def _more(pages: Sequence[RenderedTable]) -> Iterator[RenderableType]:

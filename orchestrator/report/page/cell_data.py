@@ -24,7 +24,7 @@ from orchestrator.report.text.cell_names import (
     cell_keys,
     names_of,
     ordered,
-    scope_of,
+    scopes_of,
 )
 from orchestrator.report.text.pairs import HIGH, LOW, TIME
 
@@ -57,17 +57,16 @@ _TEXTS = ("task", "status", "stage", "phase", "gpu", "cpu", "torch", "host", "co
 def cell_columns(results: Results) -> dict[str, Any]:
     """Return the columns of all cells: texts as indices of ordered words, numbers, and axes."""
     cells = results.cells
-    scopes = cells[[column for column in SCOPE_COLUMNS if column in cells]]
-    named = scopes.assign(**{NAME: names_of(cells)})
+    named = cells.filter(items=SCOPE_COLUMNS).assign(**{NAME: names_of(cells)})
     run = str(results.manifest.get("name", "run"))
     runs = cells[RUN] if RUN in cells and cells[RUN].notna().any() else pd.Series(run, cells.index)
     columns = {
         "key": {"v": list(cell_keys(results))},
-        "title": {"v": [scope_of(row) for row in scopes.to_dict("records")]},
+        "title": {"v": scopes_of(cells)},
         "run": _words(runs.fillna(run), ordered_values(RUN, runs)),
         "name": _words(named[NAME], ordered(NAME, named)),
     }
-    for column in (column for column in _TEXTS if column in cells):
+    for column in filter(set(cells).__contains__, _TEXTS):
         columns[column] = _words(cells[column], ordered_values(column, cells[column]))
     for name, (column, scale) in _NUMBERS.items():
         if column in cells and cells[column].notna().any():
@@ -77,31 +76,35 @@ def cell_columns(results: Results) -> dict[str, Any]:
         if axis not in (RUN, LENGTH) and axis in cells and cells[axis].notna().any():
             axes[axis] = _words(cells[axis], ordered_values(axis, cells[axis].astype(str)))
     if LENGTH in cells:
-        axes[LENGTH] = {"v": [None if pd.isna(value) else int(value) for value in cells[LENGTH]]}
-    started = cells["started_at"].astype(str).str[:16] if "started_at" in cells else None
-    if started is not None:
-        columns["started"] = {"v": list(started)}
+        axes[LENGTH] = {"v": _or_null(cells[LENGTH].astype("Int64"))}
+    if "started_at" in cells:
+        columns["started"] = {"v": list(cells["started_at"].astype(str).str[:16])}
     return {"n": len(cells), "columns": columns, "axes": axes}
 
 
 def _words(values: pd.Series[Any], order: Iterable[object]) -> dict[str, object]:
     """Return the distinct words in their order, and the index of each value; -1 if it is null."""
     words = list(map(str, order))
-    index = {word: position for position, word in enumerate(words)}
-    texts = values.astype("string")
-    return {"w": words, "i": [-1 if pd.isna(text) or text == "" else index[text] for text in texts]}
+    return {
+        "w": words,
+        "i": list(map(int, pd.Index(words).get_indexer(pd.Index(values.astype("string"))))),
+    }
+
+
+def _or_null(values: pd.Series[Any]) -> list[Any]:
+    return list(values.astype(object).where(values.notna(), None))
 
 
 def _rounded(values: pd.Series[float]) -> list[float | None]:
     finite = values.where(values.abs() < float("inf"))
-    return [None if value != value else float(f"{value:.{_DIGITS}g}") for value in finite]
+    return _or_null(finite.map(f"{{:.{_DIGITS}g}}".format, na_action="ignore").astype(float))
 
 
 def packed(texts: Iterable[str]) -> str:
     """Return texts as one, deflated and in base64, which HTML need not escape."""
     # One piece at a time: the details of 10,000 cells are never in memory together.
     compressor = zlib.compressobj(9)
-    parts = [compressor.compress(text.encode()) for text in texts]
+    parts = list(map(compressor.compress, map(str.encode, texts)))
     return base64.b64encode(b"".join([*parts, compressor.flush()])).decode("ascii")
 
 

@@ -54,28 +54,27 @@ def fit_panels(results: Results) -> list[FitPanel]:
     cells = results.cells
     if not {"task", _LIMIT, LENGTH} <= set(cells) or cells[_LIMIT].nunique() < 2:
         return []
-    read = [column for column in _READ if column in cells]
-    cells = cells[read].assign(**{NAME: names_of(cells), "key": cell_keys(results)})
+    cells = cells.filter(items=_READ).assign(**{NAME: names_of(cells), "key": cell_keys(results)})
     cells = cells[(cells["task"] == "train_step") & cells["status"].isin(("ok", *OUT_OF_MEMORY))]
     cells = preferring(cells, {"pass": "train_step", "compile": "eager", "attention": "naive"})
     grid = cells[cells[_LIMIT].notna()].drop_duplicates([NAME, LENGTH, "precision"])
     if len(grid) < 2:
         return []
     limits = sorted(cells[_LIMIT].dropna().unique())
+    contexts = evenly(ordered(LENGTH, grid), _MOST_COLUMNS)
+    by_place = dict(iter(cells.groupby(["precision", NAME, LENGTH], observed=True)))
     panels = []
     for precision in evenly(ordered("precision", grid), _MOST_PANELS):
-        own = cells[cells["precision"] == precision]
-        contexts = evenly(ordered(LENGTH, grid), _MOST_COLUMNS)
-        rows = [
-            (name, [_cell(own[(own[NAME] == name) & (own[LENGTH] == c)], limits) for c in contexts])
-            for name in evenly(ordered(NAME, grid), _MOST_ROWS)
-        ]
-        panels.append(FitPanel(str(precision), [f"{context:,}" for context in contexts], rows))
+        rows = []
+        for name in evenly(ordered(NAME, grid), _MOST_ROWS):
+            found = [by_place.get((precision, name, context)) for context in contexts]
+            rows.append((name, [_cell(own, limits) for own in found]))
+        panels.append(FitPanel(str(precision), list(map("{:,}".format, contexts)), rows))
     return panels
 
 
-def _cell(cells: pd.DataFrame, limits: list[float]) -> FitCell:
-    if cells.empty:
+def _cell(cells: pd.DataFrame | None, limits: list[float]) -> FitCell:
+    if cells is None:
         return FitCell()
     ran = cells[cells["status"] == "ok"].sort_values(_LIMIT)  # no limit comes last
     if ran.empty:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.axes import MAIN, NOTHING, RUN, Row, has_value, is_null
@@ -27,7 +28,7 @@ from orchestrator.report.text.cell_names import (
 )
 from orchestrator.report.text.numbers import number, ratio
 from orchestrator.report.text.pairs import TIME
-from orchestrator.report.text.slices import choose_slice, main_cells
+from orchestrator.report.text.slices import choose_slice, main_cells, shared_settings
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -52,14 +53,14 @@ class HeatMeasure:
     digits: int = 3
 
 
-_SPEED_UP = "speed_up"
+_SPEED_UP, _PEAK = "speed_up", "peak_allocated_bytes"
 MEASURES = (
     HeatMeasure("step", "Step time", "ms per step", TIME, is_log=True),
     HeatMeasure("speed", "Speed-up", "times as fast as in fp32", _SPEED_UP),
     HeatMeasure(
         "busy", "GPU busy", "% of the step in which GPU kernels run", "busy_timed", 100, digits=2
     ),
-    HeatMeasure("peak", "Memory", "GiB at the peak", "peak_allocated_bytes", 1 / GIB, is_log=True),
+    HeatMeasure("peak", "Memory", "GiB at the peak", _PEAK, 1 / GIB, is_log=True),
     HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100, digits=2),
 )
 
@@ -88,7 +89,7 @@ class HeatMap:
     """The map.
 
     views: what a cell shows, for each measure, by its position: panel, row, column, and the option
-    of each switch.
+    of each switch. note: what all cells share. first_note: what those of the first view share.
     """
 
     row_title: str
@@ -99,13 +100,14 @@ class HeatMap:
     switches: Sequence[Switch]
     views: Mapping[str, Mapping[str, HeatCell]]
     note: str
+    first_note: str
     has_failures: bool
     is_bound_known: bool
 
-    def first_view(self, *place: int) -> HeatCell:
-        """Return what a place shows before a switch is used."""
+    def first_view(self, place: Sequence[int], measure: str = "") -> HeatCell:
+        """Return what a place shows before a switch is used, of a measure or of the first one."""
         views = self.views.get(_position(place, [one.options[0][0] for one in self.switches]), {})
-        return next(iter(views.values()), HeatCell())
+        return views.get(measure, next(iter(views.values()), HeatCell()))
 
 
 def _position(place: Iterable[int], options: Iterable[str]) -> str:
@@ -118,6 +120,9 @@ def heat_map(results: Results) -> HeatMap | None:
     if LENGTH not in cells or cells.empty:
         return None
     cells = cells.assign(key=cell_keys(results))
+    if "peak_rss_bytes" in cells:  # of cells on a CPU
+        allocated = cells.get(_PEAK, pd.Series(np.nan, index=cells.index))
+        cells = cells.assign(**{_PEAK: cells["peak_rss_bytes"].fillna(allocated)})
     cells = cells[cells[LENGTH].notna() & (cells["status"] != "skipped")]
     if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
         return None
@@ -197,6 +202,7 @@ def _map(
         switches=[_switch(axis, cells) for axis in switched],
         views=views,
         note=note,
+        first_note=shared_settings(first, axes),
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known="cpu_bound" in cells and bool(cells["cpu_bound"].notna().any()),
     )
@@ -267,7 +273,7 @@ def _cell(row: Row, measure: HeatMeasure | None, ends: tuple[float, float]) -> H
     value = float(row[measure.column]) * measure.scale
     text = ratio(value) if measure.column == _SPEED_UP else number(value, measure.digits)
     shade = shade_of(value, ends, measure.is_log)
-    is_time = measure.column != "peak_allocated_bytes"
+    is_time = measure.column != _PEAK
     is_cpu = is_time and has_value(row, "cpu_bound") and row["cpu_bound"]
     label = f"{name}: {text} {measure.unit}{', CPU-bound' if is_cpu else ''}"
     styles = {"cpu": is_cpu, "dark": shade > _DARK_SHADE}

@@ -34,12 +34,7 @@ def both(first: CellFilter, second: CellFilter) -> CellFilter:
 
 def having(*columns: str) -> CellFilter:
     """Return a filter for the cells that have a value in at least one of these columns."""
-
-    def choose(cells: pd.DataFrame) -> pd.DataFrame:
-        present = [column for column in columns if column in cells]
-        return cells[cells[present].notna().any(axis=1)] if present else cells.iloc[:0]
-
-    return choose
+    return lambda cells: cells[cells.filter(items=columns).notna().any(axis=1)]
 
 
 def compiled_with_eager(cells: pd.DataFrame) -> pd.DataFrame:
@@ -50,7 +45,7 @@ def compiled_with_eager(cells: pd.DataFrame) -> pd.DataFrame:
     is_eager = cells["compile"] == "eager"
     # Eager cells have no compile_mode and no compile_cache. Without copies they would differ from
     # the compiled cells in these axes too, and would be compared with none of them.
-    modes = [axis for axis in COMPILE_AXES if axis in cells]
+    modes = list(filter(set(cells).__contains__, COMPILE_AXES))
     combinations = cells.loc[~is_eager, modes].drop_duplicates()
     if combinations.empty or not modes:
         return cells if len(combinations) else cells.iloc[:0]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from orchestrator.analysis.axes import NOTHING, ordered_values
 from orchestrator.analysis.results import Results
-from orchestrator.report.text.cell_names import LENGTH, NAME_COLUMNS, name_of
+from orchestrator.report.text.cell_names import LENGTH, NAME_COLUMNS, names_of
 from tasks.spec.status import OUT_OF_MEMORY
 
 _READ = (*NAME_COLUMNS, "status", "phase", "precision", LENGTH)
@@ -34,10 +34,8 @@ class MemoryFailures:
 
 def memory_failures(results: Results) -> list[MemoryFailures]:
     """Return the failures of each model that ran out of memory, the most failures first."""
-    read = [column for column in _READ if column in results.cells]
-    cells = results.cells[read]
-    cells = cells.assign(is_out=cells["status"].isin(OUT_OF_MEMORY))
-    cells = cells.assign(named=[name_of(row) for row in cells.to_dict("records")])
+    cells = results.cells.filter(items=_READ)
+    cells = cells.assign(is_out=cells["status"].isin(OUT_OF_MEMORY), named=names_of(cells))
     found = []
     for name, own in cells.groupby("named", sort=False):
         failed = own[own["is_out"]]
