@@ -8,7 +8,7 @@ from orchestrator.analysis.axes import has_value
 from orchestrator.analysis.comparison import cell_labels
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
-from orchestrator.report.tables.kernel_layouts import Difference
+from orchestrator.report.tables.kernel_tables import Difference
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.store.run import Run, find_cell

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from orchestrator.report.tables.entries import Entry, shorten
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.table import Entry, RenderedTable, shorten
 from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
 
 # Of LaTeX's article class, the narrowest text that papers have in common.

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.tables.entries import Entry
-from orchestrator.report.tables.table import NOTES, RenderedTable, notes_of
+from orchestrator.report.tables.table import NOTES, Entry, RenderedTable, notes_of
 from orchestrator.report.tables.views import Kind, Measure, TableView, view_of
 
 Scalar = str | float | None

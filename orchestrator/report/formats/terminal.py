@@ -21,9 +21,8 @@ from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.page.heat_map import HeatMap, HeatMeasure, heat_map
-from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.formatters import failure_reason
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.table import Entry, RenderedTable
 from orchestrator.report.tables.views import Kind, TableView
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.memory_failures import HEADER, memory_failures
@@ -211,7 +210,8 @@ def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[Rendera
         if any(map(len, texts)):
             columns[panel, column] = texts
     used = max(map(len, [*grid.rows, grid.row_title])) + _GAP
-    longest = max(map(len, chain(*columns.values(), grid.panels, grid.columns)))
+    texts_shown = chain(*columns.values(), grid.panels, grid.columns)
+    longest = max(map(len, map(str, texts_shown)))
     room = max((width - used) // (longest + _GAP), 1)
     panels = sorted({panel for panel, _ in columns})
     while len(columns) > room and len(panels) > 1:

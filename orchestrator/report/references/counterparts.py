@@ -20,7 +20,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
 from orchestrator.report.references.records import ReferenceNumber
-from orchestrator.report.tables.kernel_layouts import (
+from orchestrator.report.tables.kernel_tables import (
     ATTENTION_MATMULS,
     GEMM,
     ms_of_parts,

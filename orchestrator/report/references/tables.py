@@ -17,10 +17,17 @@ from orchestrator.report.references.matching import (
     unstated,
 )
 from orchestrator.report.references.records import ReferenceNumber, published_on, writeups
-from orchestrator.report.tables.entries import MISSING, Entry, quantity
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
 from orchestrator.report.tables.layouts import each
-from orchestrator.report.tables.table import NOTES, Heading, Table, TableGrid
+from orchestrator.report.tables.table import (
+    MISSING,
+    NOTES,
+    Entry,
+    Heading,
+    Table,
+    TableGrid,
+    quantity,
+)
 
 Numbers = tuple[ReferenceNumber, ...]
 

@@ -6,9 +6,8 @@ import pandas as pd
 
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import both, having, of_task, varying
-from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.layouts import Baseline, CompareRows, PhaseRows
-from orchestrator.report.tables.table import Table
+from orchestrator.report.tables.table import Entry, Table
 
 _SPEED_UP = show.speed_up("step_ms_median")
 

@@ -16,7 +16,7 @@ from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
 from orchestrator.analysis.derived_fields import DERIVED_FIELDS
 from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
-from orchestrator.report.tables.entries import (
+from orchestrator.report.tables.table import (
     MISSING,
     NOISE_MARK,
     Entry,

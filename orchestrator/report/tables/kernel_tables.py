@@ -2,16 +2,360 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from orchestrator.analysis.axes import Row, has_value, is_null, key_axes
+from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import having
-from orchestrator.report.tables.kernel_layouts import (
-    Difference,
-    TopKernels,
-    by_class,
-    by_module,
+from orchestrator.report.tables.formatters import short_kernel_name
+from orchestrator.report.tables.layouts import (
+    PHASE,
+    CellRows,
+    each,
+    each_cell,
+    each_sorted,
+    grid_of,
+    groups,
 )
-from orchestrator.report.tables.layouts import CellRows
-from orchestrator.report.tables.table import Table
+from orchestrator.report.tables.table import (
+    MISSING,
+    Entry,
+    Heading,
+    Rows,
+    Table,
+    TableGrid,
+    milliseconds,
+    quantity,
+    quotient,
+)
+from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
+
+PHASES = ("forward", "backward", "optimizer", "")
+OUTSIDE_PHASES = "outside"
+BOTH_PASSES, WHOLE_STEP = "forward + backward", "step"
+GEMM = "GEMM"
+# Stands behind a phase or module if the number of steps is unknown.
+WHOLE_TRACE = ", whole trace"
+ATTENTION_MATMULS = ("scores", "attention output")
+_SHOWN_MODULES = 3
+# The columns of nsys's cuda_gpu_kern_sum, with the class and the modules.
+_TOP_TITLES = (
+    "time", "total ms", "instances", "class", "name", "modules",
+    "avg µs", "med µs", "min µs", "max µs", "sd µs",
+)  # fmt: skip
+_SOFTMAX_TITLES = ("softmax ms", "matmul ms", "softmax / matmul", "in FLOPs")
+# Axes by which two cells are paired, the most interesting first.
+_PAIRING_AXES = ("compile", "precision", "attention", "pass")
+
+
+def ms_of_parts(kernels: pd.DataFrame, names: Collection[str]) -> float | None:
+    """Return the milliseconds that some parts of the model take.
+
+    Return None if there is no kernel of them, or if one of them is fused with another part.
+    """
+    total_ms = 0.0
+    for module, ms in kernels.groupby("module", observed=True)["ms"].sum().items():
+        # The compiler names a fused kernel after all its parts, such as `scores+softmax`. Its time
+        # cannot be divided, and without it the rest would look too fast.
+        parts = set(str(module).split("+"))
+        if parts <= set(names):
+            total_ms += ms
+        elif parts & set(names):
+            return None
+    return total_ms or None
+
+
+@dataclass(frozen=True)
+class TopKernels:
+    """The kernels that took longest of each cell and phase, both passes, and the step.
+
+    The longest one that is no matrix product is always among them.
+    """
+
+    count: int
+
+    def __call__(self, results: Results) -> TableGrid:
+        found = []
+        for cell, phase, among in _by_cell_and_phase(results):
+            total_ms = among["ms"].sum()
+            for kernel in _top_by_name(among, self.count):
+                found.append((cell, [Entry(phase), *_kernel_entries(kernel, total_ms)]))
+        return grid_of(results, [PHASE], _TOP_TITLES, found)
+
+
+def by_class(results: Results) -> TableGrid:
+    """Return one row per cell and phase, both passes and the step: softmax, matmul, and classes.
+
+    If some kernels have no known class, the shares of the others are lower bounds.
+    """
+    times_ms = results.kernels().groupby("kernel_class")["ms"].sum()
+    present = list(times_ms.sort_values(ascending=False).index)
+    found = []
+    for cell, phase, among in _by_cell_and_phase(results):
+        values = [*_class_shares(among, present), *_softmax_entries(cell, phase, among)]
+        found.append((cell, [Entry(phase), *values, *_class_counts(among, present)]))
+    titles = ["kernel ms", *map("{} share".format, present), *_SOFTMAX_TITLES]
+    titles += [*map("ms of {}".format, present), *map("kernels of {}".format, present)]
+    return grid_of(results, [PHASE], titles, found)
+
+
+def by_module(results: Results) -> TableGrid:
+    """Return one row per cell and module, one column per phase: ms, and the share of the step."""
+    phases = _present_phases(results.kernels())
+    found = []
+    for cell, kernels in _by_cell(results):
+        table = kernels.pivot_table(index="module", columns="phase", values="ms", aggfunc="sum")
+        for module in table.sum(axis=1).sort_values(ascending=False).index:
+            times = table.loc[module]
+            name = Entry((module or "not attributed") + _whole_trace(kernels))
+            entries = map(milliseconds, map(times.get, phases))
+            share = quantity(times.sum() / kernels["ms"].sum(), ".1%")
+            found.append((cell, [name, *entries, share]))
+    titles = [f"{phase or OUTSIDE_PHASES} ms" for phase in phases]
+    return grid_of(results, ["module"], [*titles, "share"], found, "module")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The kernels in which two cells differ most.
+
+    With more than two cells, the first two that differ in a single axis are compared.
+    """
+
+    count: int
+
+    def __call__(self, results: Results) -> TableGrid:
+        pair = _pair(results)
+        if pair is None:
+            return TableGrid([], [], [])
+        kernels = results.kernels()
+        left, right = (kernels[kernels["cell"] == cell["cell"]] for cell in pair)
+        names = [_difference_name(cell, pair, results) for cell in pair]
+        return self.between((left, right), names)
+
+    def between(self, cells: tuple[pd.DataFrame, pd.DataFrame], names: list[str]) -> TableGrid:
+        """Return header and rows for the kernels of two cells, which may be of different runs."""
+        sides = [kernels[kernels["name"] != OUTSIDE_OPERATORS] for kernels in cells]
+        if not all(kernels["phase"].any() for kernels in sides):
+            # A trace without phases is compared as a whole.
+            sides = [kernels.assign(phase=WHOLE_STEP) for kernels in sides]
+        names = [name + _whole_trace(own) for name, own in zip(names, sides, strict=True)]
+        left, right = map(_per_kernel, sides)
+        both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
+        both["more_ms"] = both["ms_right"] - both["ms_left"]
+        order = both["more_ms"].abs().sort_values(ascending=False).index[: self.count]
+        rows: Rows = []
+        for row in each(both.loc[order].reset_index()):
+            entries = [Entry(row["phase"] or OUTSIDE_PHASES), Entry(row["kernel_class"])]
+            for side in ("left", "right"):
+                entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
+            more = quantity(row["more_ms"], "+.3f", "ms")
+            rows.append([*entries, more, Entry(short_kernel_name(row["name"]))])
+        headings = [*_count_headings(names), Heading("more ms"), Heading("name")]
+        return TableGrid([PHASE, "class"], headings, rows)
+
+
+def _pair(results: Results) -> tuple[Row, Row] | None:
+    axes = key_axes(results)
+    cells = list(each_sorted(results.cells, axes))
+    if len(cells) == 2:
+        return cells[0], cells[1]
+    for axis in [axis for axis in _PAIRING_AXES if axis in axes]:
+        others = [other for other in axes if other != axis]
+        for members in groups(results.cells, others, (axis,)):
+            if len(members) > 1:
+                return members[0], members[1]
+    return None
+
+
+def _difference_name(cell: Row, pair: tuple[Row, Row], results: Results) -> str:
+    first, second = pair
+    axes = [axis for axis in results.axes if str(first.get(axis)) != str(second.get(axis))]
+    return " ".join(f"{axis}={cell[axis]}" for axis in axes) or str(cell["cell"])
+
+
+def _by_cell(results: Results) -> Iterator[tuple[Row, pd.DataFrame]]:
+    kernels = results.kernels()
+    inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
+    by_cell = dict(iter(inside.groupby("cell", observed=True)))
+    for cell in each_cell(results):
+        if cell["cell"] in by_cell:
+            yield cell, _in_ms(by_cell[cell["cell"]])
+
+
+def _in_ms(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return kernels with `ms`: of one step, or of the whole trace if the steps are unknown."""
+    return kernels.assign(ms=kernels["ms"].fillna(kernels["total_ns"] / 1e6))
+
+
+def _whole_trace(kernels: pd.DataFrame) -> str:
+    return WHOLE_TRACE if kernels["steps"].isna().any() else ""
+
+
+def _by_cell_and_phase(results: Results) -> Iterator[tuple[Row, str, pd.DataFrame]]:
+    """Yield the kernels of each phase, of both passes and of the step, with a text for them."""
+    for cell, kernels in _by_cell(results):
+        suffix = _whole_trace(kernels)
+        present = _present_phases(kernels)
+        for phase in present:
+            yield cell, (phase or OUTSIDE_PHASES) + suffix, kernels[kernels["phase"] == phase]
+        if {"forward", "backward"} < set(present):
+            is_of_pass = kernels["phase"].isin(["forward", "backward"])
+            yield cell, BOTH_PASSES + suffix, kernels[is_of_pass]
+        if len(present) > 1:
+            yield cell, WHOLE_STEP + suffix, kernels
+
+
+def _present_phases(kernels: pd.DataFrame) -> list[str]:
+    return list(filter(set(kernels["phase"]).__contains__, PHASES))
+
+
+def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
+    total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
+    shares = by_class.reindex(classes) / total_ms
+    unclassified = by_class.get(UNKNOWN_CLASS, 0.0) / total_ms
+    # Smaller than the last printed digit: it changes no share.
+    bound = "≥ " if unclassified >= 0.0005 else ""
+    entries = [milliseconds(total_ms)]
+    for name, share in shares.items():
+        prefix = "" if name == UNKNOWN_CLASS else bound
+        known = MISSING if pd.isna(share) else quantity(share, ".1%")
+        entries.append(known if known.is_missing else known._replace(text=prefix + known.text))
+    return entries
+
+
+def _class_counts(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
+    """Return the milliseconds of each class, then the number of its kernels in a step."""
+    sums = _per_step(kernels).groupby("kernel_class")[["ms", "kernels"]].sum().reindex(classes)
+    return [*map(milliseconds, sums["ms"]), *map(_count, sums["kernels"])]
+
+
+def _count(count: float) -> Entry:
+    return MISSING if pd.isna(count) else quantity(count, "g")
+
+
+def _softmax_entries(cell: Row, phase: str, kernels: pd.DataFrame) -> list[Entry]:
+    softmax_ms = ms_of_parts(kernels, ("softmax",))
+    matmul_ms = ms_of_parts(kernels[kernels["kernel_class"] == GEMM], ATTENTION_MATMULS)
+    entries = [milliseconds(softmax_ms), milliseconds(matmul_ms)]
+    if softmax_ms is None or matmul_ms is None:
+        return [*entries, MISSING, MISSING]
+    flops = MISSING
+    # The closed forms count the forward pass: five FLOPs an element for the softmax.
+    if phase == "forward" and has_value(cell, "softmax_flops"):
+        flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
+    return [*entries, quotient(softmax_ms, matmul_ms), flops]
+
+
+def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
+    by_name = kernels.groupby("name", observed=True)
+    names = list(by_name["ms"].sum().sort_values(ascending=False, kind="stable").index)
+    # A kernel of unknown class may be a matrix product.
+    not_gemm = set(kernels.loc[~kernels["kernel_class"].isin([GEMM, UNKNOWN_CLASS]), "name"])
+    longest_other = [name for name in names if name in not_gemm][:1]
+    # Merging the rows of a name is slow, so that only the shown names are merged.
+    shown = dict.fromkeys([*names[:count], *longest_other])
+    # In pandas, a dozen operations on each of a thousand short groups took 3 s.
+    columns = {column: kernels[column].to_numpy() for column in map(str, kernels)}
+    merged = []
+    for name in shown:
+        indices = by_name.indices[name]
+        merged.append(_merge({column: values[indices] for column, values in columns.items()}))
+    return merged
+
+
+def _merge(rows: Mapping[str, np.ndarray]) -> dict[str, object]:
+    """Return one row for a kernel's name from the columns of its rows of several modules and
+    operators.
+
+    All statistics are exact but the median: of several rows, it is the median of their medians,
+    each counted as often as it has instances.
+    """
+    counts, total = rows["count"], rows["count"].sum()
+    mean_ns = rows["total_ns"].sum() / total
+    deviations_ns = np.where(np.isnan(rows["sd_ns"]), 0.0, rows["sd_ns"])
+    within = (counts - 1) * deviations_ns**2
+    between = counts * (rows["mean_ns"] - mean_ns) ** 2
+    medians_ns = _known(np.repeat(rows["median_ns"], counts))
+    steps = rows["steps"][0]
+    return {
+        "name": str(rows["name"][0]),
+        "kernel_class": rows["kernel_class"][0],
+        "modules": _longest_first(rows["module"], rows["ms"]),
+        "instances": total / (1 if is_null(steps) else steps),
+        "ms": np.nansum(rows["ms"]),
+        "mean_ns": mean_ns,
+        "median_ns": np.median(medians_ns) if len(medians_ns) else None,
+        "exact_median": len(counts) == 1,
+        "min_ns": min(_known(rows["min_ns"]), default=None),
+        "max_ns": max(_known(rows["max_ns"]), default=None),
+        "sd_ns": ((within + between).sum() / (total - 1)) ** 0.5 if total > 1 else None,
+    }
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    known: np.ndarray = values[~np.isnan(values)]
+    return known
+
+
+def _longest_first(modules: Iterable[str], times_ms: Iterable[float]) -> list[str]:
+    """Return the names of modules by the sum of their times."""
+    by_module: dict[str, list[float]] = defaultdict(list)
+    for module, ms in zip(modules, times_ms, strict=True):
+        if not is_null(module):
+            by_module[module].append(ms)
+    return sorted(sorted(by_module), key=lambda module: -math.fsum(by_module[module]))
+
+
+def _kernel_entries(kernel: Row, total_ms: float) -> list[Entry]:
+    median = _us(kernel["median_ns"])
+    if not kernel["exact_median"]:
+        median = median._replace(text=f"≈{median.text}")
+    return [
+        quantity(kernel["ms"] / total_ms, ".1%"),
+        milliseconds(kernel["ms"]),
+        quantity(kernel["instances"], "g"),
+        Entry(kernel["kernel_class"]),
+        Entry(short_kernel_name(kernel["name"])),
+        Entry(_modules(kernel["modules"])),
+        _us(kernel["mean_ns"]),
+        median,
+        _us(kernel["min_ns"]),
+        _us(kernel["max_ns"]),
+        _us(kernel["sd_ns"]),
+    ]
+
+
+def _us(ns: float | None) -> Entry:
+    return MISSING if ns is None or pd.isna(ns) else quantity(ns / 1e3, ".1f", "µs")
+
+
+def _modules(modules: Iterable[str]) -> str:
+    names = [name or "not attributed" for name in modules]
+    more = f", {len(names) - _SHOWN_MODULES} more" if len(names) > _SHOWN_MODULES else ""
+    return ", ".join(names[:_SHOWN_MODULES]) + more
+
+
+def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
+    counts = kernels["count"] / kernels["steps"]
+    return _in_ms(kernels).assign(kernels=counts.fillna(kernels["count"]))
+
+
+def _count_headings(names: Iterable[str]) -> list[Heading]:
+    return [Heading(title, name) for name in names for title in ("kernels", "ms")]
+
+
+def _per_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
+    inside = _per_step(kernels)
+    return inside.groupby(["phase", "kernel_class", "name"])[["kernels", "ms"]].sum()
+
 
 _TOP = 8
 _DIFFERENT = 20

@@ -22,9 +22,16 @@ from orchestrator.analysis.axes import (
     sorted_positions,
 )
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.entries import MISSING, Entry, axis_entries, quantity
 from orchestrator.report.tables.formatters import Value, missing
-from orchestrator.report.tables.table import Heading, Rows, TableGrid
+from orchestrator.report.tables.table import (
+    MISSING,
+    Entry,
+    Heading,
+    Rows,
+    TableGrid,
+    axis_entries,
+    quantity,
+)
 
 Columns = tuple[tuple[str | Heading, Value], ...]  # titles, and how each value is made
 # Titles, and functions that compare a row with its baseline.

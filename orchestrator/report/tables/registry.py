@@ -14,11 +14,10 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables.attention_tables import ATTENTION, ATTENTION_MEMORY
-from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
 from orchestrator.report.tables.memory_tables import MEMORY_TABLES
 from orchestrator.report.tables.numerics_tables import ACCUMULATION, AUTOCAST_DTYPES, NORMS
-from orchestrator.report.tables.table import NOTES, Heading, RenderedTable, Table, TableGrid
+from orchestrator.report.tables.table import NOTES, Entry, Heading, RenderedTable, Table, TableGrid
 from orchestrator.report.tables.timing_tables import TIMING_TABLES
 from orchestrator.report.tables.tradeoff_tables import TRADEOFFS
 from orchestrator.report.text.provenance import provenance

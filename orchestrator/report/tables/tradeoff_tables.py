@@ -10,13 +10,6 @@ import pandas as pd
 from orchestrator.analysis.axes import NOTHING, Row, axis_text, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import of_task
-from orchestrator.report.tables.entries import (
-    MISSING,
-    Entry,
-    axis_entries,
-    quantity,
-    quotient,
-)
 from orchestrator.report.tables.formatters import (
     NOISE_NOTE,
     col,
@@ -26,7 +19,17 @@ from orchestrator.report.tables.formatters import (
     step_ms,
 )
 from orchestrator.report.tables.layouts import groups
-from orchestrator.report.tables.table import Heading, Rows, Table, TableGrid
+from orchestrator.report.tables.table import (
+    MISSING,
+    Entry,
+    Heading,
+    Rows,
+    Table,
+    TableGrid,
+    axis_entries,
+    quantity,
+    quotient,
+)
 
 # Each option, with its values in cells that do without it: the first of them is compared with.
 _WITHOUT: dict[str, tuple[object, ...]] = {

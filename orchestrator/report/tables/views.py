@@ -16,8 +16,8 @@ from operator import attrgetter
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
-from orchestrator.report.tables.entries import Entry
 from orchestrator.report.tables.table import (
+    Entry,
     Heading,
     RenderedTable,
     Rows,

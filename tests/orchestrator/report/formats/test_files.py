@@ -26,9 +26,15 @@ from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.formats.records import records_of
 from orchestrator.report.formats.terminal import Screen, table_text
 from orchestrator.report.formats.typst import to_typst
-from orchestrator.report.tables.entries import Entry, milliseconds, quantity
 from orchestrator.report.tables.registry import TABLES, lay_out
-from orchestrator.report.tables.table import Heading, RenderedTable, TableGrid
+from orchestrator.report.tables.table import (
+    Entry,
+    Heading,
+    RenderedTable,
+    TableGrid,
+    milliseconds,
+    quantity,
+)
 from orchestrator.report.tables.views import MAX_COLUMNS, MAX_ROWS, view_of
 from orchestrator.report.text.numbers import HOST_MARK
 from orchestrator.store.open import open_for_writing

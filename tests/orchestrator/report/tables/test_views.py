@@ -7,10 +7,17 @@ from itertools import product
 
 import pytest
 
-from orchestrator.report.tables.entries import MISSING, Entry, milliseconds
 from orchestrator.report.tables.formatters import col
 from orchestrator.report.tables.layouts import CellRows
-from orchestrator.report.tables.table import Heading, RenderedTable, Table, TableGrid
+from orchestrator.report.tables.table import (
+    MISSING,
+    Entry,
+    Heading,
+    RenderedTable,
+    Table,
+    TableGrid,
+    milliseconds,
+)
 from orchestrator.report.tables.views import Kind, view_of
 
 SIZES, LENGTHS, PASSES = ("small", "xl"), ("128", "256", "512"), ("forward", "train_step")
