@@ -33,7 +33,11 @@ def to_csv(page: RenderedTable, view: TableView | None = None) -> str:
     writer.writerow(map(_without_formula, records.names))
     for row in records.rows:
         writer.writerow(map(_csv_text, row))
-    return "".join([line.removesuffix("\r\n") + "\n" for line in lines])
+    return "\n".join([*map(_without_line_end, lines), ""])
+
+
+def _without_line_end(line: str) -> str:
+    return line.removesuffix("\r\n")
 
 
 def _csv_text(value: Scalar) -> str:
@@ -65,12 +69,13 @@ def to_json(page: RenderedTable) -> str:
     records = records_of(page)
     objects = []
     for row in records.rows:
-        is_finite = [isinstance(value, str | None) or math.isfinite(value) for value in row]
-        values = [
-            _exact(value) if known else None for value, known in zip(row, is_finite, strict=True)
-        ]
-        objects.append(dict(zip(records.names, values, strict=True)))
+        objects.append(dict(zip(records.names, map(_finite, row), strict=True)))
     return json.dumps(objects, ensure_ascii=False, indent=1)
+
+
+def _finite(value: Scalar) -> Scalar:
+    is_infinite = isinstance(value, float) and not math.isfinite(value)
+    return None if is_infinite else _exact(value)
 
 
 def to_markdown_file(page: RenderedTable) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import repeat
 
 from orchestrator.report.tables.table import Entry, RenderedTable, shorten
 from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
@@ -43,7 +44,7 @@ def narrowed(
 
 
 def _shortened(view: TableView, longest: int) -> TableView:
-    rows = [[_shortened_entry(entry, longest) for entry in row] for row in view.rows]
+    rows = [list(map(_shortened_entry, row, repeat(longest))) for row in view.rows]
     return replace(view, rows=rows)
 
 
@@ -74,7 +75,7 @@ def _width_pt(text: str) -> float:
 
 def heads(view: TableView) -> list[list[str]]:
     """Return the lines of the head of each column: its words, joined while they stay short."""
-    return [_lines(title) for title in view.header]
+    return list(map(_lines, view.header))
 
 
 def _lines(title: str) -> list[str]:

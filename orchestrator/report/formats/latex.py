@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import cache
+from operator import itemgetter
 
 from orchestrator.report.formats.fitting import (
     BETWEEN_COLUMNS_PT,
@@ -13,7 +15,7 @@ from orchestrator.report.formats.fitting import (
     printable,
 )
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.tables.views import Kind, TableView
+from orchestrator.report.tables.views import TableView
 
 _PAGE_ROWS = 40  # rows of a table that fills a page
 _LINE_BREAK = r" \\ "
@@ -93,13 +95,10 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     A table that fills more than a page is a longtable.
     """
     view = fitting_view(page, max_rows)
-    is_text = [measure.kind is Kind.TEXT for measure in view.measures]
-    columns = "l" * len(view.keys) + "".join(["l" if text else "r" for text in is_text])
+    columns = "".join(map(itemgetter(0), view.sides))
     head = [r"\toprule", _head(view), r"\midrule"]
-    rows = [_row(list(map(str, row))) for row in view.rows]
-    notes = []
-    for number, note in enumerate(view.notes, 1):
-        notes.append(rf"\par {number}. {_with_code(note)}")
+    rows = list(map(_row, view.rows))
+    notes = list(map(r"\par {}".format, map(_with_code, view.numbered_notes)))
     caption = rf"\caption{{{_escaped(view.title)}.}}\label{{tab:{view.name}}}"
     # Ragged: names such as train_step are not hyphenated, and would reach into the margin.
     reading = rf"\par\raggedright\footnotesize {_with_code(f'{view.caption} {view.provenance}')}"
@@ -122,14 +121,13 @@ def _joined(packages: str, lines: list[str]) -> str:
 def _head(view: TableView) -> str:
     """Return the row of heads, each as a stack of lines: a long head would widen its column."""
     stacks = []
-    for index, lines in enumerate(heads(view)):
-        side = "l" if index < len(view.keys) else "r"
-        stacks.append(rf"\shortstack[{side}]{{{_LINE_BREAK.join(map(_escaped, lines))}}}")
+    for side, lines in zip(view.sides, heads(view), strict=True):
+        stacks.append(rf"\shortstack[{side[0]}]{{{_LINE_BREAK.join(map(_escaped, lines))}}}")
     return " & ".join(stacks) + r" \\"
 
 
-def _row(texts: list[str]) -> str:
-    row = " & ".join(map(_escaped, texts))
+def _row(values: Iterable[object]) -> str:
+    row = " & ".join(map(_escaped, map(str, values)))
     if row.startswith(("[", "*")):
         row = "{}" + row  # the `\\` of the row before would read it as its argument
     return row + r" \\"

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import repeat
 
+from orchestrator.report.tables.table import Entry
 from orchestrator.report.tables.views import TableView
 from orchestrator.report.text.answers import Answer
 
 
 def to_markdown(view: TableView, is_aligned: bool = True) -> str:
     """Return a table as Markdown. is_aligned: pad the columns for readers of the source."""
-    rows = [_escape_pipes(list(map(str, row))) for row in view.rows]
+    rows = list(map(_escaped_texts, view.rows))
     # Without padding, a table of many columns takes half the bytes.
     widths = _column_widths(view.header, rows) if is_aligned else [0] * len(view.header)
     rule = "|".join(["-" * max(width + 1, 3) + ":" for width in widths])
     lines = [_join_pipes(view.header, widths), f"|{rule}|"]
-    lines += [_join_pipes(row, widths) for row in rows]
-    notes = [f"{number}. {note}" for number, note in enumerate(view.notes, 1)]
+    lines += map(_join_pipes, rows, repeat(widths))
     parts = [
         f"## {view.title}",
         view.caption,
         "\n".join(lines),
-        "\n".join(notes),
+        "\n".join(view.numbered_notes),
         f"*{view.provenance}*",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -38,12 +39,13 @@ def _join_pipes(texts: list[str], widths: list[int]) -> str:
     return "| " + " | ".join(map(str.rjust, texts, widths)) + " |"
 
 
-def _escape_pipes(row: list[str]) -> list[str]:
-    """Escape what would end a table cell."""
-    whole = "".join(row)
-    if "|" not in whole and "\n" not in whole:
-        return row  # the fast path: almost every row
-    return [text.replace("|", "\\|").replace("\n", " ") for text in row]
+def _escaped_texts(row: Iterable[Entry]) -> list[str]:
+    """Return the texts of a row, in which nothing ends a table cell."""
+    return list(map(_escaped, map(str, row)))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def answers_to_markdown(answers: Iterable[Answer], measured_with: str) -> str:

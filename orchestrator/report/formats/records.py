@@ -5,8 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
 
-from orchestrator.report.tables.table import NOTES, Entry, RenderedTable, notes_of
+from orchestrator.report.tables.table import (
+    NOTES,
+    Entry,
+    RenderedTable,
+    columns_of,
+    is_empty,
+    notes_of,
+)
 from orchestrator.report.tables.views import Kind, Measure, TableView, view_of
 
 Scalar = str | float | None
@@ -30,23 +39,23 @@ def records_of(page: RenderedTable, view: TableView | None = None) -> Records:
     """
     view = view or view_of(page, max_rows=None, max_columns=None)
     columns: dict[str, list[Scalar]] = {}
-    entries = list(zip(*view.rows, strict=True)) or [()] * len(view.header)
+    entries = columns_of(view.rows, len(view.header))
     for name, values in zip(view.keys, entries, strict=False):
         columns[_unused(_snake(name), columns)] = _values(values)
     of_measures = list(zip(view.measures, entries[len(view.keys) :], strict=True))
     for measure, values in of_measures:
         if measure.name == NOTES:
-            texts = map(str, values)
-            values = tuple(Entry(" ".join(notes_of(page.notes, text))) for text in texts)
+            notes = map(notes_of, repeat(page.notes), map(str, values))
+            values = list(map(Entry, map(" ".join, notes)))
         for name, column in _measure_columns(measure, values):
             columns[_unused(name, columns)] = column
-    for group in dict.fromkeys(measure.group for measure in view.measures):
+    for group in dict.fromkeys(map(attrgetter("group"), view.measures)):
         own = [values for measure, values in of_measures if measure.group == group]
         for name, column in _state_columns(list(zip(*own, strict=True))):
             full_name = _snake(f"{group} {name}")
             if full_name not in columns:  # the table has a measure that says it
                 columns[full_name] = column
-    return Records(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
+    return Records(list(columns), list(map(list, zip(*columns.values(), strict=True))))
 
 
 def _measure_columns(
@@ -56,32 +65,38 @@ def _measure_columns(
     unit = "" if measure.unit.lower() in name.lower().split() else measure.unit
     yield _snake(f"{name} {unit}"), _values(entries, measure.kind)
     for end in _ENDS:
-        values = [getattr(entry, end) for entry in entries]
-        if any(value is not None for value in values):
+        values = list(map(attrgetter(end), entries))
+        if values.count(None) < len(values):
             yield _snake(f"{name} {_SUFFIXES[end]} {unit}"), values
 
 
 def _state_columns(rows: Sequence[Sequence[Entry]]) -> Iterator[tuple[str, list[Scalar]]]:
     """Yield the status of each row, and whether its times are CPU-bound if they can be."""
-    statuses: list[Scalar] = []
-    bound: list[Scalar] = []
-    for row in rows:
-        status = next((entry.status for entry in row if entry.status), "")
-        is_empty = all(entry.is_missing for entry in row)
-        statuses.append(status or (None if is_empty else "ok"))
-        flags = [entry.is_cpu_bound for entry in row if entry.is_cpu_bound is not None]
-        bound.append(any(flags) if flags else None)
-    yield "status", statuses
-    if any(flag is not None for flag in bound):
+    yield "status", list(map(_status, rows))
+    bound = list(map(_is_cpu_bound, rows))
+    if bound.count(None) < len(bound):
         yield "cpu_bound", bound
 
 
+def _status(row: Sequence[Entry]) -> Scalar:
+    status = next(filter(None, map(attrgetter("status"), row)), "ok")
+    return None if status == "ok" and is_empty(row) else status
+
+
+def _is_cpu_bound(row: Sequence[Entry]) -> Scalar:
+    flags = set(map(attrgetter("is_cpu_bound"), row)) - {None}
+    return any(flags) if flags else None
+
+
 def _values(entries: Sequence[Entry], kind: Kind | None = None) -> list[Scalar]:
-    numbers = [entry.number for entry in entries]
-    is_numeric = any(number is not None for number in numbers)
-    if is_numeric and kind is not Kind.TEXT:
-        return list(numbers)
-    return [None if entry.is_missing or entry.status else str(entry) for entry in entries]
+    numbers: list[Scalar] = list(map(attrgetter("number"), entries))
+    if numbers.count(None) < len(numbers) and kind is not Kind.TEXT:
+        return numbers
+    return list(map(_text, entries))
+
+
+def _text(entry: Entry) -> str | None:
+    return None if entry.is_missing or entry.status else str(entry)
 
 
 def _snake(text: str) -> str:

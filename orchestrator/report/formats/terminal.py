@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
+from typing import cast
 
 import rich.box
 from rich.console import Console, JustifyMethod, RenderableType
@@ -23,7 +24,7 @@ from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.page.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.table import Entry, RenderedTable
-from orchestrator.report.tables.views import Kind, TableView
+from orchestrator.report.tables.views import TableView
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.memory_failures import HEADER, memory_failures
 from orchestrator.report.text.numbers import HOST_MARK, counted
@@ -78,7 +79,7 @@ class Screen:
             # Console.print joins texts and would lose how they wrap.
             is_cropped = part.overflow != "ignore"
             console.print(part, no_wrap=part.no_wrap, overflow=part.overflow, crop=is_cropped)
-        lines = [line.rstrip() for line in file.getvalue().splitlines()]
+        lines = map(str.rstrip, file.getvalue().splitlines())
         text = "\n".join(lines).replace(HOST_MARK, _MARK)
         return text.encode(self.encoding, "replace").decode(self.encoding)
 
@@ -91,7 +92,7 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     view = narrowed(page, max_rows, lambda one: _width(one) <= screen.width)
     title = Text(view.title, style="bold")
     parts: list[RenderableType] = [title, view.caption, _rich_table(view), ""]
-    parts += [f"{number}. {note}" for number, note in enumerate(view.notes, 1)]
+    parts += view.numbered_notes
     if view.hidden_rows or view.hidden_columns:
         # A command stays in one line, however narrow the screen, so that it can be copied.
         parts.append(Text(f"{_hidden(view)}: {command}", no_wrap=True, overflow="ignore"))
@@ -109,17 +110,20 @@ def _hidden(view: TableView) -> str:
 def _width(view: TableView) -> int:
     total = 0
     for lines, *entries in zip(heads(view), *view.rows, strict=True):
-        longest = max((len(str(entry)) for entry in entries), default=0)
+        longest = max(map(len, map(str, entries)), default=0)
         total += max(longest, *map(len, lines)) + _GAP
     return total
 
 
 def _rich_table(view: TableView) -> RichTable:
     table = RichTable(box=_HEAD_RULE, padding=(0, _GAP, 0, 0), pad_edge=False)
-    kinds = [*[Kind.TEXT] * len(view.keys), *(measure.kind for measure in view.measures)]
-    for lines, kind in zip(heads(view), kinds, strict=True):
-        side: JustifyMethod = "left" if kind is Kind.TEXT else "right"
-        table.add_column(Text("\n".join(lines)), justify=side, overflow="ellipsis", no_wrap=True)
+    for lines, side in zip(heads(view), view.sides, strict=True):
+        table.add_column(
+            Text("\n".join(lines)),
+            justify=cast(JustifyMethod, side),
+            overflow="ellipsis",
+            no_wrap=True,
+        )
     for row in view.rows:
         table.add_row(*map(_cell, row))
     return table

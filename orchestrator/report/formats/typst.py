@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from orchestrator.report.formats.fitting import fitting_view, heads, printable
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.tables.views import Kind
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
 
@@ -18,9 +18,7 @@ def to_typst(page: RenderedTable, max_rows: int | None = None) -> str:
     """
     view = fitting_view(page, max_rows)
     caption = _STRING.encode(printable(f"{view.title}. {view.caption} {view.provenance}"))
-    titles = ["\n".join(lines) for lines in heads(view)]
-    is_text = [measure.kind is Kind.TEXT for measure in view.measures]
-    alignments = ["left"] * len(view.keys) + ["left" if text else "right" for text in is_text]
+    titles = list(map("\n".join, heads(view)))
     lines = [
         "#[",
         "#show figure: set block(breakable: true)",
@@ -29,19 +27,22 @@ def to_typst(page: RenderedTable, max_rows: int | None = None) -> str:
         f"  caption: {caption},",
         "  table(",
         f"    columns: {len(titles)}, stroke: none, inset: 4pt,",
-        f"    align: ({', '.join(alignments)},),",
+        f"    align: ({', '.join(view.sides)},),",
         f"    table.hline(), table.header({_row(titles)}), table.hline(),",
-        *(f"    {_row([str(entry) for entry in row])}," for row in view.rows),
+        *map("    {},".format, map(_row, view.rows)),
         "    table.hline(),",
         "  ),",
         f") <tab-{view.name}>",
         "]",
     ]
     if view.notes:
-        lines.append(f"#enum({_row([*view.notes])})")
+        lines.append(f"#enum({_row(view.notes)})")
     return "\n".join(lines) + "\n"
 
 
-def _row(texts: list[str]) -> str:
-    encoded = [_STRING.encode("\n".join(map(printable, text.split("\n")))) for text in texts]
-    return ", ".join(encoded)
+def _row(values: Iterable[object]) -> str:
+    return ", ".join(map(_encoded, map(str, values)))
+
+
+def _encoded(text: str) -> str:
+    return _STRING.encode("\n".join(map(printable, text.split("\n"))))

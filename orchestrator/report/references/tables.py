@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
+from operator import attrgetter
 
 from orchestrator.analysis.axes import NOTHING, Row, axis_texts, key_axes, sort_cells
 from orchestrator.analysis.results import Results
@@ -33,7 +35,7 @@ Numbers = tuple[ReferenceNumber, ...]
 
 NAME = "reference"
 _KEYS = ["cell", "quantity"]
-_MEASURES = [Heading(title) for title in ("theirs", "ours", "ratio", "source", NOTES)]
+_MEASURES = list(map(Heading, ("theirs", "ours", "ratio", "source", NOTES)))
 _PHASES = ("built", "forward", "backward", "optimizer", "step", "")
 _LONGEST_NAME = 60  # letters of a kernel's name
 
@@ -48,7 +50,7 @@ def reference_table(device: str) -> Table:
     """Return the table of a device, or of all. Raise KeyError for an unknown device."""
     where = "any device" if device == ALL else DEVICES[device]
     numbers = without_repetitions(published_on(device))
-    names = {number.writeup for number in numbers}
+    names = set(map(attrgetter("writeup"), numbers))
     sources = [f"{one.name}: {one.title} ({one.source})" for one in writeups() if one.name in names]
     return Table(
         NAME,
@@ -78,7 +80,7 @@ class ReferenceRows:
         ids = {row["cell"] for _, row, _ in pairs}
         cells = results.cells[results.cells["cell"].isin(ids)]
         axes = key_axes(replace(results, cells=cells))
-        position = {cell: index for index, cell in enumerate(sort_cells(cells, axes)["cell"])}
+        position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
         pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
         rows = []
         for number, row, ours in pairs:
@@ -132,7 +134,7 @@ def _notes(number: ReferenceNumber, row: Row) -> list[str]:
     notes = [*number.notes, unstated(number)]
     if is_first_forward(number, row):
         notes.insert(0, "Ours is the forward pass of the first step, before there are gradients.")
-    return [note for note in notes if note]
+    return list(filter(None, notes))
 
 
 def without_repetitions(numbers: Iterable[ReferenceNumber]) -> Numbers:
@@ -163,7 +165,7 @@ def _identity(number: ReferenceNumber) -> tuple[object, ...]:
 def nothing_in_common(device: str) -> str:
     """Return what was published for a device, for a run that has no such cell."""
     numbers = published_on(device)
-    tasks = dict.fromkeys(number.task for number in numbers)
+    tasks = dict.fromkeys(map(attrgetter("task"), numbers))
     covered = "; ".join(f"{task} {_covered_axes(numbers, task)}" for task in tasks)
     return (
         f"--reference {device}: none of its {len(numbers)} published numbers "

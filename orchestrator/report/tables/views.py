@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from itertools import chain, filterfalse
+from itertools import chain, count, filterfalse
 from operator import attrgetter
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
@@ -86,7 +86,17 @@ class TableView:
 
     @property
     def header(self) -> list[str]:
-        return [*self.key_titles, *(measure.title for measure in self.measures)]
+        return [*self.key_titles, *map(attrgetter("title"), self.measures)]
+
+    @property
+    def sides(self) -> list[str]:
+        """The alignment of each column: `right` for numbers, `left` for keys and other texts."""
+        of_measures = ["left" if one.kind is Kind.TEXT else "right" for one in self.measures]
+        return ["left"] * len(self.keys) + of_measures
+
+    @property
+    def numbered_notes(self) -> list[str]:
+        return list(map("{}. {}".format, count(1), self.notes))
 
     @property
     def key_titles(self) -> list[str]:

@@ -44,7 +44,8 @@ def describe_comparison(report: ComparisonReport) -> Iterator[str]:
 
 def _noise(report: ComparisonReport) -> str:
     degrees = report.noise.degrees_of_freedom
-    unknown = sum(not one.noise_is_known for one in report.comparisons)
+    known_count = sum(map(attrgetter("noise_is_known"), report.comparisons))
+    unknown = len(report.comparisons) - known_count
     if unknown == len(report.comparisons):
         problem = "measured once on each side, so the noise between processes is not known"
         return f"{problem}. Measure both sides with --repeat 5"
@@ -58,7 +59,7 @@ def _noise(report: ComparisonReport) -> str:
 
 
 def _table(report: ComparisonReport) -> str:
-    table = pd.DataFrame([_row(one) for one in report.comparisons])
+    table = pd.DataFrame(map(_row, report.comparisons))
     if (table[_KERNELS] == NOTHING).all():
         table = table.drop(columns=_KERNELS)
     alignment = ["left", *["right"] * (len(table.columns) - 2), "left"]
@@ -114,14 +115,14 @@ def _verdicts(report: ComparisonReport) -> str:
 def _chance(report: ComparisonReport) -> Iterator[str]:
     """Yield how many cells differ, and how many of equal cells would differ by chance."""
     if report.differing_by_chance:
-        differing = sum(one.differs for one in report.comparisons)
+        differing = sum(map(attrgetter("differs"), report.comparisons))
         cells = f"{differing} of {len(report.comparisons)} cells differ"
         yield f"{cells}. By chance, {report.differing_by_chance:.2g} would differ"
 
 
 def _distribution_free(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Yield how many differences need no assumption about the noise, if there are any."""
-    count = sum(one.is_distribution_free for one in comparisons)
+    count = sum(map(attrgetter("is_distribution_free"), comparisons))
     if count:
         yield f"{count} of them without an assumption about the noise: no attempts overlap"
 
@@ -148,12 +149,12 @@ def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
         ratios = [one.ratio for one in comparisons if one.bound_by is kind]
         if ratios:
             shares.append(f"{_agreeing(ratios)} {_BOUND_BY[kind]}")
-    count = _agreeing([one.ratio for one in comparisons])
+    count = _agreeing(list(map(attrgetter("ratio"), comparisons)))
     sentence = f"{count} cells agree within their intervals or {AGREEMENT:.0%}"
     if shares:
         sentence += f": {', '.join(shares)}"
     yield sentence
-    kernels = [one.kernel_ratio for one in comparisons if one.kernel_ratio]
+    kernels = list(filter(None, map(attrgetter("kernel_ratio"), comparisons)))
     if kernels:
         yield f"in kernel time, which does not depend on the CPU, {_agreeing(kernels)} cells agree"
 
