@@ -16,7 +16,7 @@ from orchestrator.report.tables.table import (
     is_empty,
     notes_of,
 )
-from orchestrator.report.tables.views import Kind, Measure, TableView, view_of
+from orchestrator.report.tables.views import Measure, TableView, view_of
 
 Scalar = str | float | None
 _ENDS = ("low", "high", "deviation")
@@ -63,7 +63,7 @@ def _measure_columns(
 ) -> Iterator[tuple[str, list[Scalar]]]:
     name = re.sub(r" ± sd$| \[.*\]$", "", f"{measure.group} {measure.name}".strip())
     unit = "" if measure.unit.lower() in name.lower().split() else measure.unit
-    yield _snake(f"{name} {unit}"), _values(entries, measure.kind)
+    yield _snake(f"{name} {unit}"), _values(entries)
     for end in _ENDS:
         values = list(map(attrgetter(end), entries))
         if values.count(None) < len(values):
@@ -88,11 +88,10 @@ def _is_cpu_bound(row: Sequence[Entry]) -> Scalar:
     return any(flags) if flags else None
 
 
-def _values(entries: Sequence[Entry], kind: Kind | None = None) -> list[Scalar]:
+def _values(entries: Sequence[Entry]) -> list[Scalar]:
     numbers: list[Scalar] = list(map(attrgetter("number"), entries))
-    if numbers.count(None) < len(numbers) and kind is not Kind.TEXT:
-        return numbers
-    return list(map(_text, entries))
+    is_text = numbers.count(None) == len(numbers)
+    return list(map(_text, entries)) if is_text else numbers
 
 
 def _text(entry: Entry) -> str | None:

@@ -25,7 +25,7 @@ from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.heat_map import heat_map
 from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.tables.views import Kind, TableView, view_of
+from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.leads import counts_by_status, headline
 
@@ -120,7 +120,7 @@ def _columns_of(view: TableView) -> list[dict[str, str]]:
     order = sorted(range(len(view.measures)), key=lambda index: view.measures[index].priority)
     on_phones = order[: max(_PHONE_COLUMNS - len(columns), 1)]
     for index, measure in enumerate(view.measures):
-        styles = ["text"] if measure.kind is Kind.TEXT else []
+        styles = ["text"] if measure.is_text else []
         styles += [] if index in on_phones else ["wide"]
         columns.append({"title": measure.title, "style": " ".join(styles)})
     return columns

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from itertools import chain, count, filterfalse
 from operator import attrgetter
@@ -33,28 +32,18 @@ MAX_COLUMNS = 8
 MAX_ROWS = 20
 
 
-class Kind(StrEnum):
-    """The kind of the entries of a measure."""
-
-    NUMBER = "number"
-    INTERVAL = "interval"  # numbers with a 95 % interval
-    FLAG = "flag"
-    TEXT = "text"
-
-
 @dataclass(frozen=True)
 class Measure:
     """A measure of a view.
 
-    group: the compared value, such as `bf16`. digits: after the decimal point, at most.
+    group: the compared value, such as `bf16`. is_text: true if no entry is a number or a flag.
     priority: 0 is the most important; a narrow screen shows only the first ones.
     """
 
     name: str
     unit: str
-    kind: Kind
+    is_text: bool
     priority: int
-    digits: int
     group: str = ""
 
     @property
@@ -91,7 +80,7 @@ class TableView:
     @property
     def sides(self) -> list[str]:
         """The alignment of each column: `right` for numbers, `left` for keys and other texts."""
-        of_measures = ["left" if one.kind is Kind.TEXT else "right" for one in self.measures]
+        of_measures = ["left" if one.is_text else "right" for one in self.measures]
         return ["left"] * len(self.keys) + of_measures
 
     @property
@@ -209,15 +198,10 @@ def _measures(page: RenderedTable, columns: Sequence[Sequence[Entry]]) -> list[M
 
 
 def _measure(heading: Heading, entries: Sequence[Entry], priority: int) -> Measure:
-    numbers = [entry for entry in entries if entry.number is not None]
-    units = filter(None, map(attrgetter("unit"), numbers))
-    digits = max((len(entry.text.partition(".")[2]) for entry in numbers), default=0)
-    kind = Kind.NUMBER if numbers else Kind.TEXT
-    if any(isinstance(entry.number, bool) for entry in numbers):
-        kind = Kind.FLAG
-    elif any(entry.low is not None for entry in numbers):
-        kind = Kind.INTERVAL
-    return Measure(heading.title, next(units, ""), kind, priority, digits, heading.group)
+    units = filter(None, map(attrgetter("unit"), entries))
+    numbers = list(map(attrgetter("number"), entries))
+    is_text = numbers.count(None) == len(numbers)
+    return Measure(heading.title, next(units, ""), is_text, priority, heading.group)
 
 
 def _chosen(

@@ -18,7 +18,7 @@ from orchestrator.report.tables.table import (
     TableGrid,
     milliseconds,
 )
-from orchestrator.report.tables.views import Kind, view_of
+from orchestrator.report.tables.views import view_of
 
 SIZES, LENGTHS, PASSES = ("small", "xl"), ("128", "256", "512"), ("forward", "train_step")
 
@@ -121,7 +121,7 @@ def test_a_comparison_comes_before_other_measures_of_the_baseline() -> None:
     assert view.header == ["size", "fp32 ms", "bf16 ms", "bf16 speed-up (ms)"]
 
 
-def test_measures_are_typed() -> None:
+def test_numbers_and_flags_stand_at_the_right() -> None:
     flag, interval = Entry("yes", True), Entry("2.0", 2.0, low=1.5, high=2.5)
     rows = [
         [Entry("a"), milliseconds(12.5), flag, interval, Entry("why")],
@@ -129,9 +129,9 @@ def test_measures_are_typed() -> None:
     ]
     titles = ("step", "bound", "gain", "reason")
     view = view_of(table_of(TableGrid(["size"], list(map(Heading, titles)), rows)))
-    kinds = [measure.kind for measure in view.measures]
-    assert kinds == [Kind.NUMBER, Kind.FLAG, Kind.INTERVAL, Kind.TEXT]
-    assert (view.measures[0].unit, view.measures[0].digits) == ("ms", 2)
+    assert [measure.is_text for measure in view.measures] == [False, False, False, True]
+    assert view.sides == ["left", "right", "right", "right", "left"]
+    assert view.measures[0].unit == "ms"
     assert view.measures[0].title == "step (ms)"
 
 
