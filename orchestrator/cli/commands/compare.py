@@ -44,10 +44,10 @@ def compare(a: str, b: str, fail_on: tuple[str, ...], threshold: float, table: s
     """
     from orchestrator.analysis.comparison import compare_runs
     from orchestrator.analysis.results import incomplete_cells
+    from orchestrator.cli.text.comparison import describe_comparison
     from orchestrator.report.formats.markdown import to_markdown
     from orchestrator.report.kernel_comparison import compare_kernels
     from orchestrator.report.tables.views import view_of
-    from orchestrator.report.text.comparison_text import describe_comparison
     from orchestrator.store.mirror import open_run
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(a), _run_and_cell(b)

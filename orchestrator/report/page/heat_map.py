@@ -75,7 +75,7 @@ class Switch:
 
 
 class HeatCell(NamedTuple):
-    """What a cell of the map shows. It is empty if nothing was measured there."""
+    """The look of a cell of the map. It is empty if nothing was measured there."""
 
     text: str = ""
     label: str = ""
@@ -181,8 +181,8 @@ def _map(
         options = [_text(record[axis]) for axis in switched]
         positions[_position(place, options)] = record
     for position, record in positions.items():
-        base = positions.get(_position([0], [position.partition(",")[2]]))
-        if base and TIME in record:
+        base = positions.get(_position([0], [position.partition(",")[2]]), {})
+        if has_value(base, TIME) and has_value(record, TIME) and record[TIME] > 0:
             record[_SPEED_UP] = base[TIME] / record[TIME]
     first = _first_view(cells, switched)
     # The shades of all views have the range of the first one, so that they can be compared.

@@ -26,8 +26,8 @@ from orchestrator.analysis.comparison import (
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.noise import Noise, noise_per_cell, pooled_noise
 from orchestrator.analysis.results import load_results
+from orchestrator.cli.text.comparison import describe_comparison
 from orchestrator.common.errors import RunError
-from orchestrator.report.text.comparison_text import describe_comparison
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.order_statistics import median_rank

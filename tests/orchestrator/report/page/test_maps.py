@@ -44,12 +44,12 @@ def test_the_heat_map_has_models_contexts_and_precisions_in_their_order(grid: He
 
 
 def test_a_cell_of_the_heat_map_is_labelled_marked_and_linked(grid: HeatMap) -> None:
-    first = grid.first_view(0, 0, 0)
+    first = grid.first_view((0, 0, 0))
     assert (first.text, first.style, first.key) == ("50.0", "cpu", "mine:id0")
     assert first.label == (
         "small, context 128, fp32, eager, training step: 50.0 ms per step, CPU-bound"
     )
-    failed = grid.first_view(1, 1, 1)
+    failed = grid.first_view((1, 1, 1))
     assert (failed.text, failed.style, failed.shade) == ("bwd", "bad", 0)
     assert failed.label.endswith(": out of memory in backward")
 
@@ -85,7 +85,7 @@ def test_a_run_of_one_cell_or_of_failures_alone() -> None:
     failed = [{**step(math.nan, context_length=n), "status": "crashed"} for n in (128, 256)]
     found = heat_map(results_of(*failed))
     assert found is not None
-    assert [found.first_view(0, 0, column).text for column in (0, 1)] == ["crashed", "crashed"]
+    assert [found.first_view((0, 0, column)).text for column in (0, 1)] == ["crashed", "crashed"]
     assert not found.has_failures  # of memory
 
 
