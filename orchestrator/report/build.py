@@ -39,6 +39,7 @@ class RenderedReport:
     pages: Sequence[RenderedTable]
     drawing: Drawing
     run_argument: str  # names the run in commands of the page
+    page: str = PAGE
 
     @property
     def words(self) -> str:
@@ -64,7 +65,7 @@ class RenderedReport:
             missing=self.run.unfinished_count(),
             copies={page.table.name: copies_of(page) for page in self.pages},
         )
-        yield PAGE, to_html(content)
+        yield self.page, to_html(content)
 
 
 def make_report(

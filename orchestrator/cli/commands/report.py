@@ -18,6 +18,7 @@ from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results
+    from orchestrator.report.build import RenderedReport
     from orchestrator.report.tables.table import RenderedTable, Table
     from orchestrator.store.run import Run
 
@@ -116,13 +117,7 @@ def report(**chosen: Any) -> None:
     if options.tables or options.selects_cells:
         pages = _chosen_tables(selected, options, references)
     else:
-        from orchestrator.report.charts import require_packages
-
-        require_packages()
-        # The import loads Altair, which a single table does not need.
-        from orchestrator.report.build import PAGE, make_report
-
-        whole = make_report(run, results, references)
+        whole = _whole_report(run, results, references)
         pages = whole.pages
     if whole and options.form == "text" and pages:
         screen = Screen.of_stdout()
@@ -136,10 +131,20 @@ def report(**chosen: Any) -> None:
     _warn_of_missing_results(run, results, options)
     if whole:
         run.write_report(whole.files())
-        page = escape_unprintable(str(run.folder / "report" / PAGE))
+        page = escape_unprintable(str(run.folder / "report" / whole.page))
         click.echo(f"as one page: {page}", err=True)
     elif not options.selects_cells:
         run.write_report(files_of(pages))
+
+
+def _whole_report(run: Run, results: Results, references: tuple[Table, ...]) -> RenderedReport:
+    from orchestrator.report.charts import require_packages
+
+    require_packages()
+    # The import loads Altair, which a single table does not need.
+    from orchestrator.report.build import make_report
+
+    return make_report(run, results, references)
 
 
 def _selected_cells(results: Results, options: ReportOptions) -> Results:

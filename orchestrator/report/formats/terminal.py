@@ -21,11 +21,11 @@ from rich.text import Text
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.report.formats.fitting import heads, narrowed
-from orchestrator.report.page.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.table import Entry, RenderedTable
 from orchestrator.report.tables.views import TableView
 from orchestrator.report.text.answers import Answer
+from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import HEADER, memory_failures
 from orchestrator.report.text.numbers import HOST_MARK, counted
 from orchestrator.report.text.provenance import provenance

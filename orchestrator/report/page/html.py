@@ -22,11 +22,11 @@ from orchestrator.common.text import shell_command
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
-from orchestrator.report.page.heat_map import heat_map
 from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
+from orchestrator.report.text.heat_map import heat_map
 from orchestrator.report.text.leads import counts_by_status, headline
 
 _PROGRAM = "transformer-sweep"

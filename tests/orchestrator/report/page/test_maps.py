@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.common.units import GIB
 from orchestrator.report.page.fit_map import fit_panels
-from orchestrator.report.page.heat_map import HeatMap, heat_map, shade_of
+from orchestrator.report.text.heat_map import HeatMap, heat_map, shade_of
 from tests.orchestrator.report.text.test_answers import step
 from tests.orchestrator.report.text.test_leads import results_of
 
