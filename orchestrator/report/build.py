@@ -25,7 +25,6 @@ from orchestrator.store.run import Run
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-PAGE = "index.html"
 ANSWERS = "answers.md"
 
 
@@ -39,7 +38,7 @@ class RenderedReport:
     pages: Sequence[RenderedTable]
     drawing: Drawing
     run_argument: str  # names the run in commands of the page
-    page: str = PAGE
+    page: str = "index.html"
 
     @property
     def words(self) -> str:
