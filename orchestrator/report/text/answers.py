@@ -316,7 +316,7 @@ def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame) -> Answer:
     detail = _first_failures(limited)
     without = unlimited[unlimited["memory_limit_gib"].isna()]
     if len(without) and not _ran_out(without).any():
-        detail += f"Without a limit none does.{_largest_peak(without)}"
+        detail += f"Without a limit none fails.{_largest_peak(without)}"
     return Answer(
         "out of memory",
         f"{out[chosen]}/{total[chosen]}",
