@@ -130,7 +130,7 @@ def test_memory_counts_what_runs_out_under_each_limit() -> None:
     assert only.detail.startswith(
         "First contexts that fail:\n24 GiB: small 4 (forward)\n80 GiB: small 9 (forward)\nWithout"
     )
-    assert "Without a limit none does. The largest peak is 90.0 GiB" in only.detail
+    assert "Without a limit none fails. The largest peak is 90.0 GiB" in only.detail
 
 
 def test_memory_without_a_limit_names_the_largest_peak_or_what_ran_out() -> None:
