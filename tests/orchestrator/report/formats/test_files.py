@@ -113,7 +113,7 @@ def test_every_measure_of_every_table_is_numeric_in_csv(every_page: list[Rendere
         assert len(frame) == len(page.rows)
         view = view_of(page, max_rows=None, max_columns=None)
         numeric = sum(frame[name].dtype.kind in "ifb" for name in frame)
-        assert numeric >= sum(measure.kind != "text" for measure in view.measures), page.table.name
+        assert numeric >= sum(not measure.is_text for measure in view.measures), page.table.name
         assert [dict(zip(frame, row, strict=False)) for row in json.loads(to_json(page))]
 
 
