@@ -22,6 +22,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import signal
 import socket
 import tempfile
@@ -49,6 +50,8 @@ READ_LATE = ("CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DI
 ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 MESSAGE_BYTES = 64 * 1024
 
+# No cell predicts, and some modules that do import the compiler.
+_IS_UNUSED = re.compile(r"^tasks\.prediction\.|__main__$")
 _PROBE_TIMEOUT_S = 60.0
 _PROBE_TICK_S = 0.02
 _PROBE_SIZE = 512  # so large that torch uses several cores, and a broken thread pool shows
@@ -214,7 +217,7 @@ def import_everything(compiled: bool) -> None:
         importlib.import_module("tasks.harness.compilation").load_compiler()
     for name in ("model", "tasks"):
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
-            if not module.name.endswith("__main__"):
+            if not _IS_UNUSED.search(module.name):
                 importlib.import_module(module.name)
     # A collection in a child would write to every page with objects, which copies the page.
     gc.collect()

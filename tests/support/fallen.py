@@ -46,7 +46,9 @@ def play(folder: Path) -> None:
 def play_gpus() -> None:
     """Replace NVML and the measurement in the driver or in a supervisor."""
     slot_supervision.execute_or_report_lost = measure
-    slot_supervision.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_failed(gpu) else None
+    slot_supervision.gpu_failure = lambda gpu: (
+        "CUDA error: unknown error" if has_failed(gpu) else None
+    )
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
     pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None
