@@ -28,7 +28,9 @@ def run_of_every_kind(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with open_for_writing(Run(folder)) as writer:
         for warmup in (0, 5):
             writer.append(_of_the_cpu("train_step", {**FAST, "warmup_steps": warmup}), None)
-        writer.append(_of_the_cpu("train_step", {**FAST, "warmup_steps": 5, "checkpointing": "blocks"}), None)
+        writer.append(
+            _of_the_cpu("train_step", {**FAST, "warmup_steps": 5, "checkpointing": "blocks"}), None
+        )
         writer.append(_of_the_cpu("matmul", {"device": "cpu", "matrix_size": 64}), None)
     return Run(folder)
 

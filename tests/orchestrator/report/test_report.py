@@ -900,7 +900,7 @@ def test_no_table_has_a_name_twice_whatever_varies(results_of_every_kind: Result
     )
     headers = {}
     for one in TABLES:
-        grid = one.layout.lay_out(replace(results, cells=one.cells(results.cells)))
+        grid = one.layout(replace(results, cells=one.cells(results.cells)))
         headers[one.name] = [*grid.keys, *map(str, grid.measures)]
     assert {"optimizer", "attention"} <= set(headers["timings"]) & set(headers["kernel-classes"])
     assert {
