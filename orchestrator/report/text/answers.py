@@ -1,7 +1,7 @@
 """The answers of a run: for each study, its most important number in one sentence.
 
 Rules choose the numbers from the cells, so the same data gives the same sentences. A run without a
-study gets no sentence for it. A ratio whose interval includes 1 is worded as "no difference".
+study gets no sentence for it. A ratio whose interval includes 1 is worded as "no clear difference".
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame, narrow: str) -> Itera
     clear = candidates[is_clear(candidates)]
     if clear.empty:
         pair = _extreme(candidates, "ratio", largest=True)
-        yield _ratio_answer(f"{narrow} over fp32", pair, "time", f"{narrow} makes no difference.")
+        yield _ratio_answer(
+            f"{narrow} over fp32", pair, "time", f"{narrow} makes no clear difference."
+        )
         return
     best = _extreme(clear, "ratio", largest=True)
     gain = "is faster" if best["ratio"] > 1 else "is slower everywhere"
@@ -196,16 +198,16 @@ def _reason(pair: Row) -> str:
         return ""
     text = f" GPU kernels run for {percent(pair[_KERNELS] / pair[TIME])} of the step"
     if pair["bound"] == "CPU-bound":
-        text += " and the CPU limits it"
+        text += " and the CPU limits it: a faster GPU would not help"
     if not has_value(pair, _KERNELS + BASE):
         return f"{text}."
     gain = ratio(pair[_KERNELS + BASE] / pair[_KERNELS])
-    return f"{text}; the kernels alone are {gain} as fast."
+    return f"{text}. The kernels alone are {gain} as fast."
 
 
 def _unclear(main: pd.DataFrame) -> str:
     count = int((~is_clear(main)).sum())
-    return f" {count} of {len(main)} pairs show no difference." if count else ""
+    return f" {count} of {len(main)} pairs show no clear difference." if count else ""
 
 
 def about_compiling(results: Results) -> Iterator[Answer]:
@@ -241,6 +243,9 @@ def _of_compiling(found: pd.DataFrame) -> Answer:
         text += f" and {number(pair[TIME])} ms compiled"
     if others:
         text += f"; {', '.join(others)}"
+    bound = found[~is_free]
+    if is_free.any() and len(bound):
+        text += f"; {counted(len(bound), 'CPU-bound pair')} {ratio(bound['ratio'].median())}"
     low, high = of_best["ratio"].min(), of_best["ratio"].max()
     spread = f"{low:.2f} to {high:.2f}"
     if len(of_best) == 1:
@@ -249,7 +254,7 @@ def _of_compiling(found: pd.DataFrame) -> Answer:
     if others:
         conclusion = f"Compiling makes a step faster, most in {best}."
     if not is_clear(of_gpu).any():
-        conclusion = "Compiling makes no difference."
+        conclusion = "Compiling makes no clear difference."
         text += ". Each interval of a ratio includes 1"
     elif of_best["ratio"].median() < 1:
         conclusion = "Compiling makes a step slower."
@@ -342,7 +347,9 @@ def _first_failures(limited: pd.DataFrame) -> str:
             phase = f" ({row['phase']})" if has_value(row, "phase") and row["phase"] else ""
             names.append(f"{row[NAME]} {row[LENGTH]:,}{phase}")
         texts.append(f"{limit:g} GiB: {', '.join(names)}")
-    return "\n".join(["First contexts that fail:", *evenly(texts, _MOST_LIMITS), ""])
+    precisions = failed["precision"].unique() if "precision" in failed else ()
+    where = f" in {precisions[0]}" if len(precisions) == 1 else ""
+    return "\n".join([f"Shortest contexts that fail{where}:", *evenly(texts, _MOST_LIMITS), ""])
 
 
 def _peak(cells: pd.DataFrame) -> Row:
@@ -387,12 +394,13 @@ def about_attention(results: Results) -> Iterator[Answer]:
 def _of_attention(joined: pd.DataFrame) -> Answer:
     best = _best_attention(joined, fullest_context(joined, "attention"))
     name = str(best["attention"])
-    conclusion = f"{name} attention makes no difference."
+    conclusion = f"{name} attention makes no clear difference."
     if is_clear(best):
         pace = "fastest" if best["ratio"] > 1 else "slower than the naive one, as is every other"
         conclusion = f"{name} attention is {pace}."
-    detail = f"At context {best[LENGTH]:,} it takes {number(best[TIME])} ms"
-    detail += f", naive attention {number(best[TIME + BASE])} ms."
+    pass_name = PASSES.get(str(best.get("pass")), "step")
+    detail = f"At context {best[LENGTH]:,}, a {pass_name} in {best['precision']} takes"
+    detail += f" {number(best[TIME])} ms, with naive attention {number(best[TIME + BASE])} ms."
     if has_value(best, _PEAK) and has_value(best, _PEAK + BASE):
         saved = best[_PEAK + BASE] - best[_PEAK]
         more = "less" if saved >= 0 else "more"
@@ -400,8 +408,8 @@ def _of_attention(joined: pd.DataFrame) -> Answer:
         detail += f" ({gibibytes(best[_PEAK])} and {gibibytes(best[_PEAK + BASE])})."
     longest = _best_attention(joined, joined[LENGTH].max())
     if longest[LENGTH] > best[LENGTH]:
-        detail += f" At {longest[LENGTH]:,}, {longest['attention']} is {ratio(longest['ratio'])}"
-        detail += " as fast as naive."
+        detail += f" At {longest[LENGTH]:,}, where fewer were measured, {longest['attention']} is"
+        detail += f" {ratio(longest['ratio'])} as fast as naive."
     return Answer(
         f"{name} over naive",
         ratio(best["ratio"]),

@@ -483,7 +483,7 @@ def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -
     assert [texts_of(page)[0][page.header.index(title)] for title in titles] == ["1.05×~", "1.96×"]
     assert "~: within noise" in page.table.read
     without_bf16 = replace(results, cells=results.cells[results.cells["precision"] != "bf16"])
-    assert answers(without_bf16)[0].conclusion == "tf32 makes no difference."
+    assert answers(without_bf16)[0].conclusion == "tf32 makes no clear difference."
     bound = replace(results, cells=results.cells.assign(cpu_bound=True))
     (page,) = lay_out(bound, ["precision"])
     assert [texts_of(page)[0][page.header.index(title)] for title in titles] == [

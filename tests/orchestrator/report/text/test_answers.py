@@ -73,8 +73,8 @@ def test_a_gain_and_a_loss_of_a_narrow_precision_are_two_answers() -> None:
     assert not gain.has_mark
     assert (loss.number, loss.conclusion) == ("0.80×", "bf16 is slower on small models.")
     assert (
-        "GPU kernels run for 25% of the step and the CPU limits it; the kernels alone are 2.40× as"
-        " fast." in loss.detail
+        "GPU kernels run for 25% of the step and the CPU limits it: a faster GPU would not help."
+        " The kernels alone are 2.40× as fast." in loss.detail
     )
     assert loss.has_mark
 
@@ -91,12 +91,12 @@ def test_the_largest_gain_is_of_a_gpu_bound_pair_if_there_is_one() -> None:
     assert (answer("time", *bound).number, answer("time", *bound).has_mark) == ("10.0×", True)
 
 
-def test_an_interval_that_includes_1_is_no_difference() -> None:
+def test_an_interval_that_includes_1_is_no_clear_difference() -> None:
     only = answer("time", step(100, 0.1), step(95, 0.1, precision="bf16"))
-    assert only.conclusion == "bf16 makes no difference."
+    assert only.conclusion == "bf16 makes no clear difference."
     assert "The interval of the ratio includes 1." in only.detail
     compiled = answer("compile", step(100, 0.1), step(95, 0.1, compile="blocks"))
-    assert compiled.conclusion == "Compiling makes no difference."
+    assert compiled.conclusion == "Compiling makes no clear difference."
     assert "includes 1" in compiled.detail
 
 
@@ -110,6 +110,9 @@ def test_compiling_is_a_median_of_gpu_bound_pairs_by_precision() -> None:
     assert (only.number, only.interval) == ("2.50×", "2.25 to 3.00")
     assert only.conclusion == "Compiling makes a step faster, most in bf16."
     assert only.detail == "Median of 3 GPU-bound pairs in bf16; fp32 1.10× (3 pairs)."
+    slow = {"context_length": 64, "precision": "bf16"}
+    cells += [step(60, cpu_bound=True, **slow), step(40, compile="blocks", **slow)]
+    assert answer("compile", *cells).detail.endswith("(3 pairs); 1 CPU-bound pair 1.50×.")
 
 
 def test_a_slower_compiled_step_is_slower() -> None:
@@ -128,7 +131,7 @@ def test_memory_counts_what_runs_out_under_each_limit() -> None:
     only = answer("memory", *cells)
     assert (only.number, only.interval) == ("2/3", "of the steps fail in 24 GiB")
     assert only.detail.startswith(
-        "First contexts that fail:\n24 GiB: small 4 (forward)\n80 GiB: small 9 (forward)\nWithout"
+        "Shortest contexts that fail in fp32:\n24 GiB: small 4 (forward)\n80 GiB: small 9 (forward)\nWithout"
     )
     assert "Without a limit none fails. The largest peak is 90.0 GiB" in only.detail
 
@@ -157,7 +160,7 @@ def test_attention_is_compared_with_the_naive_one_at_the_longest_context() -> No
     assert (only.label, only.number) == ("flash over naive", "10.0×")
     assert only.conclusion == "flash attention is fastest."
     assert only.detail == (
-        "At context 2 it takes 20.0 ms, naive attention 200 ms."
+        "At context 2, a training step in fp32 takes 20.0 ms, with naive attention 200 ms."
         " It needs 9.50 GiB less memory (0.500 GiB and 10.0 GiB)."
     )
 
@@ -167,7 +170,7 @@ def test_attention_is_compared_where_most_implementations_were_measured() -> Non
     cells += [attention(ms, name, 9) for name, ms in (("naive", 90), ("flash", 3))]
     only = answer("attention", *cells)
     assert (only.label, only.number) == ("cudnn over naive", "4.00×")
-    assert only.detail.endswith("At 9, flash is 30.0× as fast as naive.")
+    assert only.detail.endswith("At 9, where fewer were measured, flash is 30.0× as fast as naive.")
 
 
 def test_attention_time_grows_with_an_exponent() -> None:
