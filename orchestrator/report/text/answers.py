@@ -225,17 +225,15 @@ def _of_compiling(found: pd.DataFrame) -> Answer:
     is_free = is_gpu_bound(found)
     of_gpu = found[is_free] if is_free.any() else found
     kind = "GPU-bound pair" if _is_known_gpu(of_gpu) else "pair"
-    medians = {
-        precision: of_gpu.loc[of_gpu["precision"] == precision, "ratio"]
-        for precision in ordered_values("precision", of_gpu["precision"])
-    }
-    best = max(medians, key=lambda precision: medians[precision].median())
+    by_precision = of_gpu["ratio"].groupby(of_gpu["precision"].astype(str))
+    medians, counts = by_precision.median(), by_precision.size()
+    best = str(medians.idxmax())
     of_best = of_gpu[of_gpu["precision"] == best]
-    others = [
-        f"{precision} {ratio(ratios.median())} ({counted(len(ratios), 'pair')})"
-        for precision, ratios in medians.items()
-        if precision != best
-    ]
+    others = []
+    for precision in ordered_values("precision", of_gpu["precision"]):
+        if precision != best:
+            count = counted(int(counts[precision]), "pair")
+            others.append(f"{precision} {ratio(medians[precision])} ({count})")
     text = f"Median of {counted(len(of_best), kind)} in {best}" if len(of_best) > 1 else ""
     if len(of_best) == 1:
         pair = of_best.iloc[0]
@@ -252,7 +250,8 @@ def _of_compiling(found: pd.DataFrame) -> Answer:
         spread = interval(*of_best.iloc[0][["low", "high"]])
     conclusion = "Compiling makes a step faster."
     if others:
-        conclusion = f"Compiling makes a step faster, most in {best}."
+        gain = "makes a step faster," if medians.min() > 1 else "gains"
+        conclusion = f"Compiling {gain} most in {best}."
     if not is_clear(of_gpu).any():
         conclusion = "Compiling makes no clear difference."
         text += ". Each interval of a ratio includes 1"

@@ -22,6 +22,7 @@ from orchestrator.report.text.cell_names import (
     LENGTH,
     NAME,
     PASSES,
+    SCOPE_COLUMNS,
     cell_keys,
     ordered,
     scope_of,
@@ -63,6 +64,7 @@ MEASURES = (
     HeatMeasure("peak", "Memory", "GiB at the peak", _PEAK, 1 / GIB, is_log=True),
     HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100, digits=2),
 )
+_READ = ("status", "phase", "cpu_bound", "peak_rss_bytes", *(one.column for one in MEASURES))
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ def heat_map(results: Results) -> HeatMap | None:
     cells, row_axis = main_cells(results)
     if LENGTH not in cells or cells.empty:
         return None
-    cells = cells.assign(key=cell_keys(results))
+    # Of several hundred columns, a record of each cell would be most of the report's memory.
+    read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, NAME, *_READ))
+    cells = cells.filter(items=list(read)).assign(key=cell_keys(results))
     if "peak_rss_bytes" in cells:  # of cells on a CPU
         allocated = cells.get(_PEAK, pd.Series(np.nan, index=cells.index))
         cells = cells.assign(**{_PEAK: cells["peak_rss_bytes"].fillna(allocated)})

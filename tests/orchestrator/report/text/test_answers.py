@@ -115,6 +115,12 @@ def test_compiling_is_a_median_of_gpu_bound_pairs_by_precision() -> None:
     assert answer("compile", *cells).detail.endswith("(3 pairs); 1 CPU-bound pair 1.50×.")
 
 
+def test_not_every_precision_gains_by_compiling() -> None:
+    cells = [step(100), step(125, compile="blocks")]
+    cells += [step(100, precision="bf16"), step(50, precision="bf16", compile="blocks")]
+    assert answer("compile", *cells).conclusion == "Compiling gains most in bf16."
+
+
 def test_a_slower_compiled_step_is_slower() -> None:
     only = answer("compile", step(100), step(200, compile="blocks"))
     assert (only.number, only.conclusion) == ("0.50×", "Compiling makes a step slower.")
