@@ -156,7 +156,8 @@ def begin_drawing(results: Results) -> Drawing:
             drawn = plot.layout(results)
             if drawn is not None and drawn.panels:
                 charts.append(_specs(plot, drawn))
-                figures.append(Figure(plot, drawn))
+                # The specifications hold the data; the panels would hold them a second time.
+                figures.append(Figure(plot, replace(drawn, panels=())))
         except Exception as error:
             # A chart that fails must not cost the report: the figure shows the problem.
             charts.append([])

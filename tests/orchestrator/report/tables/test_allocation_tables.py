@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
+from orchestrator.report.charts.bars import live_memory
 from orchestrator.report.charts.registry import begin_drawing
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
@@ -224,14 +225,12 @@ def test_live_memory_during_a_step_is_a_chart(
         replace(make_outcome(), live=curve(1)),
         replace(make_outcome(**{"pass": "forward"}), live=curve(0.5)),
     )
-    (figure,) = (
-        f
-        for f in begin_drawing(results_of(training, forward)).figures()
-        if f.plot.name == "memory-timeline"
-    )
+    results = results_of(training, forward)
+    figures = {figure.plot.name: figure for figure in begin_drawing(results).figures()}
+    figure = figures["memory-timeline"]
     assert figure.picture.problem == ""
     assert figure.picture.png.startswith(b"\x89PNG")
-    training_panel, forward_panel = (panel.to_dict() for panel in figure.drawn.panels[:2])
+    training_panel, forward_panel = (panel.to_dict() for panel in live_memory(results).panels)
     assert training_panel["title"].endswith("training step")
     assert forward_panel["title"].endswith("forward pass")
     rows = pd.DataFrame(training_panel["layer"][0]["data"]["values"])
