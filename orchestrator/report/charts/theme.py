@@ -1,7 +1,7 @@
 """Colours of charts and page: one table for the light theme and the dark one.
 
 Charts are drawn in light colours. On the page each of these becomes a CSS variable, so that one
-drawing follows the theme. The closest pair of precisions is 23 apart in CIELAB when seen with
+drawing follows the theme. The process that draws imports this module, so that it needs no numpy. The closest pair of precisions is 23 apart in CIELAB when seen with
 protanopia, deuteranopia or tritanopia.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-
-import numpy as np
 
 LIGHT, DARK = 0, 1
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
@@ -68,10 +66,10 @@ def colour_names(axis: str, values: Sequence[object]) -> list[str]:
     """Return a colour for each value of an axis. Sizes have a ramp, since they are ordered."""
     if axis == "precision":
         return [_PRECISIONS.get(str(value), "k6") for value in values]
-    indices = np.arange(len(values))
     if axis == "model_name":
-        return list(map("s{:.0f}".format, 1 + np.round(4 * indices / max(len(values) - 1, 1))))
-    return list(map("k{}".format, 1 + indices % MOST_COLOURS))
+        last = max(len(values) - 1, 1)
+        return [f"s{1 + round(4 * index / last)}" for index in range(len(values))]
+    return [f"k{1 + index % MOST_COLOURS}" for index in range(len(values))]
 
 
 def variables(theme: int) -> str:

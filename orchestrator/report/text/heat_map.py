@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +64,14 @@ MEASURES = (
     HeatMeasure("peak", "Memory", "GiB at the peak", _PEAK, 1 / GIB, is_log=True),
     HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100, digits=2),
 )
-_READ = ("status", "phase", "cpu_bound", "peak_rss_bytes", *(one.column for one in MEASURES))
+_READ = (
+    "cell",
+    "status",
+    "phase",
+    "cpu_bound",
+    "peak_rss_bytes",
+    *(one.column for one in MEASURES),
+)
 
 
 @dataclass(frozen=True)
@@ -118,12 +125,13 @@ def _position(place: Iterable[int], options: Iterable[str]) -> str:
 
 def heat_map(results: Results) -> HeatMap | None:
     """Return the map of the task with most cells, or None if there is no grid to show."""
+    # Of several hundred columns: copies of all cells would be most of the report's memory.
+    read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_READ))
+    results = replace(results, cells=results.cells.filter(items=list(read)))
     cells, row_axis = main_cells(results)
     if LENGTH not in cells or cells.empty:
         return None
-    # Of several hundred columns, a record of each cell would be most of the report's memory.
-    read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, NAME, *_READ))
-    cells = cells.filter(items=list(read)).assign(key=cell_keys(results))
+    cells = cells.assign(key=cell_keys(results))
     if "peak_rss_bytes" in cells:  # of cells on a CPU
         allocated = cells.get(_PEAK, pd.Series(np.nan, index=cells.index))
         cells = cells.assign(**{_PEAK: cells["peak_rss_bytes"].fillna(allocated)})
