@@ -346,7 +346,7 @@ def _first_failures(limited: pd.DataFrame) -> str:
             phase = f" ({row['phase']})" if has_value(row, "phase") and row["phase"] else ""
             names.append(f"{row[NAME]} {row[LENGTH]:,}{phase}")
         texts.append(f"{limit:g} GiB: {', '.join(names)}")
-    precisions = failed["precision"].unique() if "precision" in failed else []
+    precisions = list(failed.get("precision", pd.Series(dtype=object)).unique())
     where = f" in {precisions[0]}" if len(precisions) == 1 else ""
     return "\n".join([f"Shortest contexts that fail{where}:", *evenly(texts, _MOST_LIMITS), ""])
 
