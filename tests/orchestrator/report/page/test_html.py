@@ -221,7 +221,7 @@ def test_a_chart_that_fails_takes_nothing_with_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing:
-        def draw(self, results: object) -> None:
+        def __call__(self, results: object) -> None:
             raise ValueError("<b>no</b>")
 
     monkeypatch.setattr(
