@@ -1,4 +1,7 @@
-"""The limits of an attempt that its parent process enforces: the timeout and `host_memory_gib`."""
+"""Detection of an exceeded limit of an attempt: the timeout or `host_memory_gib`.
+
+child_supervision.py ends the process.
+"""
 
 from __future__ import annotations
 

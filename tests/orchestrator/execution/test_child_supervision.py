@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.execution import child_supervision
+from orchestrator.execution import limits
 from orchestrator.execution.child_environment import rerun_command
 from orchestrator.execution.child_supervision import execute, recover
 from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome
@@ -153,7 +153,7 @@ def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(
 def test_one_that_does_not_come_to_its_task_ends_too(
     slow_start: Callable[[str], Attempt], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(child_supervision, "PREPARATION_S", 2.0)
+    monkeypatch.setattr(limits, "PREPARATION_S", 2.0)
     outcome = execute(slow_start("spawn"))
     assert (outcome.status, outcome.stage) == (Status.TIMEOUT, "")
     assert outcome.evidence["message"] == "not ready to begin after 2 s"
