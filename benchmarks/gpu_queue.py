@@ -25,9 +25,9 @@ from options import at_least
 from orchestrator.analysis.results import read_attempts
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.history import CellHistory, read_histories
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preflight import Preparation, Slots
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings

@@ -22,8 +22,8 @@ from options import at_least, run_until_interrupted
 
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.predictor import track
+from tasks.prediction.replay import Trace
 from tasks.prediction.resizing import trace_by_layers
-from tasks.prediction.trace import Trace
 from tasks.training.parameters import TrainStepParams
 
 HIGHEST_RATIO = 0.40

@@ -20,13 +20,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.duration_estimate import (
     DurationConditions,
     DurationEstimator,
     makespan_s,
 )
 from orchestrator.planning.oom_inference import OomInference
-from orchestrator.planning.plan import Plan
 from orchestrator.planning.preflight import Preparation, Slots, first_gpu
 from orchestrator.planning.queue_state import QueueState
 from orchestrator.store.run import Run
@@ -177,7 +177,7 @@ class AttemptQueue:
         self._finished_since_sort = 0
         self._remaining: tuple[float | None, float] = None, 0.0  # an estimate, and when
         self._failed: set[str] = set()  # cells that are not repeated
-        # How often each cell is still to be measured.
+        # Measurements of each cell that the plan asked for and that are still waiting.
         self._measurements_left = Counter(queued.cell.id for queued in self._order.waiting)
         self.total = len(self._order.waiting)
 

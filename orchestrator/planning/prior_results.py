@@ -15,8 +15,8 @@ from orchestrator.common.errors import RunMismatch
 from orchestrator.common.provenance import PROGRAM_SOURCE, describe_program
 from orchestrator.common.text import cell_count
 from orchestrator.config.schema import SweepConfig
+from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.invocation import Invocation
-from orchestrator.planning.plan import Plan
 from orchestrator.planning.preflight import Notify
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run

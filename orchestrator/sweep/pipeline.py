@@ -10,9 +10,9 @@ from contextlib import closing
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.cell_decisions import plan_request
 from orchestrator.planning.fingerprints import known_fingerprints
 from orchestrator.planning.interrupted_retry import describe_resumption, mark_finished, resume
-from orchestrator.planning.plan import plan_request
 from orchestrator.planning.preflight import Preparation
 from orchestrator.planning.prior_results import check_prior_results
 from orchestrator.planning.request import SweepRequest

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.common.text import cell_count
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.prediction_requests import PredictedCell, cap_bytes, predict_memory
 from orchestrator.planning.preflight import CHECKS, Notify, Preparation, Slots, smallest_gpu
 from orchestrator.planning.request import SweepRequest

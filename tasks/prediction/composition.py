@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tasks.prediction.trace import Label, Peaks, Trace
+from tasks.prediction.replay import Label, Peaks, Trace
 
 
 def compose(trace: Trace, peak: Peaks) -> dict[str, int]:

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tasks.prediction.trace import STEPS, Label, Step, TensorLifetime, Trace
+from tasks.prediction.replay import STEPS, Label, Step, TensorLifetime, Trace
 from tasks.spec.tables import Sample
 
 

@@ -33,8 +33,8 @@ from tasks.prediction.records import (
     unknown,
     unsupported_reason,
 )
+from tasks.prediction.replay import Replay, Step, Trace, highest, replay
 from tasks.prediction.resizing import trace_by_layers
-from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.axes import Affects, axes_without

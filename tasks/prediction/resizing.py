@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tasks.prediction.layers import Unlike, write_out
-from tasks.prediction.trace import Trace
+from tasks.prediction.replay import Trace
 from tasks.training.hugging_face import read_config
 from tasks.training.parameters import TrainStepParams
 

@@ -25,7 +25,7 @@ from tasks.prediction.operations.gradient_sums import (
 from tasks.prediction.operations.kernels import MULTIPLIES, NOT_ON_META, SCRATCH
 from tasks.prediction.operations.known_values import KnownValues
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation, ShapeMemory
-from tasks.prediction.trace import Label, Step, TensorLifetime, Trace
+from tasks.prediction.replay import Label, Step, TensorLifetime, Trace
 
 PARTS = {
     "Embedding": "embedding",

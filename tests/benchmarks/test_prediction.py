@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.prediction.trace import Trace
+from tasks.prediction.replay import Trace
 from tests.conftest import ROOT
 
 

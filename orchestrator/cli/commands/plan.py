@@ -34,8 +34,8 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     from orchestrator.cli.text.memory import describe_memory
     from orchestrator.cli.text.plan import SHOWN_CELLS, describe_cost, describe_plan
     from orchestrator.hardware.gpu_catalog import find_gpu
+    from orchestrator.planning.cell_decisions import plan_request
     from orchestrator.planning.interrupted_retry import describe_resumption, resume
-    from orchestrator.planning.plan import plan_request
     from orchestrator.planning.prior_results import describe_prior_results
 
     model = None if gpu is None else find_gpu(gpu)

@@ -8,9 +8,9 @@ from orchestrator.cli.text import format_counts
 from orchestrator.common.text import cell_count, counted, format_seconds
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.nvml import gpu_names
+from orchestrator.planning.cell_decisions import Decision, Plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
 from orchestrator.planning.fingerprints import gpus_of, known_fingerprints
-from orchestrator.planning.plan import Decision, Plan
 from orchestrator.planning.request import SweepRequest
 from tasks.spec.cell import Cell, device_types
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from orchestrator.cli.text import format_counts
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
 from orchestrator.common.text import cell_count, end_location, failure_reason, shell_word
+from orchestrator.planning.cell_decisions import Plan, plan_request
 from orchestrator.planning.interrupted_retry import resume
 from orchestrator.planning.invocation import command_in_copy, last_command
 from orchestrator.planning.options import PENDING
-from orchestrator.planning.plan import Plan, plan_request
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
 

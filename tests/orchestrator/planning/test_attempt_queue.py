@@ -14,11 +14,11 @@ import pytest
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import attempt_queue as queue_module
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator
 from orchestrator.planning.history import CellHistory
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preflight import Preparation, Slots
 from orchestrator.planning.queue_state import QueueState
 from orchestrator.store.run import Run

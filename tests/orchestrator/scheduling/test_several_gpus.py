@@ -18,6 +18,7 @@ from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.slot_supervision import Slot
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.duration_estimate import (
     DurationConditions,
     DurationEstimator,
@@ -26,7 +27,6 @@ from orchestrator.planning.duration_estimate import (
 )
 from orchestrator.planning.history import CellHistory
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preflight import Preparation, Slots
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling import serial

@@ -27,9 +27,9 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.provenance import program_source
 from orchestrator.hardware.host import GpuInfo, HostInfo
+from orchestrator.planning.cell_decisions import plan_request
 from orchestrator.planning.history import read_histories
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.plan import plan_request
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.row_digests import RowsDigest

@@ -16,8 +16,8 @@ from tasks.harness.device import Skip
 from tasks.prediction import resizing
 from tasks.prediction.layers import TraceSection, Unlike, align, write_out
 from tasks.prediction.predictor import NoData, track
+from tasks.prediction.replay import Label, TensorLifetime, Trace
 from tasks.prediction.resizing import trace_by_layers
-from tasks.prediction.trace import Label, TensorLifetime, Trace
 from tasks.spec.tables import Sample
 from tasks.training.model_sources import build_model
 from tasks.training.parameters import PHASES, TrainStepParams

@@ -32,7 +32,7 @@ from tasks.prediction.operations.emulation import gpu_emulated
 from tasks.prediction.operations.kernels import SCRATCH, SdpaCall, fused_attention
 from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import Prediction, PredictionRequest, Verdict, memory_identity
-from tasks.prediction.trace import replay
+from tasks.prediction.replay import replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.registry import make_cell

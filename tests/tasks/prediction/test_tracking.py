@@ -18,7 +18,7 @@ from tasks.prediction.operations.known_values import KnownValues
 from tasks.prediction.operations.shapes import ShapeMemory
 from tasks.prediction.predictor import Predictor
 from tasks.prediction.records import Prediction, PredictionRequest
-from tasks.prediction.trace import Label, TensorLifetime, Trace, replay
+from tasks.prediction.replay import Label, TensorLifetime, Trace, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.spec.registry import make_cell
 from tasks.train_step import build

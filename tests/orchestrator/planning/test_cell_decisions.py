@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.history import CellHistory
 from orchestrator.planning.options import PENDING, RunOptions
-from orchestrator.planning.plan import make_plan
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
