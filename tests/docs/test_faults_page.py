@@ -21,7 +21,7 @@ PROOFS: dict[str, list[str]] = {
     ],
     "the host runs out of memory": [
         f"{FAULT}[host memory]",
-        "orchestrator/execution/test_attempt.py"
+        "orchestrator/execution/test_child_supervision.py"
         "::test_the_kernels_killer_takes_the_cell_and_its_row_says_so",
     ],
     "SIGKILL": [
@@ -31,10 +31,10 @@ PROOFS: dict[str, list[str]] = {
     "an exception": [f"{FAULT}[an exception]"],
     "an illegal address": ["test_gpu.py::test_a_cuda_error_that_sticks_fails_its_cell_alone"],
     "a model changes the tf32 setting": [
-        "orchestrator/execution/test_attempt.py::test_an_fp32_that_became_tf32_is_no_result"
+        "orchestrator/execution/test_child_supervision.py::test_an_fp32_that_became_tf32_is_no_result"
     ],
     "a process needs minutes": [
-        "orchestrator/execution/test_attempt.py"
+        "orchestrator/execution/test_child_supervision.py"
         "::test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time"
     ],
     "a hang": [f"{FAULT}[a hang]"],
