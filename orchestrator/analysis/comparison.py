@@ -267,7 +267,7 @@ def _scaled(timing: CellTiming, low: float, high: float) -> CellTiming:
 
 
 def _rates(timing: CellTiming) -> str:
-    return " to ".join(dict.fromkeys(map("{:.0f}".format, timing.dispatch_rates or ())))
+    return " to ".join(dict.fromkeys(f"{rate:.0f}" for rate in timing.dispatch_rates or ()))
 
 
 def cell_labels(

@@ -146,7 +146,7 @@ def load_yaml(text: str, name: str, has_lines: bool = True) -> object:
         where, remedy = name, ""
         if mark and has_lines:
             where = f"{name}:{mark.line + 1}"
-            if "\t" in "".join(text.splitlines()[mark.line : mark.line + 1]):
+            if any("\t" in line for line in text.splitlines()[mark.line : mark.line + 1]):
                 remedy = "Indent with spaces: YAML allows no tabs"
         problem = " ".join(str(error.problem).split())
         raise ConfigError(f"{where}: not valid YAML: {problem}", remedy) from error

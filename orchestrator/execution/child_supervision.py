@@ -30,8 +30,8 @@ from tasks.process.journal import read_journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
 
-# How late an exceeded limit may be noticed. The measuring process is not polled more often, because looking
-# at it takes time on a core that may be its own.
+# How late an exceeded limit may be noticed. The measuring process is not polled more often, because
+# looking at it takes time on a core that may be its own.
 _TICK_S = 0.2
 
 

@@ -65,7 +65,8 @@ def _failure(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
     cupti_error = _CUPTI_ERROR.search(done.stderr)
     if cupti_error:
         return cupti_error[1]
-    return [f"exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
 
 
 def probe_here() -> HostInfo:

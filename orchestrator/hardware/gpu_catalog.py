@@ -215,7 +215,7 @@ def _nearest(name: str, words: frozenset[str]) -> str:
         near = near or get_close_matches(name.lower(), cards, n=3, cutoff=0.5)
     if not near:
         return f"Give {_SIZE}"
-    return f"Did you mean {_or(list(map(cards.__getitem__, near[:3])))}? Or give {_SIZE}"
+    return f"Did you mean {_or([cards[name] for name in near[:3]])}? Or give {_SIZE}"
 
 
 def _or(names: list[str]) -> str:

@@ -45,8 +45,9 @@ class CellHistory:
             return Status.OK
         # An attempt that was lost with its host says nothing about the cell.
         meaningful = [status for status in self.statuses if not status.is_environmental]
-        without_any = INCOMPLETE if self.incomplete else PENDING
-        return [without_any, *self.statuses, *meaningful][-1]
+        if known := meaningful or self.statuses:
+            return known[-1]
+        return INCOMPLETE if self.incomplete else PENDING
 
     @property
     def successes(self) -> int:

@@ -102,7 +102,8 @@ def last_sweep(run: Run) -> Invocation:
     """Return the last command of a run; a search for a limit only if there is no other."""
     invocations = read_invocations(run)
     sweeps = [one for one in invocations if one.command[:1] not in _SEARCHES]
-    return [Invocation(), *(sweeps or invocations)][-1]
+    found = sweeps or invocations
+    return found[-1] if found else Invocation()
 
 
 def last_command(run: Run) -> str:

@@ -28,7 +28,7 @@ MARGIN = 0.03  # error of a prediction as a fraction; within it a verdict is bor
 # generated: they are predicted as eager ones.
 MOST_OVERGUESS = 2.11
 # Within 10% of the limit, a compiled cell that may take more than predicted fits `perhaps`.
-_UNDERGUESS = 1.1
+_MARGIN_AS_EAGER = 1.1
 
 # A compiled cell that is predicted as eager is never `oom`, because it usually needs less than
 # that: instead it fits `perhaps`, or that is `unlikely`.
@@ -142,7 +142,7 @@ class Prediction:
                 is_far_over = self.plain_verdict(round(MOST_OVERGUESS * cap_bytes)) == "oom"
                 verdicts[cap_bytes] = "unlikely" if is_far_over else "perhaps"
             elif verdict == "fits" and how == MAY_TAKE_MORE:
-                is_far_below = self.plain_verdict(round(cap_bytes / _UNDERGUESS)) == "fits"
+                is_far_below = self.plain_verdict(round(cap_bytes / _MARGIN_AS_EAGER)) == "fits"
                 verdicts[cap_bytes] = "fits" if is_far_below else "perhaps"
         return replace(self._named(how), reason=reason, verdicts=verdicts)
 

@@ -181,6 +181,6 @@ def _successors(trace: Trace) -> dict[int, int] | None:
     gone = {~event for event in steady if event < 0}
     taken, left = sorted(first & gone), sorted(event for event in steady - gone if event >= 0)
     sizes = trace.sizes_bytes
-    if list(map(sizes.__getitem__, taken)) != list(map(sizes.__getitem__, left)):
+    if [sizes[event] for event in taken] != [sizes[event] for event in left]:
         return None
     return dict(zip(taken, left, strict=True))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NoModelError(ValueError):
-    """A name that stands for no model here, with the remedy."""
+    """The name of a model that cannot be built. The message has the remedy."""
 
 
 _IMPLEMENTATIONS = {"naive": "eager", "sdpa": "sdpa"}

@@ -230,7 +230,7 @@ def live_memory(results: Results) -> Drawn | None:
         return None
     most = live.groupby(["cell", "event"])["live_bytes"].sum().groupby("cell").max()
     cells = results.cells.set_index("cell").loc[most.nlargest(_MOST_PANELS).index]
-    roles = filter(set(live["role"]).__contains__, ROLES)
+    roles = [role for role in ROLES if (live["role"] == role).any()]
     colours = dict(zip(roles, _ROLE_COLOURS, strict=False))
     panels = []
     for cell, row in cells.iterrows():
@@ -247,7 +247,7 @@ def _areas(live: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
     # A stacked chart adds up rows of the same time, so that only the highest of them may remain.
     order = wide.sum(axis=1).sort_values(ascending=False, kind="stable").index
     highest = wide.loc[order].reset_index().drop_duplicates("at").sort_values("event")
-    roles = list(filter(set(highest).__contains__, colours))
+    roles = [role for role in colours if role in highest]
     long = highest.melt(["at", "phase"], roles, "role", "gib")
     ranks = long["role"].map(list(colours).index)
     scale = alt.Scale(domain=list(colours), range=list(map(light, colours.values())))

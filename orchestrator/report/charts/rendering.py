@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -118,7 +117,7 @@ def with_numbered_clips(svg: str) -> str:
     """Number the clips of an SVG from 0."""
     # Vega counts clips across drawings, so that equal charts would differ.
     names = dict.fromkeys(re.findall(r'id="(clip\d+)"', svg))
-    numbered = dict(zip(names, map("clip{}".format, count()), strict=False))
+    numbered = {name: f"clip{index}" for index, name in enumerate(names)}
     return re.sub(r"\bclip\d+\b", lambda found: numbered.get(found[0], found[0]), svg)
 
 

@@ -98,7 +98,7 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     columns = "".join(map(itemgetter(0), view.sides))
     head = [r"\toprule", _head(view), r"\midrule"]
     rows = list(map(_row, view.rows))
-    notes = list(map(r"\par {}".format, map(_with_code, view.numbered_notes)))
+    notes = [rf"\par {_with_code(note)}" for note in view.numbered_notes]
     caption = rf"\caption{{{_escaped(view.title)}.}}\label{{tab:{view.name}}}"
     # Ragged: names such as train_step are not hyphenated, and would reach into the margin.
     reading = rf"\par\raggedright\footnotesize {_with_code(f'{view.caption} {view.provenance}')}"

@@ -29,7 +29,7 @@ def to_typst(page: RenderedTable, max_rows: int | None = None) -> str:
         f"    columns: {len(titles)}, stroke: none, inset: 4pt,",
         f"    align: ({', '.join(view.sides)},),",
         f"    table.hline(), table.header({_row(titles)}), table.hline(),",
-        *map("    {},".format, map(_row, view.rows)),
+        *(f"    {_row(row)}," for row in view.rows),
         "    table.hline(),",
         "  ),",
         f") <tab-{view.name}>",

@@ -66,8 +66,9 @@ def cell_columns(results: Results) -> dict[str, Any]:
         "run": _words(runs.fillna(run), ordered_values(RUN, runs)),
         "name": _words(named[NAME], ordered(NAME, named)),
     }
-    for column in filter(set(cells).__contains__, _TEXTS):
-        columns[column] = _words(cells[column], ordered_values(column, cells[column]))
+    for column in _TEXTS:
+        if column in cells:
+            columns[column] = _words(cells[column], ordered_values(column, cells[column]))
     for name, (column, scale) in _NUMBERS.items():
         if column in cells and cells[column].notna().any():
             columns[name] = {"v": _rounded(cells[column].astype(float) * scale)}

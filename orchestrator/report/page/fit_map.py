@@ -69,7 +69,7 @@ def fit_panels(results: Results) -> list[FitPanel]:
         for name in evenly(ordered(NAME, grid), _MOST_ROWS):
             found = [by_place.get((precision, name, context)) for context in contexts]
             rows.append((name, [_cell(own, limits) for own in found]))
-        panels.append(FitPanel(str(precision), list(map("{:,}".format, contexts)), rows))
+        panels.append(FitPanel(str(precision), [f"{context:,}" for context in contexts], rows))
     return panels
 
 

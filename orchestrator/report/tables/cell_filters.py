@@ -45,7 +45,7 @@ def compiled_with_eager(cells: pd.DataFrame) -> pd.DataFrame:
     is_eager = cells["compile"] == "eager"
     # Eager cells have no compile_mode and no compile_cache. Without copies they would differ from
     # the compiled cells in these axes too, and would be compared with none of them.
-    modes = list(filter(set(cells).__contains__, COMPILE_AXES))
+    modes = [axis for axis in COMPILE_AXES if axis in cells]
     combinations = cells.loc[~is_eager, modes].drop_duplicates()
     if combinations.empty or not modes:
         return cells if len(combinations) else cells.iloc[:0]

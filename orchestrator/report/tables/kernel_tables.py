@@ -101,8 +101,8 @@ def by_class(results: Results) -> TableGrid:
     for cell, phase, among in _by_cell_and_phase(results):
         values = [*_class_shares(among, present), *_softmax_entries(cell, phase, among)]
         found.append((cell, [Entry(phase), *values, *_class_counts(among, present)]))
-    titles = ["kernel ms", *map("{} share".format, present), *_SOFTMAX_TITLES]
-    titles += [*map("ms of {}".format, present), *map("kernels of {}".format, present)]
+    titles = ["kernel ms", *(f"{name} share" for name in present), *_SOFTMAX_TITLES]
+    titles += [f"{what} of {name}" for what in ("ms", "kernels") for name in present]
     return grid_of(results, [PHASE], titles, found)
 
 
@@ -214,7 +214,7 @@ def _by_cell_and_phase(results: Results) -> Iterator[tuple[Row, str, pd.DataFram
 
 
 def _present_phases(kernels: pd.DataFrame) -> list[str]:
-    return list(filter(set(kernels["phase"]).__contains__, PHASES))
+    return [phase for phase in PHASES if (kernels["phase"] == phase).any()]
 
 
 def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:

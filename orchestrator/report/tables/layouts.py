@@ -207,7 +207,7 @@ class CompareColumns:
         return TableGrid(axes, headings, rows)
 
     def _value(self, row: Row) -> str:
-        return " ".join(map(str, map(row.__getitem__, self.axes)))
+        return " ".join(str(row[axis]) for axis in self.axes)
 
     def _entries(self, row: Row | None, baseline: Row | None) -> list[Entry]:
         if row is None:

@@ -184,7 +184,7 @@ def is_empty(entries: Sequence[Entry]) -> bool:
 
 def pick(values: Sequence[T], indices: Iterable[int]) -> list[T]:
     """Return the values with these indices."""
-    return list(map(values.__getitem__, indices))
+    return [values[index] for index in indices]
 
 
 def _without_empty_columns(grid: TableGrid) -> TableGrid:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import filterfalse
 
 import pandas as pd
 
@@ -55,9 +54,11 @@ _, _mfu = col("mfu")
 def _option_rows(results: Results) -> TableGrid:
     """Return one row per cell and option, if another cell differs from it in this option alone."""
     axes = key_axes(results)
-    shown = list(filterfalse(_is_of_options, axes))
+    shown = [axis for axis in axes if not _is_of_options(axis)]
     rows: Rows = []
-    for option in filter(axes.__contains__, _WITHOUT):
+    for option in _WITHOUT:
+        if option not in axes:
+            continue
         for members in groups(*_matched(results, axes, option), (option,)):
             baseline = _baseline(members, option)
             for row in members:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, count, filterfalse
+from itertools import chain
 from operator import attrgetter
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
@@ -85,7 +85,7 @@ class TableView:
 
     @property
     def numbered_notes(self) -> list[str]:
-        return list(map("{}. {}".format, count(1), self.notes))
+        return [f"{index}. {note}" for index, note in enumerate(self.notes, 1)]
 
     @property
     def key_titles(self) -> list[str]:
@@ -137,14 +137,16 @@ def _slice(page: RenderedTable, max_rows: int) -> tuple[Rows, dict[str, str]]:
     sliced: dict[str, str] = {}
     # Without a default, an axis that every reader looks for is not sliced.
     fixed = {*MAIN, *ALWAYS_SHOWN, grid.compared}
-    others = list(filterfalse(fixed.__contains__, reversed(keys)))
+    others = [key for key in reversed(keys) if key not in fixed]
     is_of_attention = grid.compared == "attention" and grid.compared in keys
     if is_of_attention:
         others.append("context_length")  # implementations are compared at one context
-    for key in filter(keys.__contains__, (*MAIN, *others)):
+    for key in (*MAIN, *others):
+        if key not in keys or key == grid.compared:
+            continue
         varying = set(keys) - set(_constants(keys, columns_of(rows, len(keys))))
         is_short = len(rows) <= max_rows and len(varying) <= MAX_KEYS
-        if key == grid.compared or key not in varying or is_short:
+        if key not in varying or is_short:
             continue
         by_value: dict[str, Rows] = defaultdict(list)
         for row in rows:

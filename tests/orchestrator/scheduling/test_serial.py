@@ -46,7 +46,7 @@ class FakeStarter:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the scheduler does, in order."""
+    """Return the list to which the fakes add what the scheduler does, in order."""
     done: list[str] = []
 
     def probe_here() -> HostInfo:

@@ -207,7 +207,7 @@ def test_the_matrix_products_of_an_optimizer_are_no_work_of_the_model() -> None:
     assert flops_of(optimizer="muon") == flops_of()
 
 
-@torch.library.custom_op("mine::double", mutates_args=())
+@torch.library.custom_op("test_tracking::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
@@ -218,7 +218,7 @@ def _double_without_data(x: torch.Tensor) -> torch.Tensor:
 
 
 class WithKernel(nn.Module):
-    """A model with an operation of its own."""
+    """A model with an operation that torch does not know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ def test_flops_of_own_operations_are_not_known() -> None:
     )
     flops = [one for one in prediction.samples if one.metric == "flops"]
     assert [(one.value, one.note) for one in flops] == [
-        (None, "FLOPs undercounted: 1 operation unknown: mine::double")
+        (None, "FLOPs undercounted: 1 operation unknown: test_tracking::double")
     ]
 
 

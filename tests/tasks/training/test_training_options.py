@@ -82,7 +82,7 @@ def test_checkpoints_run_the_blocks_again(how: str, runs: int) -> None:
 
 
 def test_a_checkpoint_on_the_cpu_may_initialise_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As compiling does in the first forward pass, on a host with a GPU."""
+    """Initialise CUDA, like compiling in the first forward pass on a host with a GPU."""
     monkeypatch.setattr(DefaultDeviceType, "_default_device_type", "cuda")
     monkeypatch.setattr(torch.cuda, "_initialized", False)
     workload = built(checkpointing="groups:2", **{"pass": "forward_backward"})
