@@ -20,7 +20,8 @@ def settings() -> dict[str, Any]:
 def data_files(package: str) -> set[Path]:
     """Return the files of a package that are not Python code, without build outputs."""
     files = (path for path in (ROOT / package).rglob("*") if path.is_file())
-    return {path for path in files if path.suffix not in (".py", ".pyc")}
+    # A file of bytecode has another suffix while it is written.
+    return {path for path in files if path.suffix != ".py" and "__pycache__" not in path.parts}
 
 
 def test_every_data_file_is_part_of_the_wheel() -> None:
