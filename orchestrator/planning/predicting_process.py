@@ -24,11 +24,10 @@ _LAST_OUTPUT_BYTES = 4096
 class PredictingProcess:
     """A predicting process. It starts with the first request, and again after it has died."""
 
-    def __init__(self, lifeline: int) -> None:
-        self._lifeline = lifeline
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None  # None also if it was forked
         self._forked_from: PredictingProcess | None = None
-        self._end_of_forked = -1  # our end of the lifeline of a forked process
+        self._lifeline = -1  # our end: the process and those that it started die when it is closed
         self._requests: IO[str] | None = None
         self._answers: IO[str] | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
@@ -69,11 +68,11 @@ class PredictingProcess:
         self._stderr.close()
 
     def _kill(self) -> None:
+        lifeline, self._lifeline = self._lifeline, -1  # a timer may call this at the same time
+        if lifeline >= 0:
+            os.close(lifeline)
         if self._process is not None:
             self._process.kill()
-        elif self._end_of_forked >= 0:
-            os.close(self._end_of_forked)
-            self._end_of_forked = -1
 
     def _stop(self) -> None:
         self._kill()
@@ -90,34 +89,42 @@ class PredictingProcess:
         """Start the process. It forks the processes of the other children."""
         # As many children as cores run at the same time, each with one thread and without a GPU.
         own = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        lifeline = self._open_lifeline()
         ends = [other._open_pipes(self) for other in others]
         self._forked_from = None
         try:
             self._process = subprocess.Popen(
-                [*_COMMAND, str(self._lifeline), *(",".join(map(str, each)) for each in ends)],
+                [*_COMMAND, str(lifeline), *(",".join(map(str, each)) for each in ends)],
                 env={**os.environ, **own},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 text=True,
-                pass_fds=[self._lifeline, *chain(*ends)],
+                pass_fds=[lifeline, *chain(*ends)],
                 start_new_session=True,
             )
             self._requests, self._answers = self._process.stdin, self._process.stdout
         finally:
-            for requests, answers, _, lifeline in ends:
-                for end in (requests, answers, lifeline):
+            os.close(lifeline)
+            for requests, answers, _, its_lifeline in ends:
+                for end in (requests, answers, its_lifeline):
                     os.close(end)
 
     def _open_pipes(self, parent: PredictingProcess) -> tuple[int, int, int, int]:
         """Return the ends of new pipes for a forked process: requests, answers, errors, lifeline."""
         requests, to_requests = os.pipe()
         from_answers, answers = os.pipe()
-        lifeline, self._end_of_forked = os.pipe()
+        lifeline = self._open_lifeline()
         self._process, self._forked_from = None, parent
         self._requests = open(to_requests, "w", encoding="utf-8")  # noqa: SIM115
         self._answers = open(from_answers, encoding="utf-8")  # noqa: SIM115
         return requests, answers, self._stderr.fileno(), lifeline
+
+    def _open_lifeline(self) -> int:
+        """End an earlier process, and return the other end of a new lifeline."""
+        self._stop()
+        theirs, self._lifeline = os.pipe()
+        return theirs
 
     def _last_line(self) -> str:
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))

@@ -19,7 +19,6 @@ from queue import LifoQueue
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.units import GIB
 from orchestrator.common.user_cache import cache_folder
-from orchestrator.execution.measuring_process import lifeline
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.predicting_process import PredictingProcess
@@ -81,9 +80,9 @@ def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[
     """Yield `predict_memory` for repeated calls, with child processes that stay in between."""
     # Last in, first out: a child that has imported torch is used before another one is started.
     idle: LifoQueue[PredictingProcess] = LifoQueue()
-    with lifeline() as descriptor, ExitStack() as stack:
+    with ExitStack() as stack:
         for _ in range(cores_here()):
-            idle.put(stack.enter_context(closing(PredictingProcess(descriptor))))
+            idle.put(stack.enter_context(closing(PredictingProcess())))
         yield lambda cells: _predict(cells, gpu, import_paths, idle)
 
 

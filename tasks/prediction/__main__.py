@@ -1,9 +1,9 @@
 """The predicting process: `python -m tasks.prediction` answers each request line with a prediction.
 
 It ends at the end of its input. With the file descriptor of a lifeline as an argument it is killed
-when that closes, so that it never outlives its parent. Each further argument has the file
-descriptors of another predicting process, which is forked from this one when it has imported torch:
-for requests, answers and errors, and a lifeline.
+when that closes, so that it never outlives the user's command. Each further argument has the file
+descriptors of another predicting process: for requests, answers and errors, and a lifeline. All are
+forked from a process that has imported torch and only waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main() -> None:
     # Collected after each cell instead, without examining torch's many small objects.
     gc.disable()
     gc.freeze()
-    _fork_others([list(map(int, ends.split(","))) for ends in others])
+    if not _fork_others([list(map(int, ends.split(","))) for ends in others]):
+        _fork_first()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a user's model may print
     predictor, process = Predictor(), os.getpid()
@@ -51,8 +52,8 @@ def main() -> None:
         gc.freeze()
 
 
-def _fork_others(others: Sequence[Sequence[int]]) -> None:
-    """Fork a process for each of these file descriptors, and return in all processes."""
+def _fork_others(others: Sequence[Sequence[int]]) -> bool:
+    """Fork a process for each of these file descriptors, and return True in each of them."""
     descriptors = set(chain(*others))
     for requests, answers, errors, lifeline in others:
         if os.fork() == 0:
@@ -62,8 +63,21 @@ def _fork_others(others: Sequence[Sequence[int]]) -> None:
             # A pipe ends only when all processes have closed its other end.
             _close(descriptors - {lifeline})
             die_with_parent(lifeline)
-            return
+            return True
     _close(descriptors)
+    return False
+
+
+def _fork_first() -> None:
+    """Return in a forked process, and end this one with it.
+
+    So the parent of every process that runs a user's model is this one, which predicts nothing: a
+    model that kills its parent ends neither the user's command nor another prediction.
+    """
+    first = os.fork()
+    if first:
+        os.waitpid(first, 0)
+        os._exit(0)
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -17,7 +17,6 @@ from orchestrator.analysis.results import load_results
 from orchestrator.cli.text.memory import describe_memory
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.events import AttemptStarted
-from orchestrator.execution.measuring_process import lifeline
 from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import predicting_process
@@ -166,10 +165,8 @@ def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.Monkey
     slow = "import sys, time; sys.stdin.readline(); time.sleep(60)"
     monkeypatch.setattr(predicting_process, "_COMMAND", (sys.executable, "-c", slow))
     monkeypatch.setattr(predicting_process, "_TIMEOUT_S", 0.15)
-    with lifeline() as end:
-        child = PredictingProcess(end)
+    with closing(PredictingProcess()) as child:
         reasons = {child.ask(PredictionRequest(cell_of())).reason for _ in range(15)}
-        child.close()
     assert {reason.partition(":")[0] for reason in reasons} == {"the predictor died"}
 
 
@@ -189,15 +186,32 @@ def build(fork):
 def test_a_model_that_forks_changes_no_other_prediction(tmp_path: Path) -> None:
     (tmp_path / "forking.py").write_text(FORKING)
     given = {"model": "forking:build", "vocab_size": 101, "context_length": 8}
-    with lifeline() as end, closing(PredictingProcess(end)) as child:
+    with closing(PredictingProcess()) as child:
         for fork in (True, False, True, False):
             cell = cell_of(size=None, model_args={"fork": fork}, **given)
             answer = child.ask(PredictionRequest(cell, import_paths=(str(tmp_path),)))
             assert ("this one has no model" in answer.reason) is not fork
 
 
+KILLING = """
+import os
+import signal
+from torch import nn
+
+def build():
+    os.kill(os.getppid(), signal.SIGKILL)
+    return nn.Sequential(nn.Embedding(101, 4), nn.Linear(4, 101))
+"""
+
+
 @pytest.mark.process
-def test_other_predictors_are_forked_from_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_predictors_are_forked_from_the_same_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So a model that kills its parent process ends neither this process nor a prediction."""
+    (tmp_path / "killing.py").write_text(KILLING)
+    cell = cell_of(size=None, model="killing:build", vocab_size=101, context_length=8)
+    killing = PredictionRequest(cell, import_paths=(str(tmp_path),))
     started = []
     popen = subprocess.Popen
 
@@ -207,15 +221,16 @@ def test_other_predictors_are_forked_from_the_first_one(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(subprocess, "Popen", start)
     first, second = (PredictionRequest(cell_of(context_length=length)) for length in (16, 32))
-    with lifeline() as end, closing(PredictingProcess(end)) as child:
-        with closing(PredictingProcess(end)) as forked:
+    with closing(PredictingProcess()) as child:
+        with closing(PredictingProcess()) as forked:
             child.start([forked])
-            assert [forked.ask(second).how, child.ask(first).how] == ["tracked", "tracked"]
+            assert [forked.ask(killing).how, child.ask(first).how] == ["tracked", "tracked"]
+            assert forked.ask(second).how == "tracked"
             forked._kill()
             assert "the predictor died" in forked.ask(second).reason
             assert forked.is_new
-        assert child.ask(second).how == "tracked"
-    assert len(started) == 1
+        assert child.ask(killing).how == "tracked"
+    assert len(started) == 2
 
 
 def test_predictors_are_started_together(monkeypatch: pytest.MonkeyPatch) -> None:
