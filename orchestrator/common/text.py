@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.common.units import GIB, MIB
 from tasks.spec.messages import escape_unprintable, shorten
@@ -28,6 +28,25 @@ def shell_word(word: str) -> str:
         return shlex.quote(word)
     escaped = word.replace("\\", r"\\").replace("'", r"\'")
     return f"$'{escape_unprintable(escaped)}'"
+
+
+def shell_path(path: object) -> str:
+    """Return a path as a word of a command, which may begin with `-` as an option does."""
+    return shell_word(path_argument(path))
+
+
+def path_argument(path: object) -> str:
+    """Return a path as an argument that no command takes for an option."""
+    text = str(path)
+    return f"./{text}" if text.startswith("-") else text
+
+
+def without_separator(arguments: Sequence[str]) -> list[str]:
+    """Return arguments without a `--`, to which options can be added."""
+    if "--" not in arguments:
+        return list(arguments)
+    end = arguments.index("--")
+    return [*arguments[:end], *map(path_argument, arguments[end + 1 :])]
 
 
 def counted(count: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common.text import shell_command
+from orchestrator.common.text import path_argument, shell_command, without_separator
 from orchestrator.planning.options import RunOptions
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import Run
@@ -90,7 +90,7 @@ def current_command() -> tuple[str, ...]:
     """Return the arguments of this command line, or nothing in a notebook or another program."""
     program = Path(sys.argv[0])
     is_sweep = program.stem == "sweep" or program.parts[-2:] == ("orchestrator", "__main__.py")
-    return tuple(sys.argv[1:]) if is_sweep else ()
+    return tuple(without_separator(sys.argv[1:])) if is_sweep else ()
 
 
 def read_invocations(run: Run) -> list[Invocation]:
@@ -121,12 +121,12 @@ def command_in_copy(run: Run, copy: Path) -> str:
     # The path of the config may be hidden in a publication, which has a copy of the config.
     if REDACTED in config and config in arguments:
         arguments[arguments.index(config)] = str(copy / CONFIG_FILE)
-    return shell_command(["sweep", *arguments, "--out", str(copy)])
+    return shell_command(["sweep", *arguments, "--out", path_argument(copy)])
 
 
 def _last_arguments(run: Run) -> list[str]:
     last = last_sweep(run)
-    arguments = last.command or ("run", run.read_manifest()["config_path"])
+    arguments = last.command or ("run", path_argument(run.read_manifest()["config_path"]))
     if last.is_unfinished:
         return _without_options(arguments, ("--out",))
     return _without_options(arguments, ("--out", *_REPEATS_WORK), flags=("--fresh",))
@@ -151,4 +151,4 @@ def _out_option(run: Run) -> list[str]:
     manifest = run.read_manifest()
     default = manifest["config"].get("results") or Path("results") / manifest["name"]
     is_default = Path(str(run)).absolute() == Path(default).absolute()
-    return [] if is_default else ["--out", str(run)]
+    return [] if is_default else ["--out", path_argument(run)]

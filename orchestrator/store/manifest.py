@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, InstanceOf
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import text_digest
+from orchestrator.common.text import shell_path
 from orchestrator.store.untrusted_files import DAMAGED, check_types, read_json_object
 
 Manifest: TypeAlias = dict[str, Any]
@@ -140,7 +141,7 @@ def _program_version() -> str:
 def require_sweep(manifest: Manifest, run: object) -> None:
     """Raise RunError if no sweep wrote the manifest, or if it lacks a key of a sweep."""
     if "config" not in manifest:
-        raise RunError(f"{run}: holds imported traces alone", f"See `sweep report {run}`")
+        raise RunError(f"{run}: holds imported traces alone", f"See `sweep report {shell_path(run)}`")
     for name in _REQUIRED_FOR_SWEEP:
         if name not in manifest:
             raise RunError(f"{run}/{MANIFEST_FILE}: {DAMAGED}: it has no {name}", _REMEDY)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.common.suggestions import suggestion
-from orchestrator.common.text import cell_count, shell_word
+from orchestrator.common.text import cell_count, shell_path
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, PUBLICATION_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
 from orchestrator.store.parquet_parts import (
@@ -87,7 +87,7 @@ class Run:
             return self
         if (self.folder / PUBLICATION_FILE).exists():
             runs = sorted(self.folder.glob(f"*/{MANIFEST_FILE}"))
-            names = ", ".join(shell_word(str(path.parent)) for path in runs)
+            names = ", ".join(shell_path(path.parent) for path in runs)
             raise RunError(
                 f"{self.folder}: holds runs that were published", f"Name one of them: {names}"
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from orchestrator.common.output import say
-from orchestrator.common.text import shell_command
+from orchestrator.common.text import shell_command, without_separator
 
 if TYPE_CHECKING:
     from orchestrator.sweep.result import SweepResult
@@ -17,7 +17,8 @@ def end_with(result: SweepResult) -> NoReturn:
     """Print the end of a sweep and exit. Raise the error that stopped it."""
     from orchestrator.cli.text.sweep_result import OUT_OF_MEMORY, conclude
 
-    lines, exit_code = conclude(result, shell_command(["sweep", *sys.argv[1:]]))
+    command = shell_command(["sweep", *without_separator(sys.argv[1:])])
+    lines, exit_code = conclude(result, command)
     for line in lines:
         # Not click.echo: a sweep ends well even if nobody reads its output.
         say(line)

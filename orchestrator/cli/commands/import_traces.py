@@ -10,7 +10,7 @@ import click
 from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.common.output import say
 from orchestrator.common.run_location import RunLocation
-from orchestrator.common.text import shell_command
+from orchestrator.common.text import path_argument, shell_command
 
 
 @click.command("import")
@@ -60,7 +60,7 @@ def import_(
         notes += imported.notes
     screen = Screen.of_stdout()
     for page in lay_out(choose_cells(load_results(run), cells)):
-        words = ["sweep", "report", str(run), "--table", page.table.name]
+        words = ["sweep", "report", path_argument(run), "--table", page.table.name]
         click.echo(table_text(page, screen, MAX_ROWS, shell_command(words)))
     for note in notes:
         click.echo(note, err=True)

@@ -13,7 +13,7 @@ from orchestrator.cli.commands.options import repeatable
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.run_location import RunLocation
-from orchestrator.common.text import shell_command
+from orchestrator.common.text import path_argument, shell_command
 from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ReportOptions:
     @property
     def command(self) -> str:
         """The command for the same cells, to which `--table NAME` may be added."""
-        words = ["sweep", "report", *map(str, self.run_folders)]
+        words = ["sweep", "report", *map(path_argument, self.run_folders)]
         if self.cells:
             words += ["--cells", self.cells]
         for where in self.wheres:

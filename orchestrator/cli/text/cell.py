@@ -11,7 +11,7 @@ from orchestrator.common.text import (
     evidence_text,
     failure_reason,
     parameter_texts,
-    shell_word,
+    shell_path,
 )
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
@@ -68,7 +68,7 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
             if text:
                 yield f"{name}: " + "\n  ".join(map(_printable, text.split("\n")))
     elif any(set(texts.values()) - {"", evidence.get("exception"), failure_reason(evidence)}):
-        yield f"message and traceback: sweep show {shell_word(str(run))} {cell} --traceback"
+        yield f"message and traceback: sweep show {shell_path(run)} {cell} --traceback"
 
 
 def _attempt(row: Row) -> Iterator[str]:

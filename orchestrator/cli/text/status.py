@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.cli.text import format_counts
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
-from orchestrator.common.text import cell_count, end_location, failure_reason, shell_word
+from orchestrator.common.text import cell_count, end_location, failure_reason, shell_path
 from orchestrator.planning.cell_decisions import Plan, plan_request
 from orchestrator.planning.interrupted_retry import resume
 from orchestrator.planning.invocation import command_in_copy, last_command
@@ -65,7 +65,7 @@ def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
         # `cp -r` into an existing folder would create a folder inside it.
         if copy.exists():
             copy = copy.with_name(f"{copy.name}-copy")
-        yield f"to continue, copy it: cp -r {shell_word(str(run))} {shell_word(str(copy))}"
+        yield f"to continue, copy it: cp -r {shell_path(run)} {shell_path(copy)}"
         yield f"then: {command_in_copy(run, copy)}"
         yield f"which measures {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.text import format_counts
 from orchestrator.common.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
-from orchestrator.common.text import cell_count, format_seconds, shell_word
+from orchestrator.common.text import cell_count, format_seconds, shell_path
 
 if TYPE_CHECKING:
     from orchestrator.sweep.result import SweepResult
@@ -48,7 +48,7 @@ def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
     if result.stop_reason:
         stopped = f"stopped by {result.stop_reason} with {remaining} left. To continue: {command}"
         return [*lines, stopped], EXIT_INTERRUPTED
-    folder = shell_word(result.folder)
+    folder = shell_path(result.folder)
     lines += [*_quality(result, command), f"tables: sweep report {folder}"]
     if result.exhausted:
         retry = " ".join(f"--retry {name}" for name in _FAILURES if name in result.before)
@@ -63,7 +63,7 @@ def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
 
 def _counts(result: SweepResult) -> list[str]:
     lines = []
-    folder = shell_word(result.folder)
+    folder = shell_path(result.folder)
     if result.recovered:
         recovered = cell_count(result.recovered)
         lines += [f"recovered {recovered}, measured by an earlier run that was killed"]

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from orchestrator.common.text import shell_command, shell_word
+from orchestrator.common.text import shell_command, shell_path, shell_word, without_separator
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,12 @@ def test_a_shell_reads_a_name_back_from_one_line(name: str) -> None:
     assert command.isprintable()
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == name
+
+
+def test_no_path_of_a_command_is_taken_for_an_option() -> None:
+    paths = ("-r", "-a b", "a-b", "./-r", "s3://b/-r")
+    assert [*map(shell_path, paths)] == ["./-r", "'./-a b'", "a-b", "./-r", "s3://b/-r"]
+    assert without_separator(["run", "--", "-c.yaml"]) == ["run", "./-c.yaml"]
 
 
 def test_a_printable_name_is_quoted_as_usual() -> None:
