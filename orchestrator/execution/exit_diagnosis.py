@@ -16,10 +16,12 @@ from orchestrator.execution.limits import ExceededLimit
 from tasks.process.journal import FinalStatus, JournalContents, read_journal
 from tasks.process.phase_file import read_phase
 from tasks.spec.attempt import JOURNAL_FILE, LOG_FILE, PHASE_FILE, Attempt
+from tasks.spec.messages import shorten
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
 _LOG_TAIL_BYTES = 4000
+_LONGEST_LINE = 120  # characters
 # GNU OpenMP prints this and exits with code 1 if a thread's stack does not fit below RLIMIT_AS.
 _NO_THREAD = "libgomp: Thread creation failed: Resource temporarily unavailable"
 
@@ -113,8 +115,18 @@ def _diagnose(attempt: Attempt, ended: ProcessExit) -> FinalStatus:
     if attempt.cell.params.caps_host and _NO_THREAD in log_end:
         message = f"{_NO_THREAD}: its stack is within the cap"
         return FinalStatus(Status.OOM, {"message": message, "exit_code": ended.code})
-    message = f"exited with code {ended.code} without a word"
+    words = last_words(log_end)
+    end = f"; its last output: {words}" if words else " without a word"
+    message = f"exited with code {ended.code}{end}"
     return FinalStatus(Status.CRASHED, {"message": message, "exit_code": ended.code})
+
+
+def last_words(output: str) -> str:
+    """Return the line of a process's output that explains its end best, or an empty text."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    # The interpreter prints the state of its threads after the reason.
+    fatal = [line for line in lines if line.startswith("Fatal Python error: ")]
+    return shorten((fatal or lines or [""])[-1].strip(), _LONGEST_LINE)
 
 
 def _killed(name: str, oom_kills: int) -> FinalStatus:

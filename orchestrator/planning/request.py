@@ -22,6 +22,7 @@ from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import Source
+from orchestrator.planning.interpreter_check import require_interpreter
 from orchestrator.planning.invocation import (
     Invocation,
     current_command,
@@ -180,6 +181,7 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     run = open_run(out or config.results or Path("results") / config.name)
     request = SweepRequest(config, selection, expansion, run, path)
     require_modules(expansion.cells, request.search_path, source)
+    require_interpreter(config.env, source)
     return request
 
 

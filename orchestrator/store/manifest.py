@@ -141,7 +141,9 @@ def _program_version() -> str:
 def require_sweep(manifest: Manifest, run: object) -> None:
     """Raise RunError if no sweep wrote the manifest, or if it lacks a key of a sweep."""
     if "config" not in manifest:
-        raise RunError(f"{run}: holds imported traces alone", f"See `sweep report {shell_path(run)}`")
+        raise RunError(
+            f"{run}: holds imported traces alone", f"See `sweep report {shell_path(run)}`"
+        )
     for name in _REQUIRED_FOR_SWEEP:
         if name not in manifest:
             raise RunError(f"{run}/{MANIFEST_FILE}: {DAMAGED}: it has no {name}", _REMEDY)

@@ -220,9 +220,28 @@ def test_a_thread_that_openmp_cannot_begin_is_an_oom_under_a_cap(
     )
     outcome = build_outcome(attempt, ProcessExit(1, 0.1), 0.0)
     assert (outcome.status, outcome.evidence["exit_code"]) == (status, 1)
-    assert ("Thread creation failed" in outcome.evidence["message"]) == (status is Status.OOM)
-    (attempt.path / LOG_FILE).write_text("another end")
-    assert build_outcome(attempt, ProcessExit(1, 0.1), 0.0).status is Status.CRASHED
+    assert outcome.evidence["message"].startswith("libgomp: ") == (status is Status.OOM)
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        ("", "exited with code 1 without a word"),
+        ("step 1\nno data\n \n", "exited with code 1; its last output: no data"),
+        (
+            "Fatal Python error: no codec\nCurrent thread 0x1:\n  <no Python frame>\n",
+            "exited with code 1; its last output: Fatal Python error: no codec",
+        ),
+    ],
+)
+def test_a_process_that_exits_is_described_by_its_last_output(
+    log: str, message: str, make_attempt: MakeAttempt
+) -> None:
+    attempt = make_attempt()
+    attempt.path.mkdir(parents=True)
+    (attempt.path / LOG_FILE).write_text(log)
+    outcome = build_outcome(attempt, ProcessExit(1, 0.1), 0.0)
+    assert (outcome.status, outcome.evidence["message"]) == (Status.CRASHED, message)
 
 
 SUPERVISE = """
