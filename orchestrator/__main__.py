@@ -56,7 +56,7 @@ def _require_utf8() -> None:
 
 
 def _require_docstrings() -> None:
-    """Start this process again if Python drops docstrings: altair copies those of its classes."""
+    """Start this process again if Python drops docstrings: the help of commands is theirs."""
     if sys.flags.optimize < 2 or os.environ.get("PYTHONOPTIMIZE") == "1":
         return
     os.environ["PYTHONOPTIMIZE"] = "1"

@@ -93,7 +93,6 @@ ONLY_IN = {
         "orchestrator/cli/*",
         "orchestrator/common/output.py",
     ],
-    "altair": ["orchestrator/report/*"],
     "jinja2": ["orchestrator/report/*"],
     "vl_convert": ["orchestrator/report/*"],
     "transformers": ["tasks/training/hugging_face.py", "tasks/prediction/resizing.py"],
@@ -188,7 +187,7 @@ def test_no_two_classes_share_a_name() -> None:
 
 
 FOR_MEASURING = {"torch", "ray", "transformers"}
-FOR_TABLES = FOR_MEASURING | {"pandas", "altair", "vl_convert", "jinja2", "rich"}
+FOR_TABLES = FOR_MEASURING | {"pandas", "vl_convert", "jinja2", "rich"}
 FOR_HELP = FOR_TABLES | {"pyarrow", "numpy", "pydantic"}
 # The modules that a command must not import: most of them take longer than the command itself.
 FORBIDDEN_IMPORTS = {
@@ -202,9 +201,9 @@ FORBIDDEN_IMPORTS = {
     "report {run}": FOR_MEASURING,
     # rich draws the table, and the axes of tasks are pydantic models.
     "report {run} --table timings": FOR_MEASURING
-    | {"altair", "vl_convert", "jinja2", "tabulate", "psutil", "ruamel"},
+    | {"vl_convert", "jinja2", "tabulate", "psutil", "ruamel"},
     "report {run} --reference h100": FOR_MEASURING,
-    "show {run} {cell}": FOR_MEASURING | {"altair", "vl_convert", "jinja2", "rich"},
+    "show {run} {cell}": FOR_MEASURING | {"vl_convert", "jinja2", "rich"},
     "publish {run} --out {run}/../published": FOR_MEASURING,
     "schema": FOR_MEASURING,
 }

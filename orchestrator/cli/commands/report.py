@@ -141,7 +141,7 @@ def _whole_report(run: Run, results: Results, references: tuple[Table, ...]) -> 
     from orchestrator.report.charts import require_packages
 
     require_packages()
-    # The import loads Altair, which a single table does not need.
+    # The import loads what draws charts and fills the page, which a single table does not need.
     from orchestrator.report.build import make_report
 
     return make_report(run, results, references)

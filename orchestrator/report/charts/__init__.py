@@ -1,4 +1,4 @@
-"""The charts of a report, drawn with Altair as SVG and PNG."""
+"""The charts of a report, drawn with Vega-Lite as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from orchestrator.common.errors import PlatformError
 
-_PACKAGES = {"altair": "altair", "vl_convert": "vl-convert-python"}
+_PACKAGES = {"vl_convert": "vl-convert-python"}
 
 
 def require_packages() -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import altair as alt
 import pandas as pd
 
 from orchestrator.analysis.axes import Row
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.chart import Drawn, Panel, boxes, data_of, rounded
+from orchestrator.report.charts.chart import (
+    Drawn,
+    Layer,
+    Panel,
+    boxes,
+    channel,
+    colour_channel,
+    data_of,
+    marks,
+    rounded,
+    with_data,
+)
 from orchestrator.report.charts.measures import KEY, of_column
 from orchestrator.report.charts.theme import light
 from orchestrator.report.tables.formatters import short_kernel_name
@@ -55,7 +65,7 @@ _PARTS: Mapping[str, tuple[str, str]] = {
 }
 _PART_COLOURS = dict(_PARTS.values())
 _PART_COLUMNS = {f"predicted_of_{name}_bytes": part for name, (part, _) in _PARTS.items()}
-_CARDS = pd.Series([24, 40, 80, 140])  # GiB of common GPUs
+_CARDS = (24, 40, 80, 140)  # GiB of common GPUs
 _ROLE_COLOURS = ("m1", "m2", "m3", "m5", "m6", "m4", "m7", "k5", "k4", "k2", "k3", "k6")
 
 
@@ -77,8 +87,8 @@ def kernel_classes(results: Results) -> Drawn | None:
         title = f"{name}, context {context:,}" if context == context else str(name)
         order = list(dict.fromkeys(cells["variant"]))[:_MOST_ROWS]
         bars = bars[bars["variant"].isin(order)]
-        panel = _stacked(bars, order, _CLASS_COLOURS, " ms")
-        panels.append(panel.properties(title=title))
+        layers = _stacked(bars, order, _CLASS_COLOURS, " ms")
+        panels.append({"layer": layers, "title": title, **_size(order)})
     return Drawn(panels, boxes(_present(_CLASS_COLOURS, own["part"])), note)
 
 
@@ -112,7 +122,14 @@ def _profiled(results: Results, kernels: pd.DataFrame) -> tuple[pd.DataFrame, st
     return cells.assign(variant=cells["precision"] + " " + words, scope=scopes_of(cells)), note
 
 
-def _stacked(bars: pd.DataFrame, order: list[str], colours: Mapping[str, str], unit: str) -> Panel:
+def _size(order: Sequence[str]) -> dict[str, int]:
+    """Return the size of a panel with these bars."""
+    return {"width": _WIDTH, "height": _ROW * len(order)}
+
+
+def _stacked(
+    bars: pd.DataFrame, order: Sequence[str], colours: Mapping[str, str], unit: str
+) -> list[Layer]:
     """Return stacked bars with their totals. The frame has variant, part, value, scope and key."""
     totals = bars.groupby("variant", as_index=False)["value"].sum()
     totals = totals.assign(text=totals["value"].map(number))
@@ -122,23 +139,27 @@ def _stacked(bars: pd.DataFrame, order: list[str], colours: Mapping[str, str], u
         href="#cell=" + bars[KEY],
         value=rounded(bars["value"]),
     )
-    y = alt.Y("variant:N", sort=order, title=None).axis(labelLimit=130)
+    y = channel("variant:N", sort=order, title=None, axis={"labelLimit": 130})
     highest = float(totals["value"].max()) * 1.16
-    x = alt.X("value:Q", title=None, stack="zero", scale=alt.Scale(domain=[0, highest], nice=False))
-    scale = alt.Scale(domain=list(colours), range=list(map(light, colours.values())))
-    chart = alt.Chart(data_of(data, ["variant", "part", "value", "label", "rank", "href"]))
-    drawn = chart.mark_bar(height=16).encode(
-        x=x.axis(tickCount=5, format=",~r"),
-        y=y,
-        color=alt.Color("part:N", scale=scale),
-        order="rank:Q",
-        description="label:N",
-        href="href:N",
-    )
-    texts = alt.Chart(data_of(totals, ["variant", "value", "text"]))
-    numbers = texts.mark_text(align="left", dx=4, fontSize=11, color=light("ink2"), aria=False)
-    numbers = numbers.encode(x="value:Q", y=y, text="text:N")
-    return alt.layer(drawn, numbers).properties(width=_WIDTH, height=_ROW * len(order))
+    scale = {"domain": [0, highest], "nice": False}
+    axis = {"tickCount": 5, "format": ",~r"}
+    encoding = {
+        "x": channel("value:Q", title=None, stack="zero", scale=scale, axis=axis),
+        "y": y,
+        "color": colour_channel("part:N", colours),
+        "order": "rank:Q",
+        "description": "label:N",
+        "href": "href:N",
+    }
+    rows = data_of(data, ["variant", "part", "value", "label", "rank", "href"])
+    drawn = with_data(rows, marks("bar", encoding, height=16))
+    numbers = _texts({"x": "value:Q", "y": y, "text": "text:N"})
+    return [drawn, with_data(data_of(totals, ["variant", "value", "text"]), numbers)]
+
+
+def _texts(encoding: Mapping[str, object]) -> Layer:
+    """Return a layer of texts behind bars."""
+    return marks("text", encoding, align="left", dx=4, fontSize=11, color=light("ink2"), aria=False)
 
 
 def longest_kernels(results: Results) -> Drawn | None:
@@ -153,7 +174,7 @@ def longest_kernels(results: Results) -> Drawn | None:
     for row in ends.to_dict("records"):
         own = kernels[kernels["cell"] == row["cell"]]
         sums = own.groupby("name")[["ms", "count"]].sum().nlargest(_TOP, "ms").reset_index()
-        panels.append(_kernel_bars(sums, row).properties(title=f"{row[NAME]}, {row['variant']}"))
+        panels.append({**_kernel_bars(sums, row), "title": f"{row[NAME]}, {row['variant']}"})
     return Drawn(panels, (), note)
 
 
@@ -166,15 +187,18 @@ def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
         {"name": unique, "value": rounded(sums["ms"]), "text": texts, "href": f"#cell={row[KEY]}",
          "label": names + ": " + texts + " ms in " + counts + " launches"}
     )  # fmt: skip
-    base = alt.Chart(data_of(data, ["name", "value", "text", "label", "href"]))
-    y = alt.Y("name:N", sort=list(unique), title=None).axis(labelLimit=220)
-    x = alt.X("value:Q", title=None).scale(domain=[0, float(data["value"].max()) * 1.18])
-    bars = base.mark_bar(height=11, color=light("k1")).encode(
-        x=x.axis(tickCount=4, format=",~r"), y=y, description="label:N", href="href:N"
-    )
-    numbers = base.mark_text(align="left", dx=4, fontSize=11, color=light("ink2"), aria=False)
-    drawn = alt.layer(bars, numbers.encode(x=x, y=y, text="text:N"))
-    return drawn.properties(width=180, height=17 * len(data))
+    scale = {"domain": [0, float(data["value"].max()) * 1.18]}
+    axis = {"tickCount": 4, "format": ",~r"}
+    shared = {
+        "x": channel("value:Q", title=None, scale=scale, axis=axis),
+        "y": channel("name:N", sort=list(unique), title=None, axis={"labelLimit": 220}),
+    }
+    linked = {**shared, "description": "label:N", "href": "href:N"}
+    bars = marks("bar", linked, height=11, color=light("k1"))
+    layers = [bars, _texts({**shared, "text": "text:N"})]
+    size = {"width": 180, "height": 17 * len(data)}
+    rows = data_of(data, ["name", "value", "text", "label", "href"])
+    return with_data(rows, {"layer": layers, **size})
 
 
 def memory_parts(results: Results) -> Drawn | None:
@@ -191,7 +215,7 @@ def memory_parts(results: Results) -> Drawn | None:
     panels = []
     for precision in evenly(ordered("precision", cells), 2):
         own = cells[cells["precision"] == precision]
-        panels.append(_memory_bars(own).properties(title=f"{precision}, context {context:,}"))
+        panels.append({**_memory_bars(own), "title": f"{precision}, context {context:,}"})
     return Drawn(panels, boxes(_PART_COLOURS), f"{note}; tick: measured peak")
 
 
@@ -208,19 +232,22 @@ def _memory_bars(own: pd.DataFrame) -> Panel:
     stacked = _stacked(bars, order, _PART_COLOURS, " GiB predicted")
     labels = own["scope"] + ": " + own["shown"].map(number) + " GiB measured"
     ticks = own[["variant"]].assign(measured=rounded(own["shown"]), label=labels)
-    marks = alt.Chart(data_of(ticks, ["variant", "measured", "label"])).mark_tick(
-        thickness=2.5, height=20
-    )
-    marks = marks.encode(
-        x="measured:Q", y=alt.Y("variant:N", sort=order), description="label:N",
-        color=alt.value(light("ink")),
-    )  # fmt: skip
-    cards = _CARDS[_CARDS.lt(own["shown"].max() * 1.15)]
-    if len(cards):
-        rules = alt.Chart(data_of(cards.to_frame("card"), ["card"]))
-        rule = rules.mark_rule(aria=False, strokeDash=[3, 3], color=light("ink2"))
-        return alt.layer(rule.encode(x="card:Q"), stacked, marks)
-    return alt.layer(stacked, marks)
+    encoding = {
+        "x": "measured:Q",
+        "y": channel("variant:N", sort=order),
+        "description": "label:N",
+        "color": {"value": light("ink")},
+    }
+    peaks = marks("tick", encoding, thickness=2.5, height=20)
+    layers = [
+        {"layer": stacked},
+        with_data(data_of(ticks, ["variant", "measured", "label"]), peaks),
+    ]
+    cards = [{"card": card} for card in _CARDS if card < own["shown"].max() * 1.15]
+    if cards:
+        rule = marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))
+        layers.insert(0, with_data(cards, rule))
+    return {"layer": layers, **_size(order)}
 
 
 def live_memory(results: Results) -> Drawn | None:
@@ -235,7 +262,7 @@ def live_memory(results: Results) -> Drawn | None:
     panels = []
     for cell, row in cells.iterrows():
         own = live[live["cell"] == cell]
-        panels.append(_areas(own, colours).properties(title=scope_of(row)))
+        panels.append({**_areas(own, colours), "title": scope_of(row)})
     return Drawn(panels, boxes(colours), "GiB over the milliseconds of one step")
 
 
@@ -250,18 +277,18 @@ def _areas(live: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
     roles = [role for role in colours if role in highest]
     long = highest.melt(["at", "phase"], roles, "role", "gib")
     ranks = long["role"].map(list(colours).index)
-    scale = alt.Scale(domain=list(colours), range=list(map(light, colours.values())))
-    areas = alt.Chart(data_of(long.assign(rank=ranks), ["at", "role", "gib", "rank"]))
-    x = alt.X("at:Q", title="ms into the step")
-    drawn = areas.mark_area(interpolate="step-after", aria=False).encode(
-        x=x,
-        y=alt.Y("gib:Q", title=None, stack="zero"),
-        color=alt.Color("role:N", scale=scale),
-        order="rank:Q",
-    )
+    encoding = {
+        "x": channel("at:Q", title="ms into the step"),
+        "y": channel("gib:Q", title=None, stack="zero"),
+        "color": colour_channel("role:N", colours),
+        "order": "rank:Q",
+    }
+    areas = marks("area", encoding, interpolate="step-after", aria=False)
+    rows = data_of(long.assign(rank=ranks), ["at", "role", "gib", "rank"])
     begins = highest[highest["phase"] != ""].groupby("phase")[["at"]].min().reset_index()
-    marks = alt.Chart(data_of(begins, ["phase", "at"]))
-    rules = marks.mark_rule(strokeDash=[4, 3], aria=False, color=light("ink2")).encode(x="at:Q")
-    names = marks.mark_text(align="left", baseline="top", dx=3, fontSize=10, color=light("ink"))
-    names = names.encode(x="at:Q", y=alt.value(2), text="phase:N")
-    return alt.layer(drawn, rules, names).properties(width=320, height=180)
+    rules = marks("rule", {"x": "at:Q"}, strokeDash=[4, 3], aria=False, color=light("ink2"))
+    words = {"x": "at:Q", "y": {"value": 2}, "text": "phase:N"}
+    look = {"align": "left", "baseline": "top", "dx": 3, "fontSize": 10, "color": light("ink")}
+    layers = [with_data(rows, areas), rules, marks("text", words, **look)]
+    phases = data_of(begins, ["phase", "at"])
+    return with_data(phases, {"layer": layers, "width": 320, "height": 180})

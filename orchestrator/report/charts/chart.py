@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -18,7 +17,11 @@ from orchestrator.report.charts.theme import FONT, light
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number
 
-Panel = alt.LayerChart | alt.FacetChart
+# Parts of Vega-Lite: https://vega.github.io/vega-lite/docs
+Channel = Mapping[str, object]
+Layer = dict[str, object]
+Panel = dict[str, object]
+_TYPES = {"N": "nominal", "Q": "quantitative"}
 MOST_PANELS = 12
 NUMBER_FORMAT = ",~g"  # 0.5, 20 and 2,000
 CONFIG: dict[str, object] = {
@@ -94,10 +97,10 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [float(tick) for tick in ticks if low <= tick <= high]
 
 
-def log_scale(values: pd.Series[float]) -> tuple[alt.Scale, list[float]]:
+def log_scale(values: pd.Series[float]) -> tuple[dict[str, object], list[float]]:
     """Return a logarithmic scale that holds all values, and its ticks."""
     low, high = float(values.min()) / 1.15, float(values.max()) * 1.15
-    return alt.Scale(type="log", domain=[low, high], nice=False), log_ticks(low, high)
+    return {"type": "log", "domain": [low, high], "nice": False}, log_ticks(low, high)
 
 
 def mark_label(row: Row, unit: str) -> str:
@@ -121,12 +124,32 @@ def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
     return BOUND_LEGEND if is_known else ()
 
 
-def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> alt.Data:
+def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> list[dict[Any, Any]]:
     """Return the columns as data of a chart; missing numbers become null."""
     own = rows.filter(items=list(dict.fromkeys(columns))).astype(object)
-    return records(own.where(own.notna(), None).to_dict("records"))
+    return own.where(own.notna(), None).to_dict("records")
 
 
-def records(rows: Sequence[Mapping[Any, Any]]) -> alt.Data:
-    """Return rows as data of a chart."""
-    return alt.Data(values=list(rows))  # type: ignore[no-untyped-call]
+def channel(shorthand: str, **properties: object) -> Channel:
+    """Return what a channel encodes: a field and its type, such as `value:Q` or `part:N`."""
+    field, _, letter = shorthand.partition(":")
+    return {"field": field, "type": _TYPES[letter], **properties}
+
+
+def colour_channel(shorthand: str, colours: Mapping[str, str]) -> Channel:
+    """Return the channel of a field whose values have given names of colours."""
+    scale = {"domain": list(colours), "range": list(map(light, colours.values()))}
+    return channel(shorthand, scale=scale)
+
+
+def marks(mark: str, encoding: Mapping[str, object], **properties: object) -> Layer:
+    """Return a layer of marks. encoding: a text is the shorthand of a channel."""
+    channels = {}
+    for name, value in encoding.items():
+        channels[name] = channel(value) if isinstance(value, str) else value
+    return {"mark": {"type": mark, **properties}, "encoding": channels}
+
+
+def with_data(rows: Sequence[Mapping[Any, Any]], layer: Layer) -> Layer:
+    """Return a layer with its own data. Other layers have that of their panel."""
+    return {"data": {"values": rows}, **layer}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -15,15 +14,20 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.charts.chart import (
     MOST_PANELS,
     NUMBER_FORMAT,
+    Channel,
     Drawn,
+    Layer,
     LegendEntry,
     Panel,
     bound_legend,
+    channel,
+    colour_channel,
     data_of,
     log_scale,
     mark_label,
-    records,
+    marks,
     rounded,
+    with_data,
 )
 from orchestrator.report.charts.measures import KEY, Points
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colour_names, light
@@ -90,8 +94,8 @@ class Lines:
         parts = []
         for value in panels:
             title = value if isinstance(value, str) else f"{panel} {value}"
-            drawn = self._panel(points, points[points[panel] == value], across, colours)
-            parts.append(drawn.properties(title=title, width=width, height=_HEIGHT))
+            drawn = self._panel(points, points[points[panel] == value], colours)
+            parts.append({**drawn, "title": title, "width": width, "height": _HEIGHT})
         return Drawn(parts, self._legend(points, colours, bool(dash)), note, min(len(parts), 5))
 
     def _prepared(self, points: pd.DataFrame, across: str) -> pd.DataFrame:
@@ -106,60 +110,48 @@ class Lines:
             legend += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
         return [*legend, *bound_legend(points)]
 
-    def _panel(
-        self,
-        points: pd.DataFrame,
-        own: pd.DataFrame,
-        across: str,
-        colours: Sequence[object],
-    ) -> Panel:
-        columns = ["across", "order", "shown", "low", "high", "label", "href", "hollow"]
-        base = alt.Chart(data_of(own, (*columns, self.colour, "compile")))
+    def _panel(self, points: pd.DataFrame, own: pd.DataFrame, colours: Sequence[object]) -> Panel:
         ticks = list(map(str, sorted(points["order"].unique())))
-        x = alt.X("across:N", sort=ticks, title=None, scale=alt.Scale(domain=ticks))
-        x = x.axis(labelAngle=0, labelOverlap=True, grid=False)
-        y = self._vertical(points)
+        axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
+        x = channel("across:N", sort=ticks, title=None, scale={"domain": ticks}, axis=axis)
         colour = _colour(self.colour, colours)
-        lines = base.mark_line(strokeWidth=1.6, aria=False).encode(x=x, y=y, color=colour)
-        lines = lines.encode(order="order:Q")
+        shared = {"x": x, "y": self._vertical(points), "color": colour}
+        lines = {**shared, "order": channel("order:Q")}
         if self.dashed:
-            dashes = alt.Scale(domain=["eager", "blocks", "model"], range=[[4, 3], [1, 0], [1, 0]])
-            lines = lines.encode(strokeDash=alt.StrokeDash("compile:N", scale=dashes, legend=None))
-        layers = [lines]
+            dashes = {"domain": ["eager", "blocks", "model"], "range": [[4, 3], [1, 0], [1, 0]]}
+            lines["strokeDash"] = channel("compile:N", scale=dashes, legend=None)
+        layers = [marks("line", lines, strokeWidth=1.6, aria=False)]
         if "low" in own:
-            rules = base.mark_rule(aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q")
-            layers.append(rules.encode(color=colour))
-        layers.append(_marks(base, x, y, colour))
+            ends = {**shared, "y": channel("low:Q"), "y2": {"field": "high"}}
+            layers.append(marks("rule", ends, aria=False))
+        layers.append(_points(shared))
         if self.baseline is not None:
-            across_all = alt.Chart(records([{"one": self.baseline}]))
-            rule = across_all.mark_rule(aria=False, strokeDash=[4, 3], color=light("ink2"))
-            layers.insert(0, rule.encode(y=alt.Y("one:Q")))
+            rule = marks("rule", {"y": "one:Q"}, aria=False, strokeDash=[4, 3], color=light("ink2"))
+            layers.insert(0, with_data([{"one": self.baseline}], rule))
         if self.has_slopes:
-            layers += _slopes(own, self.colour, x, y, colour)
-        return alt.layer(*layers)
+            layers += _slopes(own, self.colour, shared)
+        columns = ["across", "order", "shown", "low", "high", "label", "href", "hollow"]
+        return with_data(data_of(own, (*columns, self.colour, "compile")), {"layer": layers})
 
-    def _vertical(self, points: pd.DataFrame) -> alt.Y:
+    def _vertical(self, points: pd.DataFrame) -> Channel:
         values = _numbers(points)
         if self.is_log:
             scale, ticks = log_scale(values[values > 0])
-            return alt.Y("shown:Q", title=None, scale=scale).axis(
-                values=ticks, format=NUMBER_FORMAT
-            )
-        highest = self.top or float(values.max()) * 1.05
-        scale = alt.Scale(domain=[0, highest])
-        form = NUMBER_FORMAT if self.unit else "%"
-        return alt.Y("shown:Q", title=None, scale=scale).axis(tickCount=5, format=form)
+            axis: Channel = {"values": ticks, "format": NUMBER_FORMAT}
+        else:
+            scale = {"domain": [0, self.top or float(values.max()) * 1.05]}
+            axis = {"tickCount": 5, "format": NUMBER_FORMAT if self.unit else "%"}
+        return channel("shown:Q", title=None, scale=scale, axis=axis)
 
 
-def _colour(axis: str, values: Sequence[object], names: Sequence[str] = ()) -> alt.Color:
+def _colour(axis: str, values: Sequence[object], names: Sequence[str] = ()) -> Channel:
     """Return the colours of an axis. names: of the colours, if they are not those of the axis."""
-    colours = map(light, names or colour_names(axis, values))
-    scale = alt.Scale(domain=list(map(str, values)), range=list(colours))
-    return alt.Color(f"{axis}:N", scale=scale)
+    colours = names or colour_names(axis, values)
+    return colour_channel(f"{axis}:N", dict(zip(map(str, values), colours, strict=True)))
 
 
 def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Return the points with rounded numbers, and what `_marks` draws: label, link and filling."""
+    """Return the points with rounded numbers, and what `_points` draws: label, link and filling."""
     is_bound = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
     points = points.assign(
         label=list(map(mark_label, points.to_dict("records"), repeat(unit))),
@@ -171,17 +163,18 @@ def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     return points
 
 
-def _marks(base: alt.Chart, x: alt.X, y: alt.Y, colour: alt.Color) -> alt.Chart:
-    """Return a point for each row, which is hollow if the cell is CPU-bound."""
-    fill = alt.condition("datum.hollow", alt.value(light("bg")), colour)
-    marks = base.mark_point(size=36, strokeWidth=1.4, opacity=1)
-    encoded: alt.Chart = marks.encode(
-        x=x, y=y, color=colour, fill=fill, description="label:N", href="href:N"
-    )
-    return encoded
+def _points(shared: Mapping[str, Channel]) -> Layer:
+    """Return a point for each row, which is hollow if the cell is CPU-bound.
+
+    shared: the channels x, y and color.
+    """
+    hollow = {"test": "datum.hollow", "value": light("bg")}
+    fill = {**shared["color"], "condition": hollow}
+    encoding = {**shared, "fill": fill, "description": "label:N", "href": "href:N"}
+    return marks("point", encoding, size=36, strokeWidth=1.4, opacity=1)
 
 
-def _slopes(own: pd.DataFrame, axis: str, x: alt.X, y: alt.Y, colour: alt.Color) -> list[alt.Chart]:
+def _slopes(own: pd.DataFrame, axis: str, shared: Mapping[str, Channel]) -> list[Layer]:
     """Return the exponents with which lines end, written behind their last points."""
     rows = []
     for value, line in own.groupby(axis, observed=True):
@@ -194,8 +187,9 @@ def _slopes(own: pd.DataFrame, axis: str, x: alt.X, y: alt.Y, colour: alt.Color)
                          "slope": f"n^{slope:.1f}"})  # fmt: skip
     if not rows:
         return []
-    texts = alt.Chart(records(rows)).mark_text(align="left", dx=7, fontSize=10, aria=False)
-    return [texts.encode(x=x, y=y, color=colour, text="slope:N")]
+    encoding = {**shared, "text": "slope:N"}
+    texts = marks("text", encoding, align="left", dx=7, fontSize=10, aria=False)
+    return [with_data(rows, texts)]
 
 
 def legend_of_kernels(implementations: Sequence[str]) -> list[LegendEntry]:
@@ -242,7 +236,7 @@ class Dots:
         colours = ordered(self.colour, every)
         panels = []
         for title, cells in parts.items():
-            panels.append(self._panel(cells, colours).properties(title=title))
+            panels.append({**self._panel(cells, colours), "title": title})
         if self.colour in self.rows:
             return Drawn(panels, legend_of_kernels(colours), note)
         return Drawn(panels, [*legend_of(self.colour, colours), *bound_legend(every)], note)
@@ -251,24 +245,26 @@ class Dots:
         cells = sort_by(cells, self.rows)
         names = cells[list(self.rows)].map(_with_commas).agg("  ".join, axis=1)
         data = _mark_data(cells, self.unit).assign(row=names)
-        chosen = ["row", "label", "href", "hollow", *_NUMBERS, self.colour]
-        base = alt.Chart(data_of(data, chosen))
         scale, ticks = log_scale(_numbers(data))
-        x = alt.X("shown:Q", title=None, scale=scale).axis(values=ticks, format=NUMBER_FORMAT)
-        y = alt.Y("row:N", sort=list(dict.fromkeys(names)), title=None).axis(labelLimit=140)
+        axis = {"values": ticks, "format": NUMBER_FORMAT}
+        x = channel("shown:Q", title=None, scale=scale, axis=axis)
+        order = list(dict.fromkeys(names))
+        y = channel("row:N", sort=order, title=None, axis={"labelLimit": 140})
         colour = _colour(
             self.colour, colours, _kernel_colours(colours) if self.colour in self.rows else ()
         )
+        shared = {"x": x, "y": y, "color": colour}
         layers = []
         if self.baseline is not None:
-            one = alt.Chart(records([{"one": self.baseline}]))
-            layers.append(one.mark_rule(aria=False, color=light("ink2")).encode(x=alt.X("one:Q")))
+            rule = marks("rule", {"x": "one:Q"}, aria=False, color=light("ink2"))
+            layers.append(with_data([{"one": self.baseline}], rule))
         if "low" in data:
-            rules = base.mark_rule(aria=False).encode(x=alt.X("low:Q"), x2="high:Q", y=y)
-            layers.append(rules.encode(color=colour))
-        layers.append(_marks(base, x, y, colour))
-        height = 15 * data["row"].nunique()
-        return alt.layer(*layers).properties(width=260, height=max(height, 60))
+            ends = {**shared, "x": channel("low:Q"), "x2": {"field": "high"}}
+            layers.append(marks("rule", ends, aria=False))
+        layers.append(_points(shared))
+        chosen = ["row", "label", "href", "hollow", *_NUMBERS, self.colour]
+        size = {"width": 260, "height": max(15 * len(order), 60)}
+        return with_data(data_of(data, chosen), {"layer": layers, **size})
 
 
 def _numbers(points: pd.DataFrame) -> pd.Series[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.axes import COMPILE_AXES
@@ -174,26 +174,20 @@ def _with_picture(figure: Figure, picture: Picture) -> Figure:
 
 def _specs(plot: Plot, drawn: Drawn) -> list[dict[str, object]]:
     """Return the specification of each panel, and of the whole chart as the last."""
-    specs, inner = [], []
+    specs = []
     for panel in drawn.panels:
-        spec = panel.to_dict(validate=False)
-        text = ", ".join(filter(None, (plot.title, str(spec.get("title", "")))))
-        specs.append({**spec, "description": text, "config": PANEL_CONFIG})
-        schema = spec.pop("$schema")
-        spec.pop("config", None)
-        inner.append(spec)
-    return [*specs, {"$schema": schema, **_whole_spec(plot, drawn, inner)}]
+        text = ", ".join(filter(None, (plot.title, str(panel.get("title", "")))))
+        specs.append({**panel, "description": text, "config": PANEL_CONFIG})
+    return [*specs, _whole_spec(plot, drawn)]
 
 
-def _whole_spec(
-    plot: Plot, drawn: Drawn, panels: Sequence[Mapping[str, object]]
-) -> dict[str, object]:
+def _whole_spec(plot: Plot, drawn: Drawn) -> dict[str, object]:
     """Return the specification of all panels in rows, with their legend and a title."""
     subtitle = ": ".join(filter(None, (plot.read, drawn.note)))
     return {
         "config": {**CONFIG, "background": "#ffffff"},
         "title": {"text": plot.title, "subtitle": subtitle, "fontSize": 14},
-        "concat": panels,
+        "concat": drawn.panels,
         "columns": min(drawn.columns, 3),
         "resolve": {"scale": {"color": "shared"}},
     }

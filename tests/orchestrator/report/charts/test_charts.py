@@ -48,9 +48,8 @@ def drawn(name: str, results: Results) -> Any:
 
 def values_of(panel: Any) -> list[dict[str, Any]]:
     """Return the data of the marks with labels."""
-    spec = panel.to_dict(validate=False)
-    (layer,) = (layer for layer in spec["layer"] if "href" in layer["encoding"])
-    return list(layer.get("data", spec.get("data"))["values"])
+    (layer,) = (layer for layer in panel["layer"] if "href" in layer.get("encoding", ()))
+    return list(layer.get("data", panel.get("data"))["values"])
 
 
 def test_a_slice_has_usual_values_and_the_run_with_most_cells() -> None:
@@ -98,7 +97,7 @@ def test_lines_have_a_point_for_each_cell_with_a_label_and_a_link() -> None:
         for precision in ("fp32", "bf16")
     ]  # fmt: skip
     chart = drawn("step-time", results_of(*rows))
-    assert [panel.title for panel in chart.panels] == ["small", "xl"]
+    assert [panel["title"] for panel in chart.panels] == ["small", "xl"]
     assert [entry.text for entry in chart.legend] == ["fp32", "bf16", "GPU-bound", "CPU-bound"]
     points = values_of(chart.panels[0])
     assert len(points) == 4
@@ -135,7 +134,7 @@ def test_the_speed_up_of_a_precision_has_a_row_for_each_size_and_context() -> No
     ]
     chart = drawn("precision-speed-up", results_of(*rows))
     (panel,) = chart.panels
-    assert panel.title == "bf16 over fp32"
+    assert panel["title"] == "bf16 over fp32"
     names = [point["row"] for point in values_of(panel)]
     assert names == ["small  128", "small  512", "xl  128", "xl  512"]
     assert {point["shown"] for point in values_of(panel)} == {4.0}
@@ -154,14 +153,14 @@ def test_bars_of_kernels_add_up_to_the_kernel_time_of_the_longest_context() -> N
     )  # fmt: skip
     results = results_of(*rows, kernels=kernels)
     (panel,) = kernel_classes(results).panels  # type: ignore[union-attr]
-    assert panel.title == "small, context 512"
+    assert panel["title"] == "small, context 512"
     bars = values_of(panel)
-    order = panel.to_dict(validate=False)["layer"][0]["encoding"]["y"]["sort"]
+    order = panel["layer"][0]["encoding"]["y"]["sort"]
     assert order == ["fp32 eager", "bf16 eager"]
     own = {bar["part"]: bar["value"] for bar in bars if bar["variant"] == "bf16 eager"}
     assert own == {"matrix products": 12.0, "other": 1.0, "softmax and attention": 2.0}
     first, last = longest_kernels(results).panels  # type: ignore[union-attr]
-    assert (first.title, last.title) == ("small, fp32 eager", "small, bf16 eager")
+    assert (first["title"], last["title"]) == ("small, fp32 eager", "small, bf16 eager")
     assert [bar["label"] for bar in values_of(last)] == [
         "sgemm: 12.0 ms in 6 launches", "exp: 2.00 ms in 6 launches", "odd: 1.00 ms in 6 launches",
     ]  # fmt: skip
@@ -174,7 +173,7 @@ def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
         for size in ("small", "xl")
     ]  # fmt: skip
     (panel,) = memory_parts(results_of(*rows)).panels  # type: ignore[union-attr]
-    text = json.dumps(panel.to_dict(validate=False))
+    text = json.dumps(panel)
     assert '"measured": 30.0' in text
     assert '"part": "temporary, workspace", "value": 3.0' in text
     assert '"card": 24' in text

@@ -261,7 +261,7 @@ def test_what_draws_is_loaded_only_for_the_page(words: list[str], tmp_path: Path
         "import sys\nfrom orchestrator.cli.main import main\n"
         "try: main(sys.argv[1:], prog_name='sweep')\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        "loaded = {'altair', 'vl_convert', 'jinja2'} & set(sys.modules)\n"
+        "loaded = {'vl_convert', 'jinja2'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )
     run = a_run(tmp_path)
