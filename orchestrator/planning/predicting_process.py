@@ -53,15 +53,26 @@ class PredictingProcess:
     def _answer(self, request: PredictionRequest) -> str:
         if self.is_new:
             self.start()
-        timer = threading.Timer(_TIMEOUT_S, self._kill)
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self._kill()
+
+        timer = threading.Timer(_TIMEOUT_S, end)
         timer.start()
         try:
             print(request.to_json(), file=self._requests, flush=True)
-            return next(iter(self._answers or ()), "")
+            answer = next(iter(self._answers or ()), "")
         except BrokenPipeError:
-            return ""
+            answer = ""
         finally:
             timer.cancel()
+        if is_late.is_set() and not answer:
+            raise TimeoutError(
+                f"no answer within {_TIMEOUT_S:g} s. It is faster on an idle machine"
+            )
+        return answer
 
     def close(self) -> None:
         self._stop()

@@ -442,13 +442,13 @@ def test_a_killed_worker_and_a_lost_node_cost_one_cell_each(
     folder = tmp_path / "results" / "faults"
     with cluster_of_hosts() as (cluster, join):
         node = join(num_cpus=1)
-        driver = driver_on(cluster, path, tmp_path)
-        wait_until_stuck(folder, str(tmp_path / "first"))
-        kill_supervisor(tmp_path)
-        wait_until_stuck(folder, str(tmp_path / "second"))
-        join(num_cpus=1)
-        cluster.remove_node(node, allow_graceful=False)
-        assert driver.wait(60) == 1
+        with driver_on(cluster, path, tmp_path) as driver:
+            wait_until_stuck(folder, str(tmp_path / "first"))
+            kill_supervisor(tmp_path)
+            wait_until_stuck(folder, str(tmp_path / "second"))
+            join(num_cpus=1)
+            cluster.remove_node(node, allow_graceful=False)
+            assert driver.wait(60) == 1
         ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
         assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "lost", "ok"]
         assert all(
@@ -462,12 +462,14 @@ def test_a_killed_worker_and_a_lost_node_cost_one_cell_each(
     assert {part: part.read_bytes() for part in untouched} == untouched
 
 
-def driver_on(cluster: Any, config: Path, folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        sweep_command("run", config, "--address", cluster.address),
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-    )
+@contextmanager
+def driver_on(cluster: Any, config: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = sweep_command("run", config, "--address", cluster.address)
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as driver:
+        try:
+            yield driver
+        finally:
+            driver.kill()
 
 
 def parts_of_good_cells(folder: Path) -> list[Path]:
@@ -486,8 +488,8 @@ def test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit(
     sweep_here: SweepHere,
 ) -> None:
     # Like a node that the network is cut off from: no connection closes, and only the health
-    # check of Ray notices it.
-    asks = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 1000, "failure_threshold": 3}
+    # check of Ray notices it, which must not fail where this machine is only busy.
+    asks = {"initial_delay_ms": 0, "period_ms": 1000, "timeout_ms": 4000, "failure_threshold": 4}
     for name, value in {
         **environment,
         **{f"RAY_health_check_{name}": str(value) for name, value in asks.items()},
@@ -502,19 +504,19 @@ def test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit(
     folder = tmp_path / "results" / "faults"
     with cluster_of_hosts() as (cluster, join):
         node = join(num_cpus=1)
-        driver = driver_on(cluster, path, tmp_path)
-        wait_until_stuck(folder, str(tmp_path / "first"))
-        (raylet,) = (psutil.Process(one.process.pid) for one in node.all_processes["raylet"])
-        frozen = [raylet, *raylet.children(recursive=True)]
-        try:
-            for process in frozen:
-                process.suspend()
-            join(num_cpus=1)
-            assert driver.wait(90) == 1
-        finally:
-            for process in frozen:
-                with suppress(psutil.NoSuchProcess):
-                    process.resume()
+        with driver_on(cluster, path, tmp_path) as driver:
+            wait_until_stuck(folder, str(tmp_path / "first"))
+            (raylet,) = (psutil.Process(one.process.pid) for one in node.all_processes["raylet"])
+            frozen = [raylet, *raylet.children(recursive=True)]
+            try:
+                for process in frozen:
+                    process.suspend()
+                join(num_cpus=1)
+                assert driver.wait(90) == 1
+            finally:
+                for process in frozen:
+                    with suppress(psutil.NoSuchProcess):
+                        process.resume()
         ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
         assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "ok"]
         assert "its node went away" in str(ends[2][2])
