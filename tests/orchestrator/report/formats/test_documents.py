@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +25,7 @@ RUNS = sorted(path.parent.name for path in PUBLISHED.glob("*/run.json"))
 ARTICLE = r"\documentclass[11pt]{article}\usepackage{booktabs,longtable}\begin{document}"
 # A text that is a number with a mark or a unit behind it, such as 0.81× or 5.3 GiB.
 NUMBER = re.compile(r"[-+≥≈]? ?\d+([.,]\d+)*(e[-+]\d+)?( ?[×%*†~]| [GMK]iB| ms)?")
+WORD = re.compile(r'<word xMin="(.*?)" yMin="(.*?)" xMax="(.*?)" yMax="(.*?)">(.*?)</word>')
 FORMATS = ("tex", "typ", "csv")
 WHOLE = "all runs"
 
@@ -61,11 +63,30 @@ def test_latex_needs_no_more_width_than_an_article_has(folder: Path) -> None:
     assert not re.search(r"resizebox|scalebox|adjustbox", sources)
 
 
-def test_typst_compiles(folder: Path) -> None:
+def test_typst_compiles_and_no_word_is_over_another(folder: Path) -> None:
     includes = [f'#include "{file.name}"' for file in sorted(folder.glob("*.typ"))]
     document = folder / "all.typ"
     document.write_text("\n".join(includes))
-    assert typst.compile(document)
+    typst.compile(document, output=folder / "all.pdf")
+    if not shutil.which("pdftotext"):
+        pytest.skip("compiled; pdftotext is not installed: apt install poppler-utils")
+    assert overlapping_words(folder / "all.pdf") == []
+
+
+def overlapping_words(document: Path) -> list[tuple[str, str]]:
+    command = ["pdftotext", "-bbox", str(document), "-"]
+    pages = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = []
+    for page in pages.split("<page ")[1:]:
+        words = [(*map(float, box), text) for *box, text in WORD.findall(page)]
+        assert words
+        for one, other in combinations(words, 2):
+            wide = min(one[2], other[2]) - max(one[0], other[0])
+            high = min(one[3], other[3]) - max(one[1], other[1])
+            # Boxes of letters hold ascenders and descenders, so that those of two lines touch.
+            if wide > 0.5 and high > 0.25 * min(one[3] - one[1], other[3] - other[1]):
+                found.append((one[4], other[4]))
+    return found
 
 
 def test_csv_has_numbers_as_numbers_and_a_status(folder: Path) -> None:
