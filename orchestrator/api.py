@@ -12,7 +12,7 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.common.reference_devices import find_device
 from orchestrator.report.column_docs import describe_columns
-from orchestrator.report.formats.records import records_of
+from orchestrator.report.formats.records import typed_columns
 from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.store.open import open_runs
@@ -87,8 +87,7 @@ class LoadedRun:
         """
         published = reference_tables(find_device(reference) if reference else None)
         for page in lay_out(self._results, [name], (*TABLES, *published)):
-            records = records_of(page)
-            frame: pd.DataFrame = pd.DataFrame(records.rows, columns=records.names)
+            frame: pd.DataFrame = pd.DataFrame(typed_columns(page))
             return frame.convert_dtypes()
         return pd.DataFrame()
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content
@@ -19,11 +17,7 @@ from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.table import RenderedTable, Table
 from orchestrator.report.text.answers import Answer, answers
 from orchestrator.report.text.provenance import provenance
-from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 ANSWERS = "answers.md"
 
@@ -59,7 +53,7 @@ class RenderedReport:
             self.answers,
             self.pages,
             self.drawing,
-            read_details(self.run, self.results, partial(read_artifacts, self.run)),
+            read_details(self.run, self.results),
             run_argument=self.run_argument,
             missing=self.run.unfinished_count(),
             copies={page.table.name: copies_of(page) for page in self.pages},

@@ -8,13 +8,13 @@ from orchestrator.analysis.axes import has_value
 from orchestrator.analysis.comparison import cell_labels
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
-from orchestrator.report.tables.kernel_tables import Difference
+from orchestrator.report.tables.kernel_tables import difference_between
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.store.run import Run, find_cell
 
 KERNEL_DIFF = "kernel-diff"
-_LISTED, _SHOWN = 8, 20
+_LISTED = 8
 
 
 def compare_kernels(a: Run, b: Run, cells: tuple[str, str] = ("", "")) -> RenderedTable:
@@ -36,7 +36,7 @@ def compare_kernels(a: Run, b: Run, cells: tuple[str, str] = ("", "")) -> Render
         unknown = (a, b)[known.index(False)]
         problem = f"{unknown}: the number of steps in its trace is not known"
         raise RunError(problem, "Import it again with --steps N")
-    grid = Difference(_SHOWN).between((sides[0], sides[1]), ["A", "B"])
+    grid = difference_between((sides[0], sides[1]), ["A", "B"])
     return RenderedTable(table, grid, ". ".join(names))
 
 

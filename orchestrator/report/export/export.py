@@ -84,7 +84,9 @@ def publish(
             "Rename a folder: what is `/` here is `-` there",
         )
     check_place(out, runs)
-    _require_complete(runs.values())
+    for run in runs.values():
+        if error := describe_incomplete(run, incomplete_cells(run)):
+            raise error
     redaction = Redaction(
         pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()])
     )
@@ -94,7 +96,9 @@ def publish(
         RunWriter(folder).write_cells(
             load_results(RunCollection({name: Run(folder / name) for name in runs}, folder)).cells
         )
-        left_out = (*redaction.left_out(), _NOT_COPIED, *_missing(runs.values()))
+        left_out = (*redaction.left_out(), _NOT_COPIED)
+        if missing := sum(run.unfinished_count() for run in runs.values()):
+            left_out += (f"{missing} cells that were asked for and not measured yet",)
         _write_contents(folder, {"runs": list(runs), "against": reference, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
         results = load_results(publication)
@@ -106,18 +110,6 @@ def publish(
                 "Publish fewer runs, or allow more with --limit-mb",
             )
     return Published(len(results.cells), sizes, left_out)
-
-
-def _require_complete(runs: Iterable[Run]) -> None:
-    """Raise RunError for a cell without a result because some of its rows are missing."""
-    for run in runs:
-        if error := describe_incomplete(run, incomplete_cells(run)):
-            raise error
-
-
-def _missing(runs: Iterable[Run]) -> Iterator[str]:
-    if count := sum(run.unfinished_count() for run in runs):
-        yield f"{count} cells that were asked for and not measured yet"
 
 
 def check_place(out: Path, runs: Mapping[str, Run]) -> None:

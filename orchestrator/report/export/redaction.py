@@ -99,13 +99,14 @@ class Redaction:
             text = self._values.sub(REDACTED, text)
         text = _PATH.sub(self._path, text)
         text = _ADDRESS.sub(self._address, text)
-        return self._known.sub(self._alias, text) if self._known else text
+        return self._known.sub(lambda found: self._called[found[1]], text) if self._known else text
 
     def table(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
         """Return a table of a run in its public form."""
         if name == "attempts":
             facts = rows["facts"].map(lambda text: json.dumps(self._facts(json.loads(text))))
-            return rows.assign(facts=facts, evidence=rows["evidence"].map(self._json))
+            evidence = rows["evidence"].map(lambda text: json.dumps(self._within(json.loads(text))))
+            return rows.assign(facts=facts, evidence=evidence)
         column = _TEXTS.get(name)
         if column is None:
             return rows
@@ -122,9 +123,6 @@ class Redaction:
             for name, value in facts.items()
             if name not in _DROPPED
         }
-
-    def _json(self, text: str) -> str:
-        return json.dumps(self._within(json.loads(text)))
 
     def _within(self, value: object) -> object:
         if isinstance(value, str):
@@ -143,9 +141,6 @@ class Redaction:
             return self.text(value)
         self._counts[f"value of the environment variable {name}"] += 1
         return REDACTED
-
-    def _alias(self, found: re.Match[str]) -> str:
-        return self._called[str(found[1])]
 
     def _path(self, found: re.Match[str]) -> str:
         self._counts["beginnings of absolute paths"] += 1

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from orchestrator.report.formats.latex import to_latex
 from orchestrator.report.formats.markdown import to_markdown
-from orchestrator.report.formats.records import Scalar, records_of
+from orchestrator.report.formats.records import Scalar, typed_columns
 from orchestrator.report.formats.typst import to_typst
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import MAX_ROWS, TableView, view_of
@@ -27,17 +27,13 @@ def to_csv(page: RenderedTable, view: TableView | None = None) -> str:
     execute as a formula.
     """
     lines: list[str] = []
-    records = records_of(page, view)
+    columns = typed_columns(page, view)
     # The writer quotes only those line breaks that occur in its own line ends.
     writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
-    writer.writerow(map(_without_formula, records.names))
-    for row in records.rows:
+    writer.writerow(map(_without_formula, columns))
+    for row in zip(*columns.values(), strict=True):
         writer.writerow(map(_csv_text, row))
-    return "\n".join([*map(_without_line_end, lines), ""])
-
-
-def _without_line_end(line: str) -> str:
-    return line.removesuffix("\r\n")
+    return "".join([line.removesuffix("\r\n") + "\n" for line in lines])
 
 
 def _csv_text(value: Scalar) -> str:
@@ -66,10 +62,10 @@ def _without_formula(text: str) -> str:
 
 def to_json(page: RenderedTable) -> str:
     """Return a table as a JSON array with one object a row; a value that is not finite is null."""
-    records = records_of(page)
+    columns = typed_columns(page)
     objects = []
-    for row in records.rows:
-        objects.append(dict(zip(records.names, map(_finite, row), strict=True)))
+    for row in zip(*columns.values(), strict=True):
+        objects.append(dict(zip(columns, map(_finite, row), strict=True)))
     return json.dumps(objects, ensure_ascii=False, indent=1)
 
 

@@ -37,18 +37,15 @@ def narrowed(
     """Return the view with the most columns that fits, with its long texts shortened."""
     for longest in _LONGEST_TEXTS:
         for columns in range(MAX_COLUMNS, 0, -1):
-            view = _shortened(view_of(page, max_rows, columns), longest)
+            view = view_of(page, max_rows, columns)
+            rows = [list(map(_shortened, row, repeat(longest))) for row in view.rows]
+            view = replace(view, rows=rows)
             if fits(view):
                 return view
     return view
 
 
-def _shortened(view: TableView, longest: int) -> TableView:
-    rows = [list(map(_shortened_entry, row, repeat(longest))) for row in view.rows]
-    return replace(view, rows=rows)
-
-
-def _shortened_entry(entry: Entry, longest: int) -> Entry:
+def _shortened(entry: Entry, longest: int) -> Entry:
     text, spread = shorten(entry.text, longest), entry.spread
     if len(text) + len(spread) > longest:
         spread = spread.partition(";")[0]  # without the prediction behind a measured size

@@ -99,9 +99,9 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     head = [r"\toprule", _head(view), r"\midrule"]
     rows = list(map(_row, view.rows))
     notes = [rf"\par {_with_code(note)}" for note in view.numbered_notes]
-    caption = rf"\caption{{{_escaped(view.title)}.}}\label{{tab:{view.name}}}"
+    caption = rf"\caption{{{_escaped(page.table.title)}.}}\label{{tab:{page.table.name}}}"
     # Ragged: names such as train_step are not hyphenated, and would reach into the margin.
-    reading = rf"\par\raggedright\footnotesize {_with_code(f'{view.caption} {view.provenance}')}"
+    reading = rf"\par\raggedright\footnotesize {_with_code(f'{view.caption} {page.provenance}')}"
     size = [r"\small", rf"\setlength{{\tabcolsep}}{{{BETWEEN_COLUMNS_PT / 2:g}pt}}"]
     if len(rows) + len(notes) <= _PAGE_ROWS:
         table = [rf"\begin{{tabular}}{{{columns}}}", *head, *rows, r"\bottomrule", r"\end{tabular}"]

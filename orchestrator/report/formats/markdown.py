@@ -12,18 +12,18 @@ from orchestrator.report.text.answers import Answer
 
 def to_markdown(view: TableView, is_aligned: bool = True) -> str:
     """Return a table as Markdown. is_aligned: pad the columns for readers of the source."""
-    rows = list(map(_escaped_texts, view.rows))
+    rows = [list(map(_escaped, row)) for row in view.rows]
     # Without padding, a table of many columns takes half the bytes.
     widths = _column_widths(view.header, rows) if is_aligned else [0] * len(view.header)
     rule = "|".join(["-" * max(width + 1, 3) + ":" for width in widths])
     lines = [_join_pipes(view.header, widths), f"|{rule}|"]
     lines += map(_join_pipes, rows, repeat(widths))
     parts = [
-        f"## {view.title}",
+        f"## {view.page.table.title}",
         view.caption,
         "\n".join(lines),
         "\n".join(view.numbered_notes),
-        f"*{view.provenance}*",
+        f"*{view.page.provenance}*",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -39,13 +39,9 @@ def _join_pipes(texts: list[str], widths: list[int]) -> str:
     return "| " + " | ".join(map(str.rjust, texts, widths)) + " |"
 
 
-def _escaped_texts(row: Iterable[Entry]) -> list[str]:
-    """Return the texts of a row, in which nothing ends a table cell."""
-    return list(map(_escaped, map(str, row)))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _escaped(entry: Entry) -> str:
+    """Return the text of an entry, in which nothing ends a table cell."""
+    return str(entry).replace("|", "\\|").replace("\n", " ")
 
 
 def answers_to_markdown(answers: Iterable[Answer], measured_with: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
 
@@ -18,21 +17,12 @@ from orchestrator.report.tables.table import (
 )
 from orchestrator.report.tables.views import Measure, TableView, view_of
 
-Scalar = str | float | None
-_ENDS = ("low", "high", "deviation")
-_SUFFIXES = {"low": "low", "high": "high", "deviation": "sd"}
+Scalar = str | float | None  # a number, a bool or a text; None is nothing or a failed cell
+_ENDS = {"low": "low", "high": "high", "deviation": "sd"}  # of intervals, by fields of entries
 
 
-@dataclass(frozen=True)
-class Records:
-    """Column names and rows of numbers, bools and texts; None is nothing or a failed cell."""
-
-    names: list[str]
-    rows: list[list[Scalar]]
-
-
-def records_of(page: RenderedTable, view: TableView | None = None) -> Records:
-    """Return a view of a table, or the table with all its rows and columns.
+def typed_columns(page: RenderedTable, view: TableView | None = None) -> dict[str, list[Scalar]]:
+    """Return the columns of a view of a table, or of the table with all its rows and columns.
 
     The name of a column has its unit. `status` and `cpu_bound` are columns, one for each compared
     value, so that every other column holds values of one type.
@@ -45,7 +35,7 @@ def records_of(page: RenderedTable, view: TableView | None = None) -> Records:
     of_measures = list(zip(view.measures, entries[len(view.keys) :], strict=True))
     for measure, values in of_measures:
         if measure.name == NOTES:
-            notes = map(notes_of, repeat(page.notes), map(str, values))
+            notes = map(notes_of, repeat(page.grid.notes), map(str, values))
             values = list(map(Entry, map(" ".join, notes)))
         for name, column in _measure_columns(measure, values):
             columns[_unused(name, columns)] = column
@@ -55,7 +45,7 @@ def records_of(page: RenderedTable, view: TableView | None = None) -> Records:
             full_name = _snake(f"{group} {name}")
             if full_name not in columns:  # the table has a measure that says it
                 columns[full_name] = column
-    return Records(list(columns), list(map(list, zip(*columns.values(), strict=True))))
+    return columns
 
 
 def _measure_columns(
@@ -64,10 +54,10 @@ def _measure_columns(
     name = re.sub(r" ± sd$| \[.*\]$", "", f"{measure.group} {measure.name}".strip())
     unit = "" if measure.unit.lower() in name.lower().split() else measure.unit
     yield _snake(f"{name} {unit}"), _values(entries)
-    for end in _ENDS:
+    for end, suffix in _ENDS.items():
         values = list(map(attrgetter(end), entries))
         if values.count(None) < len(values):
-            yield _snake(f"{name} {_SUFFIXES[end]} {unit}"), values
+            yield _snake(f"{name} {suffix} {unit}"), values
 
 
 def _state_columns(rows: Sequence[Sequence[Entry]]) -> Iterator[tuple[str, list[Scalar]]]:

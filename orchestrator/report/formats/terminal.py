@@ -90,13 +90,13 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     command: prints the rest, for the line below a table that is not complete.
     """
     view = narrowed(page, max_rows, lambda one: _width(one) <= screen.width)
-    title = Text(view.title, style="bold")
+    title = Text(page.table.title, style="bold")
     parts: list[RenderableType] = [title, view.caption, _rich_table(view), ""]
     parts += view.numbered_notes
     if view.hidden_rows or view.hidden_columns:
         # A command stays in one line, however narrow the screen, so that it can be copied.
         parts.append(Text(f"{_hidden(view)}: {command}", no_wrap=True, overflow="ignore"))
-    return screen.text(*parts, Text(view.provenance, style="dim"))
+    return screen.text(*parts, Text(page.provenance, style="dim"))
 
 
 def _hidden(view: TableView) -> str:

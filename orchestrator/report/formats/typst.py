@@ -17,7 +17,7 @@ def to_typst(page: RenderedTable, max_rows: int | None = None) -> str:
     Cells are strings, so that nothing in them is markup.
     """
     view = fitting_view(page, max_rows)
-    caption = _STRING.encode(printable(f"{view.title}. {view.caption} {view.provenance}"))
+    caption = _STRING.encode(printable(f"{page.table.title}. {view.caption} {page.provenance}"))
     titles = list(map("\n".join, heads(view)))
     lines = [
         "#[",
@@ -32,11 +32,11 @@ def to_typst(page: RenderedTable, max_rows: int | None = None) -> str:
         *(f"    {_row(row)}," for row in view.rows),
         "    table.hline(),",
         "  ),",
-        f") <tab-{view.name}>",
+        f") <tab-{page.table.name}>",
         "]",
     ]
-    if view.notes:
-        lines.append(f"#enum({_row(view.notes)})")
+    if page.grid.notes:
+        lines.append(f"#enum({_row(page.grid.notes)})")
     return "\n".join(lines) + "\n"
 
 

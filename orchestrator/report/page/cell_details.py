@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -15,10 +14,8 @@ from orchestrator.analysis.results import Results, read_attempts
 from orchestrator.common.files import trim_memory
 from orchestrator.common.text import evidence_text
 from orchestrator.report.tables.formatters import end_location
+from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
-
-if TYPE_CHECKING:
-    from orchestrator.store.artifacts import Artifacts
 
 _ATTEMPT_COLUMNS = ["cell", "attempt", "status", "stage", "phase", "wall_s", "evidence"]
 _SAMPLE_COLUMNS = ["cell", "attempt", "instrument", "mode", "phase", "metric", "value"]
@@ -27,9 +24,7 @@ _LOG_OF_FAILED, _LOG_OF_OK = 6_000, 1_500  # characters
 _MOST_SAMPLES = 200
 
 
-def read_details(
-    run: Run, results: Results, read_artifacts: Callable[[str, int], Artifacts]
-) -> Iterator[dict[str, object]]:
+def read_details(run: Run, results: Results) -> Iterator[dict[str, object]]:
     """Yield the details of each cell as JSON values, in the order of the cells."""
     # A run without any attempt has no such columns.
     shown = results.cells.reindex(columns=["cell", "attempt"])
@@ -45,7 +40,7 @@ def read_details(
         if cell in samples:
             details["samples"] = samples[cell]
         if not pd.isna(attempt):
-            log = "\n".join(read_artifacts(cell, int(attempt)).log)
+            log = "\n".join(read_artifacts(run, cell, int(attempt)).log)
             is_ok = all(row["status"] == "ok" for row in by_cell[cell])
             details["log"] = log[-(_LOG_OF_OK if is_ok else _LOG_OF_FAILED) :]
         yield details

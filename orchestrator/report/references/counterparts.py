@@ -8,6 +8,7 @@ comparable.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
 
 # A published kernel table may cover several phases of ours.
 _PASSES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}
+DURATION = "duration"  # the metric of times of steps, which a slow CPU may lengthen
 NOT_GEMM = "not matmul"  # the label of shares that are ranked without the matrix products
 # Our modules for each part that a write-up names.
 _MODULES = {
@@ -81,11 +83,10 @@ class KernelFigures:
     @cached_property
     def gemm_share(self) -> float | None:
         """The share of matrix products, None if the class of too many kernels is unknown."""
-        unknown = self.kernels["kernel_class"] == UNKNOWN_CLASS
-        if self.kernels.loc[unknown, "ms"].sum() > _NEGLIGIBLE * self.kernels["ms"].sum():
+        times_ms = self.kernels.groupby("kernel_class", observed=True)["ms"].sum()
+        if times_ms.get(UNKNOWN_CLASS, 0.0) > _NEGLIGIBLE * times_ms.sum() or times_ms.empty:
             return None
-        of_gemm = self.kernels["kernel_class"] == GEMM
-        return float(self.kernels.loc[of_gemm, "ms"].sum() / self.kernels["ms"].sum())
+        return float(times_ms.get(GEMM, 0.0) / times_ms.sum())
 
     def share(self, phase: str, among: str, rank: int) -> float | None:
         """Return the share of the phase's kernel time that its kernel of this rank takes."""
@@ -116,28 +117,27 @@ class Figures:
 
     results: Results
 
+    def _having(self, column: str) -> list[str]:
+        """Return the cells with a value in a column."""
+        cells = self.results.cells
+        return list(cells.loc[cells[column].notna(), "cell"]) if column in cells else []
+
     @cached_property
     def kernels(self) -> Mapping[str, KernelFigures]:
-        cells = self.results.cells
-        if "attributed_to_phase" not in cells:
-            return {}
-        watched = cells.loc[cells["attributed_to_phase"].notna(), "cell"]
         kernels = self.results.kernels()
         kernels = kernels[kernels["name"] != OUTSIDE_OPERATORS]
-        kernels = kernels[kernels["cell"].isin(watched)]
-        by_cell = kernels.groupby("cell", observed=True)
-        return {str(cell): KernelFigures(own) for cell, own in by_cell}
+        kernels = kernels[kernels["cell"].isin(self._having("attributed_to_phase"))]
+        by_cell = defaultdict(lambda: KernelFigures(kernels.iloc[:0]))
+        for cell, own in kernels.groupby("cell", observed=True):
+            by_cell[str(cell)] = KernelFigures(own)
+        return by_cell
 
     @cached_property
     def allocations(self) -> Mapping[str, pd.DataFrame]:
         """The single allocations at the peak."""
-        cells = self.results.cells
-        if "snapshot_peak_allocated_bytes" not in cells:
-            return {}
-        watched = cells.loc[cells["snapshot_peak_allocated_bytes"].notna(), "cell"]
         rows = self.results.allocations()
         rows = rows[rows["count"].notna() & (rows["moment"] == "peak")]
-        rows = rows[rows["cell"].isin(watched)]
+        rows = rows[rows["cell"].isin(self._having("snapshot_peak_allocated_bytes"))]
         return {str(cell): own for cell, own in rows.groupby("cell", observed=True)}
 
     def largest_allocations(self, cell: str, part: str) -> list[float]:
@@ -159,17 +159,11 @@ OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]
 
 @dataclass(frozen=True)
 class Counterpart:
-    """Lookup and format of our value for a metric.
-
-    title: the quantity with its unit. is_step_time: True for times that a slow CPU may lengthen,
-    which the report marks. sd: our standard deviation, if the quantity has one.
-    """
+    """Lookup and format of our value for a metric. title: the quantity with its unit."""
 
     title: str
     ours: OurValue
     show: Callable[[float], str]
-    is_step_time: bool = False
-    sd: OurValue = lambda number, row, figures: None
 
     def title_for(self, number: ReferenceNumber) -> str:
         """Return the quantity as the table prints it."""
@@ -190,14 +184,10 @@ def _own(column: str) -> OurValue:
 
 
 def _duration(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    return _milliseconds(row, number.phase, number.statistic)
+    return phase_ms(row, number.phase, number.statistic)
 
 
-def _duration_sd(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    return _milliseconds(row, number.phase, "sd")
-
-
-def _milliseconds(row: Row, phase: str, statistic: str) -> float | None:
+def phase_ms(row: Row, phase: str, statistic: str) -> float | None:
     """Return a time of a phase. Published steps end synchronized, like `step_synced`."""
     stems = ("step_synced", "step") if phase == "step" else (phase,)
     for stem in stems:
@@ -226,20 +216,16 @@ def _error(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
 
 
 def _gemm_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    kernels = figures.kernels.get(row["cell"])
-    return kernels.gemm_share if kernels else None
+    return figures.kernels[row["cell"]].gemm_share
 
 
 def _kernel_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    kernels, labels = figures.kernels.get(row["cell"]), number.labels
-    if kernels is None:
-        return None
+    kernels, labels = figures.kernels[row["cell"]], number.labels
     return kernels.share(number.phase, labels.get("among", ""), int(labels["rank"]))
 
 
 def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    kernels = figures.kernels.get(row["cell"])
-    found = kernels.part_ms(number.phase, number.labels["part"]) if kernels else None
+    found = figures.kernels[row["cell"]].part_ms(number.phase, number.labels["part"])
     if found is None or number.labels.get("each") != "layer":
         return found
     dimensions = dimensions_of(row)
@@ -247,9 +233,7 @@ def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | N
 
 
 def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    kernels = figures.kernels.get(row["cell"])
-    if kernels is None:
-        return None
+    kernels = figures.kernels[row["cell"]]
     softmax, matmul = (kernels.part_ms(number.phase, part) for part in ("softmax", "matmul"))
     return softmax / matmul if softmax is not None and matmul else None
 
@@ -275,13 +259,7 @@ def _mib(nbytes: float) -> str:
 _percent = "{:.1%}".format
 
 COUNTERPARTS: Mapping[str, Counterpart] = {
-    "duration": Counterpart(
-        "{phase} {statistic} (ms)",
-        _duration,
-        format_ms,
-        is_step_time=True,
-        sd=_duration_sd,
-    ),
+    DURATION: Counterpart("{phase} {statistic} (ms)", _duration, format_ms),
     "peak": Counterpart("peak memory (GiB)", _peak, _gib),
     "held": Counterpart("memory after {phase} (GiB)", _held, _gib),
     "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), _mib),

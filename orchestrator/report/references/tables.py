@@ -11,7 +11,7 @@ from operator import attrgetter
 from orchestrator.analysis.axes import NOTHING, Row, axis_texts, key_axes, sort_cells
 from orchestrator.analysis.results import Results
 from orchestrator.common.reference_devices import ALL, DEVICES
-from orchestrator.report.references.counterparts import COUNTERPARTS, Figures
+from orchestrator.report.references.counterparts import COUNTERPARTS, DURATION, Figures, phase_ms
 from orchestrator.report.references.matching import (
     is_first_forward,
     matches,
@@ -37,6 +37,9 @@ NAME = "reference"
 _KEYS = ["cell", "quantity"]
 _MEASURES = list(map(Heading, ("theirs", "ours", "ratio", "source", NOTES)))
 _PHASES = ("built", "forward", "backward", "optimizer", "step", "")
+_identity = attrgetter(
+    "writeup", "device", "task", "metric", "phase", "statistic", "variant", "amount"
+)
 _LONGEST_NAME = 60  # letters of a kernel's name
 
 
@@ -83,9 +86,15 @@ class ReferenceRows:
         position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
         pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
         rows = []
+        numbered: dict[str, int] = {}
         for number, row, ours in pairs:
-            rows.append([Entry(_cell_text(row, axes)), *_entries(number, row, ours, figures)])
-        return TableGrid(_KEYS, _MEASURES, rows)
+            notes = {numbered.setdefault(note, len(numbered) + 1) for note in _notes(number, row)}
+            entries = [
+                *_entries(number, row, ours),
+                Entry(", ".join(map(str, sorted(notes))) or NOTHING),
+            ]
+            rows.append([Entry(_cell_text(row, axes)), *entries])
+        return TableGrid(_KEYS, _MEASURES, rows, notes=tuple(numbered))
 
 
 def _order(number: ReferenceNumber) -> tuple[int, int, str]:
@@ -97,24 +106,24 @@ def _cell_text(row: Row, axes: list[str]) -> str:
     return " ".join([row["task"], *(f"{axis}={text}" for axis, text in texts if text != NOTHING)])
 
 
-def _entries(
-    number: ReferenceNumber, row: Row, ours: float | None, figures: Figures
-) -> list[Entry]:
-    """Return the columns from the quantity on."""
+def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> list[Entry]:
+    """Return the columns from the quantity to the source."""
     counterpart, theirs = COUNTERPARTS[number.metric], number.amount
-    is_bound = is_cpu_bound(row) if counterpart.is_step_time else None
+    is_duration = number.metric == DURATION
+    is_bound = is_cpu_bound(row) if is_duration else None
+    has_sd = is_duration and number.statistic == "mean"
+    our_sd = phase_ms(row, number.phase, "sd") if has_sd else None
     ratio = MISSING
     if ours is not None and theirs and states_shape(number):
         ratio = quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
-    our_sd = counterpart.sd(number, row, figures) if number.statistic == "mean" else None
     ours_entry = missing(row)
     if ours is not None:
         ours_entry = _with_sd(counterpart.show, ours, our_sd)._replace(is_cpu_bound=is_bound)
     theirs_entry = Entry("OOM", status="oom")
     if theirs is not None:
         theirs_entry = _with_sd(counterpart.show, theirs, number.sd)
-    source, notes = Entry(_source(number)), Entry("\n".join(_notes(number, row)))
-    return [Entry(counterpart.title_for(number)), theirs_entry, ours_entry, ratio, source, notes]
+    title, source = Entry(counterpart.title_for(number)), Entry(_source(number))
+    return [title, theirs_entry, ours_entry, ratio, source]
 
 
 def _with_sd(show: Callable[[float], str], value: float, sd: float | None) -> Entry:
@@ -143,23 +152,9 @@ def without_repetitions(numbers: Iterable[ReferenceNumber]) -> Numbers:
     for number in numbers:
         is_answered = number.metric in COUNTERPARTS and number.statistic not in ("sd", "rounded")
         if is_answered and not number.is_repeated:
-            first.setdefault(_identity(number), number)
+            of_cell = (frozenset(number.axes.items()), frozenset(number.labels.items()))
+            first.setdefault((_identity(number), *of_cell), number)
     return tuple(first.values())
-
-
-def _identity(number: ReferenceNumber) -> tuple[object, ...]:
-    return (
-        number.writeup,
-        number.device,
-        number.task,
-        number.metric,
-        number.phase,
-        number.statistic,
-        number.variant,
-        number.amount,
-        frozenset(number.axes.items()),
-        frozenset(number.labels.items()),
-    )
 
 
 def nothing_in_common(device: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
+from orchestrator.analysis.axes import Row, axis_texts, key_axes
+from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import both, having, of_task, varying
-from orchestrator.report.tables.layouts import Baseline, CompareRows, PhaseRows
-from orchestrator.report.tables.table import Entry, Table
-
-_SPEED_UP = show.speed_up("step_ms_median")
+from orchestrator.report.tables.formatters import Value
+from orchestrator.report.tables.layouts import Column, PhaseRows, each, grid_of, shown_by
+from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid
 
 
 def _squares(count: float) -> Entry:
@@ -20,6 +23,66 @@ def _with_attention(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of attention alone, and training steps if their attention varies."""
     parts = [of_task("attention")(cells), varying("attention", "train_step")(cells)]
     return pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
+
+
+_TIMES: tuple[Column, ...] = (
+    ("forward", show.of_steps(show.mean_sd("forward_ms"))),
+    ("backward", show.of_steps(show.mean_sd("backward_ms"))),
+    ("both", show.of_steps(show.mean_sd("step_ms"))),
+)
+_OTHERS: tuple[Column, ...] = (
+    ("peak GiB", show.gib("peak_allocated_bytes")),
+    ("saved GiB", show.gib("saved_bytes")),
+    ("before backward GiB", show.gib("forward_held_allocated_bytes")),
+    ("squares saved", show.number("saved_squares", ".0f")),
+    ("built GiB", show.gib("built_held_allocated_bytes")),
+    ("after backward GiB", show.gib("backward_held_allocated_bytes")),
+    ("backend seen", show.text("attention_seen")),
+    ("forward median", show.of_steps(show.median_interval("forward_ms"))),
+    ("backward median", show.of_steps(show.median_interval("backward_ms"))),
+    ("both median", show.of_steps(show.median_interval("step_ms"))),
+)
+# Axes with the value that is compared with, and the axes that a cell with it does not have.
+_BASELINES = (("attention", "naive", ()), ("compile", "eager", ("compile_mode",)))
+
+
+def _compared_rows(results: Results) -> TableGrid:
+    """Return one row per cell, with its speed-ups over naive attention and over eager mode."""
+    axes = key_axes(results)
+    # One list: a row that is its own baseline has no interval.
+    cells = list(each(results.cells, axes))
+    speed_ups: list[Column] = []
+    compared = ""
+    for axis, baseline, without in _BASELINES:
+        if axis in axes:
+            compared = compared or axis
+            bases = [row for row in cells if row[axis] == baseline]
+            strict = [one for one in axes if one not in (axis, *without)]
+            speed_ups.append((f"over {baseline}", _over(bases, strict)))
+    titles, formatters = zip(*_TIMES, *speed_ups, *_OTHERS, strict=True)
+    found = ((row, shown_by(formatters, row)) for row in cells)
+    return grid_of(results, (), titles, found, compared)
+
+
+def _over(bases: Sequence[Row], strict: Sequence[str]) -> Value:
+    """Return a formatter of the speed-up of a row over the base that agrees with it in some axes.
+
+    Without such a base, the precision may differ.
+    """
+    loose = [axis for axis in strict if axis != "precision"]
+    by_settings: dict[tuple[str, ...], Row] = {}
+    for row in bases:
+        for others in (strict, loose):
+            by_settings.setdefault((str(others), *axis_texts(row, others)), row)
+
+    def show_speed_up(row: Row) -> Entry:
+        for others in (strict, loose):
+            key = (str(others), *axis_texts(row, others))
+            if key in by_settings:
+                return show.speed_up(row, by_settings[key])
+        return MISSING
+
+    return show_speed_up
 
 
 ATTENTION = Table(
@@ -33,29 +96,7 @@ ATTENTION = Table(
     " pass begins and ends, and the peak. Squares: tensors of length × length that are saved for"
     " the backward pass, counted in eager mode. Backend seen: the one that the kernels belong to."
     + show.NOISE_NOTE,
-    CompareRows(
-        (
-            ("forward", show.of_steps(show.mean_sd("forward_ms"))),
-            ("backward", show.of_steps(show.mean_sd("backward_ms"))),
-            ("both", show.of_steps(show.mean_sd("step_ms"))),
-        ),
-        (
-            Baseline("over naive", ("attention",), "naive", _SPEED_UP),
-            Baseline("over eager", ("compile", "compile_mode"), "eager", _SPEED_UP),
-        ),
-        (
-            ("peak GiB", show.gib("peak_allocated_bytes")),
-            ("saved GiB", show.gib("saved_bytes")),
-            ("before backward GiB", show.gib("forward_held_allocated_bytes")),
-            ("squares saved", show.number("saved_squares", ".0f")),
-            ("built GiB", show.gib("built_held_allocated_bytes")),
-            ("after backward GiB", show.gib("backward_held_allocated_bytes")),
-            ("backend seen", show.text("attention_seen")),
-            ("forward median", show.of_steps(show.median_interval("forward_ms"))),
-            ("backward median", show.of_steps(show.median_interval("backward_ms"))),
-            ("both median", show.of_steps(show.median_interval("step_ms"))),
-        ),
-    ),
+    _compared_rows,
     _with_attention,
     is_default=True,
 )

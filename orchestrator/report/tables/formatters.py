@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
@@ -78,16 +78,12 @@ def predicted(column: str, show: Callable[[Any], Entry]) -> Value:
     return lambda row: show(row[column]) if has_value(row, column) else MISSING
 
 
-def text(column: str) -> Value:
-    return measured(column, _as_text)
-
-
 def _as_text(found: object) -> Entry:
     return Entry(str(found), found if isinstance(found, int | float) else None)
 
 
-def yes_or_no(column: str) -> Value:
-    return measured(column, lambda flag: Entry("yes" if flag else "no", bool(flag)))
+def _yes_or_no(flag: object) -> Entry:
+    return Entry("yes" if flag else "no", bool(flag))
 
 
 def col(column: str, title: str = "") -> tuple[str, Value]:
@@ -113,14 +109,6 @@ def number(column: str, form: str = ".1f", scale: float = 1.0, unit: str = "") -
     return measured(column, lambda found: quantity(found * scale, form, unit))
 
 
-def gib(column: str) -> Value:
-    return measured(column, to_gib)
-
-
-def gib_predicted(column: str) -> Value:
-    return predicted(column, to_gib)
-
-
 def to_gib(nbytes: float, form: str = ".2f") -> Entry:
     """Return an entry in GiB."""
     return quantity(nbytes / GIB, form, "GiB")
@@ -143,12 +131,12 @@ _SHOWN_AS: Mapping[Format, Callable[[Any], Entry]] = {
 }
 
 
-def mib_measured(column: str) -> Value:
-    return measured(column, to_mib)
-
-
-def ms(column: str) -> Value:
-    return measured(column, milliseconds)
+text = partial(measured, show=_as_text)
+yes_or_no = partial(measured, show=_yes_or_no)
+ms = partial(measured, show=milliseconds)
+gib = partial(measured, show=to_gib)
+mib = partial(measured, show=to_mib)
+gib_predicted = partial(predicted, show=to_gib)
 
 
 def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
@@ -228,18 +216,14 @@ def median_interval(stem: str) -> Value:
 # ---------------------------------------------------------------------- comparisons of two rows
 
 
-def speed_up(column: str) -> Callable[[Row, Row], Entry]:
-    """Return a function that says how many times faster a row is than its baseline."""
-
-    def compare(row: Row, baseline: Row) -> Entry:
-        if not has_value(row, column):
-            return missing(row)
-        factor = _times_faster(column, row, baseline)
-        if factor.number is None:
-            return factor
-        return factor._replace(is_cpu_bound=is_cpu_bound(row, baseline))
-
-    return compare
+def speed_up(row: Row, baseline: Row) -> Entry:
+    """Return how many times faster the steps of a row are than those of its baseline."""
+    if not has_value(row, "step_ms_median"):
+        return missing(row)
+    factor = _times_faster("step_ms_median", row, baseline)
+    if factor.number is None:
+        return factor
+    return factor._replace(is_cpu_bound=is_cpu_bound(row, baseline))
 
 
 def kernels_speed_up(row: Row, baseline: Row) -> Entry:
@@ -285,10 +269,7 @@ def break_even(row: Row, baseline: Row) -> Entry:
 
 
 def peak_gib(stem: str = "") -> Value:
-    """Return a formatter of a peak in GiB: the allocator's on a GPU, the resident set on a CPU.
-
-    stem: beginning of the column, such as `forward_`.
-    """
+    """Return a formatter of a peak in GiB: the allocator's on a GPU, the resident set on a CPU."""
     on_gpu, on_cpu = gib(f"{stem}peak_allocated_bytes"), gib(f"{stem}peak_rss_bytes")
     return lambda row: on_cpu(row) if has_value(row, f"{stem}peak_rss_bytes") else on_gpu(row)
 

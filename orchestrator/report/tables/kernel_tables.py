@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 import pandas as pd
@@ -17,10 +17,9 @@ from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.formatters import short_kernel_name
 from orchestrator.report.tables.layouts import (
     PHASE,
-    CellRows,
+    cell_rows,
     each,
     each_cell,
-    each_sorted,
     grid_of,
     groups,
 )
@@ -45,6 +44,8 @@ GEMM = "GEMM"
 WHOLE_TRACE = ", whole trace"
 ATTENTION_MATMULS = ("scores", "attention output")
 _SHOWN_MODULES = 3
+_TOP = 8  # kernels of each phase
+_DIFFERENT = 20  # kernels in which two cells differ
 # The columns of nsys's cuda_gpu_kern_sum, with the class and the modules.
 _TOP_TITLES = (
     "time", "total ms", "instances", "class", "name", "modules",
@@ -72,22 +73,17 @@ def ms_of_parts(kernels: pd.DataFrame, names: Collection[str]) -> float | None:
     return total_ms or None
 
 
-@dataclass(frozen=True)
-class TopKernels:
-    """The kernels that took longest of each cell and phase, both passes, and the step.
+def top_kernels(results: Results) -> TableGrid:
+    """Return the kernels that took longest of each cell and phase, both passes, and the step.
 
     The longest one that is no matrix product is always among them.
     """
-
-    count: int
-
-    def __call__(self, results: Results) -> TableGrid:
-        found = []
-        for cell, phase, among in _by_cell_and_phase(results):
-            total_ms = among["ms"].sum()
-            for kernel in _top_by_name(among, self.count):
-                found.append((cell, [Entry(phase), *_kernel_entries(kernel, total_ms)]))
-        return grid_of(results, [PHASE], _TOP_TITLES, found)
+    found = []
+    for cell, phase, among in _by_cell_and_phase(results):
+        total_ms = among["ms"].sum()
+        for kernel in _top_by_name(among):
+            found.append((cell, [Entry(phase), *_kernel_entries(kernel, total_ms)]))
+    return grid_of(results, [PHASE], _TOP_TITLES, found)
 
 
 def by_class(results: Results) -> TableGrid:
@@ -122,49 +118,48 @@ def by_module(results: Results) -> TableGrid:
     return grid_of(results, ["module"], [*titles, "share"], found, "module")
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The kernels in which two cells differ most.
+def difference(results: Results) -> TableGrid:
+    """Return the kernels in which two cells differ most.
 
     With more than two cells, the first two that differ in a single axis are compared.
     """
+    pair = _pair(results)
+    if pair is None:
+        return TableGrid([], [], [])
+    kernels = results.kernels()
+    left, right = (kernels[kernels["cell"] == cell["cell"]] for cell in pair)
+    names = [_difference_name(cell, pair, results) for cell in pair]
+    return difference_between((left, right), names)
 
-    count: int
 
-    def __call__(self, results: Results) -> TableGrid:
-        pair = _pair(results)
-        if pair is None:
-            return TableGrid([], [], [])
-        kernels = results.kernels()
-        left, right = (kernels[kernels["cell"] == cell["cell"]] for cell in pair)
-        names = [_difference_name(cell, pair, results) for cell in pair]
-        return self.between((left, right), names)
-
-    def between(self, cells: tuple[pd.DataFrame, pd.DataFrame], names: list[str]) -> TableGrid:
-        """Return header and rows for the kernels of two cells, which may be of different runs."""
-        sides = [kernels[kernels["name"] != OUTSIDE_OPERATORS] for kernels in cells]
-        if not all(kernels["phase"].any() for kernels in sides):
-            # A trace without phases is compared as a whole.
-            sides = [kernels.assign(phase=WHOLE_STEP) for kernels in sides]
-        names = [name + _whole_trace(own) for name, own in zip(names, sides, strict=True)]
-        left, right = map(_per_kernel, sides)
-        both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
-        both["more_ms"] = both["ms_right"] - both["ms_left"]
-        order = both["more_ms"].abs().sort_values(ascending=False).index[: self.count]
-        rows: Rows = []
-        for row in each(both.loc[order].reset_index()):
-            entries = [Entry(row["phase"] or OUTSIDE_PHASES), Entry(row["kernel_class"])]
-            for side in ("left", "right"):
-                entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
-            more = quantity(row["more_ms"], "+.3f", "ms")
-            rows.append([*entries, more, Entry(short_kernel_name(row["name"]))])
-        headings = [*_count_headings(names), Heading("more ms"), Heading("name")]
-        return TableGrid([PHASE, "class"], headings, rows)
+def difference_between(cells: tuple[pd.DataFrame, pd.DataFrame], names: Sequence[str]) -> TableGrid:
+    """Return the kernels that differ most between two cells, which may be of different runs."""
+    sides = [kernels[kernels["name"] != OUTSIDE_OPERATORS] for kernels in cells]
+    if not all(kernels["phase"].any() for kernels in sides):
+        # A trace without phases is compared as a whole.
+        sides = [kernels.assign(phase=WHOLE_STEP) for kernels in sides]
+    names = [name + _whole_trace(own) for name, own in zip(names, sides, strict=True)]
+    names_of_kernels = ["phase", "kernel_class", "name"]
+    left, right = (
+        _per_step(kernels).groupby(names_of_kernels)[["kernels", "ms"]].sum() for kernels in sides
+    )
+    both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
+    both["more_ms"] = both["ms_right"] - both["ms_left"]
+    order = both["more_ms"].abs().sort_values(ascending=False).index[:_DIFFERENT]
+    rows: Rows = []
+    for row in each(both.loc[order].reset_index()):
+        entries = [Entry(row["phase"] or OUTSIDE_PHASES), Entry(row["kernel_class"])]
+        for side in ("left", "right"):
+            entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
+        more = quantity(row["more_ms"], "+.3f", "ms")
+        rows.append([*entries, more, Entry(short_kernel_name(row["name"]))])
+    counts = [Heading(title, name) for name in names for title in ("kernels", "ms")]
+    return TableGrid([PHASE, "class"], [*counts, Heading("more ms"), Heading("name")], rows)
 
 
 def _pair(results: Results) -> tuple[Row, Row] | None:
     axes = key_axes(results)
-    cells = list(each_sorted(results.cells, axes))
+    cells = list(each(results.cells, axes))
     if len(cells) == 2:
         return cells[0], cells[1]
     for axis in [axis for axis in _PAIRING_AXES if axis in axes]:
@@ -226,7 +221,7 @@ def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
     entries = [milliseconds(total_ms)]
     for name, share in shares.items():
         prefix = "" if name == UNKNOWN_CLASS else bound
-        known = MISSING if pd.isna(share) else quantity(share, ".1%")
+        known = quantity(share, ".1%")
         entries.append(known if known.is_missing else known._replace(text=prefix + known.text))
     return entries
 
@@ -234,11 +229,7 @@ def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
 def _class_counts(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
     """Return the milliseconds of each class, then the number of its kernels in a step."""
     sums = _per_step(kernels).groupby("kernel_class")[["ms", "kernels"]].sum().reindex(classes)
-    return [*map(milliseconds, sums["ms"]), *map(_count, sums["kernels"])]
-
-
-def _count(count: float) -> Entry:
-    return MISSING if pd.isna(count) else quantity(count, "g")
+    return [*map(milliseconds, sums["ms"]), *map(quantity, sums["kernels"], repeat("g"))]
 
 
 def _softmax_entries(cell: Row, phase: str, kernels: pd.DataFrame) -> list[Entry]:
@@ -254,14 +245,14 @@ def _softmax_entries(cell: Row, phase: str, kernels: pd.DataFrame) -> list[Entry
     return [*entries, quotient(softmax_ms, matmul_ms), flops]
 
 
-def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
+def _top_by_name(kernels: pd.DataFrame) -> list[Row]:
     by_name = kernels.groupby("name", observed=True)
     names = list(by_name["ms"].sum().sort_values(ascending=False, kind="stable").index)
     # A kernel of unknown class may be a matrix product.
     not_gemm = set(kernels.loc[~kernels["kernel_class"].isin([GEMM, UNKNOWN_CLASS]), "name"])
     longest_other = [name for name in names if name in not_gemm][:1]
     # Merging the rows of a name is slow, so that only the shown names are merged.
-    shown = dict.fromkeys([*names[:count], *longest_other])
+    shown = dict.fromkeys([*names[:_TOP], *longest_other])
     # In pandas, a dozen operations on each of a thousand short groups took 3 s.
     columns = {column: kernels[column].to_numpy() for column in map(str, kernels)}
     merged = []
@@ -334,7 +325,7 @@ def _kernel_entries(kernel: Row, total_ms: float) -> list[Entry]:
 
 
 def _us(ns: float | None) -> Entry:
-    return MISSING if ns is None or pd.isna(ns) else quantity(ns / 1e3, ".1f", "µs")
+    return quantity(None if ns is None else ns / 1e3, ".1f", "µs")
 
 
 def _modules(modules: Iterable[str]) -> str:
@@ -348,18 +339,6 @@ def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
     return _in_ms(kernels).assign(kernels=counts.fillna(kernels["count"]))
 
 
-def _count_headings(names: Iterable[str]) -> list[Heading]:
-    return [Heading(title, name) for name in names for title in ("kernels", "ms")]
-
-
-def _per_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
-    inside = _per_step(kernels)
-    return inside.groupby(["phase", "kernel_class", "name"])[["kernels", "ms"]].sum()
-
-
-_TOP = 8
-_DIFFERENT = 20
-
 _WITH_KERNELS = having("attributed_to_phase")
 
 KERNEL_TABLES: tuple[Table, ...] = (
@@ -371,7 +350,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " time; total and instances of one step; then of one instance. A median"
         " with ≈ is calculated from the medians of several modules. On the CPU, operators by their"
         " own time.",
-        TopKernels(_TOP),
+        top_kernels,
         _WITH_KERNELS,
         is_default=True,
     ),
@@ -380,10 +359,10 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "Kernel time by class of work",
         "Milliseconds of kernels in a step, and the share of each class; GEMM: matrix products. A"
         " share with ≥ is a lower bound: some kernels (other) have no known class. Then the"
-        " milliseconds and the number of kernels of each class, which shows what compiling fused; the"
-        " softmax and the two matrix products of attention (scores, and weights times"
-        " values): milliseconds, and their ratio in time and in FLOPs of the forward pass. A part"
-        " that is fused with another one has no time. `pass` forward is inference.",
+        " milliseconds and the number of kernels of each class, which shows what compiling fused;"
+        " the softmax and the two matrix products of attention (scores, and weights times values):"
+        " milliseconds, and their ratio in time and in FLOPs of the forward pass. A part that is"
+        " fused with another one has no time. `pass` forward is inference.",
         by_class,
         _WITH_KERNELS,
         is_default=True,
@@ -401,7 +380,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "Kernels that differ between two cells",
         "The kernels whose milliseconds in a step differ most. Choose two cells with --cells;"
         " otherwise they are two that differ in a single axis.",
-        Difference(_DIFFERENT),
+        difference,
         _WITH_KERNELS,
     ),
     Table(
@@ -415,33 +394,29 @@ KERNEL_TABLES: tuple[Table, ...] = (
         " Memory: peaks of the recorded step in GiB, as the allocator counts them; replayed: the"
         " peak of requested bytes that its record adds up to. Unlabelled: share of the peak with"
         " unknown use. Wrapped: the record was too short for the step.",
-        CellRows(
+        cell_rows(
+            ("phase known", show.number("attributed_to_phase", ".2%")),
+            ("module known", show.number("attributed_to_module", ".2%")),
+            ("class known", show.number("attributed_to_class", ".2%")),
+            ("busy", show.number("busy", ".1%")),
             (
-                ("phase known", show.number("attributed_to_phase", ".2%")),
-                ("module known", show.number("attributed_to_module", ".2%")),
-                ("class known", show.number("attributed_to_class", ".2%")),
-                ("busy", show.number("busy", ".1%")),
-                (
-                    "replayed / requested",
-                    show.ratio(
-                        "snapshot_replayed_peak_bytes", "snapshot_peak_requested_bytes", ".4f"
-                    ),
-                ),
-                ("unlabelled", show.number("snapshot_unlabelled_share", ".2%")),
-                ("busy when timed", show.number("busy_timed", ".1%")),
-                ("idle ms", show.ms("idle_ms")),
-                ("idle for the CPU ms", show.ms("idle_for_host_ms")),
-                ("drain ms", show.ms("drain_ms")),
-                ("profiled step ms", show.ms("profiled_step_ms")),
-                ("cost", show.number("profile_cost", ".2f")),
-                ("processing", show.number("processing_share", ".1%")),
-                ("allocated", show.gib("snapshot_peak_allocated_bytes")),
-                ("requested", show.gib("snapshot_peak_requested_bytes")),
-                ("replayed", show.gib("snapshot_replayed_peak_bytes")),
-                ("reserved", show.gib("snapshot_peak_reserved_bytes")),
-                ("events", show.number("snapshot_events", ".0f")),
-                ("wrapped", show.yes_or_no("snapshot_wrapped")),
-            )
+                "replayed / requested",
+                show.ratio("snapshot_replayed_peak_bytes", "snapshot_peak_requested_bytes", ".4f"),
+            ),
+            ("unlabelled", show.number("snapshot_unlabelled_share", ".2%")),
+            ("busy when timed", show.number("busy_timed", ".1%")),
+            ("idle ms", show.ms("idle_ms")),
+            ("idle for the CPU ms", show.ms("idle_for_host_ms")),
+            ("drain ms", show.ms("drain_ms")),
+            ("profiled step ms", show.ms("profiled_step_ms")),
+            ("cost", show.number("profile_cost", ".2f")),
+            ("processing", show.number("processing_share", ".1%")),
+            ("allocated", show.gib("snapshot_peak_allocated_bytes")),
+            ("requested", show.gib("snapshot_peak_requested_bytes")),
+            ("replayed", show.gib("snapshot_replayed_peak_bytes")),
+            ("reserved", show.gib("snapshot_peak_reserved_bytes")),
+            ("events", show.number("snapshot_events", ".0f")),
+            ("wrapped", show.yes_or_no("snapshot_wrapped")),
         ),
         having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
     ),

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row
+from orchestrator.analysis.axes import Row, key_axes, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import both, having, of_task
 from orchestrator.report.tables.formatters import Value, to_gib, to_mib
 from orchestrator.report.tables.layouts import (
-    CellRows,
-    ContextColumns,
     PhaseRows,
+    cell_rows,
     each,
     each_cell,
     grid_of,
+    groups,
 )
-from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, TableLayout, quantity
+from orchestrator.report.tables.table import (
+    MISSING,
+    Entry,
+    Heading,
+    Rows,
+    Table,
+    TableGrid,
+    axis_entries,
+    quantity,
+)
 from tasks.spec.status import OUT_OF_MEMORY
 from tasks.spec.tables import ROLES
 
+_LENGTH = "context_length"
+_TOP = 10
 _BY_PART = ("activations", "temporary", "unlabelled")
 _OTHER_PARTS = "other parts"
 _SMALL_PART = 0.005  # share of the peak; smaller parts share a row
@@ -42,50 +53,41 @@ def composition(results: Results) -> TableGrid:
     return grid_of(results, keys, ("GiB", "share", "allocations"), found)
 
 
-@dataclass(frozen=True)
-class TopAllocations:
-    """The allocations that take most of each cell's memory, and the largest one of each role.
+def largest_allocations(results: Results) -> TableGrid:
+    """Return the allocations that take most of each cell's memory, and the largest of each role.
 
     A row stands for allocations of the same size, role, part and place in the code; slack has one.
     """
-
-    count: int
-
-    def __call__(self, results: Results) -> TableGrid:
-        found = []
-        for cell, moment, allocations in _by_cell(results):
-            total_bytes = allocations["total_bytes"].sum()
-            in_order = allocations.sort_values("total_bytes", ascending=False, kind="stable")
-            largest = in_order.sort_values("size_bytes", ascending=False, kind="stable")
-            shown = {*in_order.index[: self.count], *largest.drop_duplicates("role").index}
-            for row in each(in_order[in_order.index.isin(shown)]):
-                # Slack is no allocation: nothing made it.
-                is_slack = not row["count"]
-                each_mib = MISSING if is_slack else to_mib(row["size_bytes"], ".2f")
-                made_in = row["allocated_in"] or ("" if is_slack else "before")
-                names = (row["role"], row["part"], made_in, row["call_chain"])
-                gib, share, count = _sizes(row, total_bytes)
-                role, part, made, chain = map(_name, names)
-                entries = [gib, share, role, part, made, count, each_mib, chain]
-                found.append((cell, [Entry(moment), *entries]))
-        titles = ("GiB", "share", "role", "part", "made in", "allocations", "MiB each")
-        return grid_of(results, ["moment"], [*titles, "call chain"], found)
+    found = []
+    for cell, moment, allocations in _by_cell(results):
+        total_bytes = allocations["total_bytes"].sum()
+        in_order = allocations.sort_values("total_bytes", ascending=False, kind="stable")
+        largest = in_order.sort_values("size_bytes", ascending=False, kind="stable")
+        shown = {*in_order.index[:_TOP], *largest.drop_duplicates("role").index}
+        for row in each(in_order[in_order.index.isin(shown)]):
+            # Slack is no allocation: nothing made it.
+            is_slack = not row["count"]
+            each_mib = MISSING if is_slack else to_mib(row["size_bytes"], ".2f")
+            made_in = row["allocated_in"] or ("" if is_slack else "before")
+            names = (row["role"], row["part"], made_in, row["call_chain"])
+            gib, share, count = _sizes(row, total_bytes)
+            role, part, made, chain = map(_name, names)
+            entries = [gib, share, role, part, made, count, each_mib, chain]
+            found.append((cell, [Entry(moment), *entries]))
+    titles = ("GiB", "share", "role", "part", "made in", "allocations", "MiB each")
+    return grid_of(results, ["moment"], [*titles, "call chain"], found)
 
 
-@dataclass(frozen=True)
-class WithMeasuredParts:
-    """Another layout, of cells with a column for the measured bytes of each role at the peak."""
-
-    layout: TableLayout
-
-    def __call__(self, results: Results) -> TableGrid:
-        recorded = results.allocations()
-        recorded = recorded[recorded["moment"] == "peak"]
-        sums = recorded.pivot_table("total_bytes", "cell", "role", "sum", observed=True)
-        names = sums.columns.astype(str).str.replace(" ", "_")
-        sums.columns = "measured_of_" + names + "_bytes"
-        cells = results.cells.join(sums, on="cell")
-        return self.layout(replace(results, cells=cells))
+def by_context(results: Results) -> TableGrid:
+    """Return what cells need: one row per combination of the axes, one column per context."""
+    axes = key_axes(results, without=(_LENGTH,))
+    lengths = ordered_values(_LENGTH, results.cells[_LENGTH])
+    rows: Rows = []
+    for group in groups(results.cells, axes):
+        entries = {row[_LENGTH]: show.memory_need(row) for row in group}
+        in_order = [entries.get(length, MISSING) for length in lengths]
+        rows.append([*axis_entries(group[0], axes), *in_order])
+    return TableGrid(axes, list(map(Heading, map(str, lengths))), rows)
 
 
 def _by_cell(results: Results) -> Iterator[tuple[Row, str, pd.DataFrame]]:
@@ -122,7 +124,6 @@ def _name(text: str) -> Entry:
 
 
 _PHASES = ("forward", "backward", "optimizer")
-_TOP = 10
 _ROLES = (
     "parameters", "gradients", "optimizer_state", "activations", "attention_squares",
     "autocast_weight_copies", "temporary", "workspace", "slack", "inputs", "unlabelled",
@@ -170,31 +171,54 @@ def _predictions_of_phases() -> Iterator[tuple[str, Value]]:
         yield f"{name} reserved ratio", _prediction_ratio(reserved)
 
 
+_parts_of = PhaseRows(
+    (("measured", "measured"), ("predicted", "predicted"), ("closed_form", "formula")),
+    (
+        ("in all", lambda source: show.gib_predicted(_WHOLE[source])),
+        *((role.replace("_", " "), _of_role(role)) for role in _ROLES),
+        ("at least", lambda source: show.gib_predicted("at_least_bytes")),
+        ("peak", lambda source: show.gib("peak_allocated_bytes")),
+        ("ratio", lambda source: show.ratio(_WHOLE[source], _WHOLE["measured"], ".4f")),
+    ),
+    ("{}_of_parameters_bytes",),
+    "source",
+)
+
+
+def with_measured_parts(results: Results) -> TableGrid:
+    """Return the parts of the peak of cells, each with a column for its measured bytes."""
+    recorded = results.allocations()
+    recorded = recorded[recorded["moment"] == "peak"]
+    sums = recorded.pivot_table("total_bytes", "cell", "role", "sum", observed=True)
+    names = sums.columns.astype(str).str.replace(" ", "_")
+    sums.columns = "measured_of_" + names + "_bytes"
+    cells = results.cells.join(sums, on="cell")
+    return _parts_of(replace(results, cells=cells))
+
+
 MEMORY_TABLES: tuple[Table, ...] = (
     Table(
         "memory",
         "Peak memory",
         "GiB as the allocator counts it; on a CPU the process's resident set, which includes the"
         " interpreter and libraries and is an upper bound of what the tensors take. The first step"
-        " has no optimizer state yet; steady state is what training needs. Predicted without a GPU;"
-        " ratio: predicted over measured. `tracked`: every storage was followed; `modelled`: all but"
-        " those inside of fused kernels; `compiled`: every storage of the generated code; `as blocks`:"
-        " that of compiled blocks, for a model that is compiled as a whole; `as eager`: compiled"
-        " code usually needs less, unless it may take more.",
-        CellRows(
-            (
-                ("first step", show.peak_gib("first_")),
-                ("peak", show.peak_gib()),
-                ("predicted", show.gib_predicted("predicted_peak_allocated_bytes")),
-                ("ratio", _prediction_ratio("peak_allocated_bytes")),
-                show.col("peak_reserved_bytes", "peak reserved"),
-                ("formula", show.gib_predicted("closed_form_bytes")),
-                ("forward", show.peak_gib("forward_")),
-                ("backward", show.peak_gib("backward_")),
-                ("optimizer step", show.peak_gib("optimizer_")),
-                ("how", show.predicted("predicted_how", lambda how: Entry(str(how)))),
-                *_predictions_of_phases(),
-            )
+        " has no optimizer state yet; steady state is what training needs. Predicted without a"
+        " GPU; ratio: predicted over measured. `tracked`: every storage was followed; `modelled`:"
+        " all but those inside of fused kernels; `compiled`: every storage of the generated code;"
+        " `as blocks`: that of compiled blocks, for a model that is compiled as a whole; `as"
+        " eager`: compiled code usually needs less, unless it may take more.",
+        cell_rows(
+            ("first step", show.peak_gib("first_")),
+            ("peak", show.peak_gib()),
+            ("predicted", show.gib_predicted("predicted_peak_allocated_bytes")),
+            ("ratio", _prediction_ratio("peak_allocated_bytes")),
+            show.col("peak_reserved_bytes", "peak reserved"),
+            ("formula", show.gib_predicted("closed_form_bytes")),
+            ("forward", show.peak_gib("forward_")),
+            ("backward", show.peak_gib("backward_")),
+            ("optimizer step", show.peak_gib("optimizer_")),
+            ("how", show.predicted("predicted_how", lambda how: Entry(str(how)))),
+            *_predictions_of_phases(),
         ),
         _with_peaks,
         is_default=True,
@@ -205,23 +229,10 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "GiB at the moment of the steady peak: measured where allocations were recorded, predicted"
         " by running the model without a GPU, and by formula. Slack: how much larger the"
         " allocator's blocks are than what was requested. Measured activations include the squares"
-        " of attention. N parameters, A bytes of activations: the formula is the largest of 12 N + A + 2·4·BSV,"
-        " 16 N + A/L and 16 N + T. It is for fp32 with naive attention. At least: what the"
-        " parameters of a model need that cannot run without data.",
-        WithMeasuredParts(
-            PhaseRows(
-                (("measured", "measured"), ("predicted", "predicted"), ("closed_form", "formula")),
-                (
-                    ("in all", lambda source: show.gib_predicted(_WHOLE[source])),
-                    *((role.replace("_", " "), _of_role(role)) for role in _ROLES),
-                    ("at least", lambda source: show.gib_predicted("at_least_bytes")),
-                    ("peak", lambda source: show.gib("peak_allocated_bytes")),
-                    ("ratio", lambda source: show.ratio(_WHOLE[source], _WHOLE["measured"], ".4f")),
-                ),
-                ("{}_of_parameters_bytes",),
-                "source",
-            )
-        ),
+        " of attention. N parameters, A bytes of activations: the formula is the largest of 12 N +"
+        " A + 2·4·BSV, 16 N + A/L and 16 N + T. It is for fp32 with naive attention. At least:"
+        " what the parameters of a model need that cannot run without data.",
+        with_measured_parts,
         having(
             "predicted_of_parameters_bytes",
             "closed_form_of_parameters_bytes",
@@ -246,7 +257,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " them and the call chain, the innermost call first. The backward pass runs on a thread"
         " without Python frames: its chain is that of its module's forward pass. Slack is in the"
         " order too.",
-        TopAllocations(_TOP),
+        largest_allocations,
     ),
     Table(
         "saved-tensors",
@@ -263,7 +274,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
             (
                 ("saved by", show.saving_operation),
                 ("predicted MiB", show.saved_mib_predicted),
-                ("measured MiB", lambda stem: show.mib_measured(f"{stem}_bytes")),
+                ("measured MiB", lambda stem: show.mib(f"{stem}_bytes")),
                 ("of the block", show.share_of_block),
             ),
             ("{}_bytes", "predicted_{}_bytes"),
@@ -277,7 +288,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "Peak memory reserved and the smallest GPU that has this memory, with room for its CUDA"
         " context, and that precision; or OOM, with the size of the refused allocation. Then the"
         " predicted reserved memory, and whether it would fit.",
-        ContextColumns(show.memory_need),
+        by_context,
         _with_memory_needs,
         is_default=True,
     ),

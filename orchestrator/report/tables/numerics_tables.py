@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import of_task
-from orchestrator.report.tables.formatters import Value
-from orchestrator.report.tables.layouts import CellRows
+from orchestrator.report.tables.layouts import Column, cell_rows
 from orchestrator.report.tables.table import Table
 
-ACCUMULATION = Table(
-    "accumulation",
-    "Sums in low precision",
-    "The computed sum and its error. `upcast`: each addend is cast before it is added. `at_once`:"
-    " torch's sum, which accumulates in fp32 whatever dtype its result has.",
-    CellRows((("sum", show.number("sum", ".9f")), ("error", show.number("error", "+.9f")))),
-    of_task("accumulation"),
-)
 
-AUTOCAST_DTYPES = Table(
-    "autocast-dtypes",
-    "Dtypes under autocast",
-    "The dtypes in a small model on the named device. CPU and CUDA treat the norm differently.",
-    CellRows(
-        (
+def _norm_columns(variant: str) -> tuple[Column, ...]:
+    """Return the columns of one way to compute a norm: its error, and its share of NaN and inf."""
+    return (
+        (f"{variant} error", show.number(f"{variant}_error", ".2e")),
+        (f"{variant} not finite", show.number(f"{variant}_nonfinite", ".0%")),
+    )
+
+
+NUMERICS_TABLES: tuple[Table, ...] = (
+    Table(
+        "accumulation",
+        "Sums in low precision",
+        "The computed sum and its error. `upcast`: each addend is cast before it is added."
+        " `at_once`: torch's sum, which accumulates in fp32 whatever dtype its result has.",
+        cell_rows(("sum", show.number("sum", ".9f")), ("error", show.number("error", "+.9f"))),
+        of_task("accumulation"),
+    ),
+    Table(
+        "autocast-dtypes",
+        "Dtypes under autocast",
+        "The dtypes in a small model on the named device. CPU and CUDA treat the norm differently.",
+        cell_rows(
             ("on", show.text("device")),
             ("parameters", show.text("dtype_parameters")),
             ("first linear", show.text("dtype_fc1")),
@@ -31,26 +38,16 @@ AUTOCAST_DTYPES = Table(
             ("logits", show.text("dtype_logits")),
             ("loss's dtype", show.text("dtype_loss")),
             ("gradients", show.text("dtype_gradients")),
-        )
+        ),
+        of_task("autocast_dtypes"),
     ),
-    of_task("autocast_dtypes"),
-)
-
-
-def _norm_columns(variant: str) -> tuple[tuple[str, Value], ...]:
-    """Return the columns of one way to compute a norm: its error, and its share of NaN and inf."""
-    return (
-        (f"{variant} error", show.number(f"{variant}_error", ".2e")),
-        (f"{variant} not finite", show.number(f"{variant}_nonfinite", ".0%")),
-    )
-
-
-NORMS = Table(
-    "norms",
-    "Norms in low precision",
-    "The largest error relative to the root mean square of the exact result, and the share of"
-    " elements that are NaN or infinite. narrow: computed in the dtype; wide: computed in fp32 and"
-    " rounded once; library: torch's own kernel.",
-    CellRows((*_norm_columns("narrow"), *_norm_columns("wide"), *_norm_columns("library"))),
-    of_task("norm_sensitivity"),
+    Table(
+        "norms",
+        "Norms in low precision",
+        "The largest error relative to the root mean square of the exact result, and the share of"
+        " elements that are NaN or infinite. narrow: computed in the dtype; wide: computed in fp32"
+        " and rounded once; library: torch's own kernel.",
+        cell_rows(*_norm_columns("narrow"), *_norm_columns("wide"), *_norm_columns("library")),
+        of_task("norm_sensitivity"),
+    ),
 )

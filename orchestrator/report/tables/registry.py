@@ -7,17 +7,15 @@ parameter's own column, which a table has if the parameter varies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
-from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables.attention_tables import ATTENTION, ATTENTION_MEMORY
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
 from orchestrator.report.tables.memory_tables import MEMORY_TABLES
-from orchestrator.report.tables.numerics_tables import ACCUMULATION, AUTOCAST_DTYPES, NORMS
-from orchestrator.report.tables.table import NOTES, Entry, Heading, RenderedTable, Table, TableGrid
+from orchestrator.report.tables.numerics_tables import NUMERICS_TABLES
+from orchestrator.report.tables.table import Entry, Heading, RenderedTable, Table, TableGrid
 from orchestrator.report.tables.timing_tables import TIMING_TABLES
 from orchestrator.report.tables.tradeoff_tables import TRADEOFFS
 from orchestrator.report.text.provenance import provenance
@@ -32,9 +30,7 @@ TABLES: tuple[Table, ...] = (
     *MEMORY_TABLES,
     TRADEOFFS,
     *KERNEL_TABLES,
-    ACCUMULATION,
-    AUTOCAST_DTYPES,
-    NORMS,
+    *NUMERICS_TABLES,
 )
 
 # Names of earlier versions by the tables that show the same now. Accepted, but not listed.
@@ -80,21 +76,5 @@ def lay_out(
             settings = {}
             grid = TableGrid([], [Heading(_PROBLEM)], [[Entry(typed_error_text(error))]])
         if grid.rows:
-            page = RenderedTable(table, grid, measured_with, settings=settings)
-            rendered.append(_number_notes(page))
+            rendered.append(RenderedTable(table, grid, measured_with, settings))
     return rendered
-
-
-def _number_notes(page: RenderedTable) -> RenderedTable:
-    """Replace the sentences in the column of notes by numbers, and list each sentence once."""
-    if NOTES not in page.header:
-        return page
-    column = page.header.index(NOTES)
-    numbers: dict[str, int] = {}
-    rows = []
-    for row in page.rows:
-        notes = row[column].text.splitlines()
-        own = {numbers.setdefault(note, len(numbers) + 1) for note in notes}
-        text = ", ".join(map(str, sorted(own))) or NOTHING
-        rows.append([*row[:column], Entry(text), *row[column + 1 :]])
-    return replace(page, grid=page.grid._replace(rows=rows), notes=tuple(numbers))

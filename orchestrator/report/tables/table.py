@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from itertools import compress
+from typing import NamedTuple
 
 from orchestrator.analysis.axes import NOTHING, Row, axis_text, is_null
 from orchestrator.analysis.results import Results
@@ -54,8 +54,10 @@ class Entry(NamedTuple):
 MISSING = Entry(NOTHING)
 
 
-def quantity(value: float, form: str, unit: str = "") -> Entry:
-    """Return an entry of a number, written with the format `form`."""
+def quantity(value: float | None, form: str, unit: str = "") -> Entry:
+    """Return an entry of a number, written with the format `form`; the missing one for null."""
+    if value is None or is_null(value):
+        return MISSING
     return Entry(format_number(value, form), value, unit)
 
 
@@ -91,10 +93,8 @@ def shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-T = TypeVar("T")
-
 _SETTINGS = ("precision", "compile", "pass", "attention", "batch_size")
-NOTES = "note"  # title of a column of sentences, one a line, that become numbered notes
+NOTES = "note"  # title of the column with the numbers of notes
 Rows = list[list[Entry]]
 
 
@@ -111,13 +111,15 @@ class Heading(NamedTuple):
 class TableGrid(NamedTuple):
     """Keys, which tell rows apart, measures, and the rows with an entry for each of both.
 
-    compared: the key whose values a reader compares, so that no view is of one value.
+    compared: the key whose values a reader compares, so that no view is of one value. notes: of
+    rows, which refer to them in the column NOTES by number, starting at 1.
     """
 
     keys: list[str]
     measures: list[Heading]
     rows: Rows
     compared: str = ""
+    notes: tuple[str, ...] = ()
 
 
 TableLayout = Callable[[Results], TableGrid]  # turns cells into the grid of a table
@@ -182,34 +184,24 @@ def is_empty(entries: Sequence[Entry]) -> bool:
     return all(entry.is_missing for entry in entries)
 
 
-def pick(values: Sequence[T], indices: Iterable[int]) -> list[T]:
-    """Return the values with these indices."""
-    return [values[index] for index in indices]
-
-
 def _without_empty_columns(grid: TableGrid) -> TableGrid:
     """Drop the columns that are empty in every row, such as the allocator's peaks on a CPU."""
     count = len(grid.keys)
     columns = columns_of(grid.rows, count + len(grid.measures))
-    shown = [index for index, entries in enumerate(columns) if not is_empty(entries)]
-    first = bisect_left(shown, count)
-    keys = pick(grid.keys, shown[:first])
-    measures = pick(grid.measures, [index - count for index in shown[first:]])
-    rows = list(map(list, zip(*pick(columns, shown), strict=True)))
-    return TableGrid(keys, measures, rows, grid.compared)
+    is_shown = [not is_empty(entries) for entries in columns]
+    keys = list(compress(grid.keys, is_shown))
+    measures = list(compress(grid.measures, is_shown[count:]))
+    rows = [list(compress(row, is_shown)) for row in grid.rows]
+    return grid._replace(keys=keys, measures=measures, rows=rows)
 
 
 @dataclass(frozen=True, eq=False)
 class RenderedTable:
-    """A table with all its rows. Rows refer to `notes` by number, starting at 1.
-
-    settings: values of axes that all of its cells share.
-    """
+    """A table with all its rows. settings: values of axes that all of its cells share."""
 
     table: Table
     grid: TableGrid
     provenance: str
-    notes: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @property

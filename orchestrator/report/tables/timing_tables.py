@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 
+from orchestrator.analysis.axes import Row, has_value, key_axes
+from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import (
     both,
@@ -13,13 +16,17 @@ from orchestrator.report.tables.cell_filters import (
     varying,
 )
 from orchestrator.report.tables.formatters import Value
-from orchestrator.report.tables.layouts import (
-    CellRows,
-    Columns,
-    CompareColumns,
-    ScalingExponents,
+from orchestrator.report.tables.layouts import Column, CompareColumns, cell_rows, groups
+from orchestrator.report.tables.table import (
+    MISSING,
+    Entry,
+    Heading,
+    Rows,
+    Table,
+    TableGrid,
+    axis_entries,
+    quantity,
 )
-from orchestrator.report.tables.table import Table
 
 _PHASES = ("forward", "backward", "optimizer")
 _STEP_AND_PHASES = (
@@ -33,126 +40,122 @@ _KERNELS_NOTE = (
     " independent of its CPU."
 )
 _SPEED_UPS = (
-    ("speed-up", show.speed_up("step_ms_median")),
+    ("speed-up", show.speed_up),
     ("speed-up of kernels", show.kernels_speed_up),
 )
 
 
-def _of_phases(title: str, value: str) -> Columns:
-    """Return a column for the whole step and one for each phase. `value`: of _STATISTICS."""
-    return tuple(
-        (f"{name} {title}".strip(), _STATISTICS[value](f"{stem}_ms"))
-        for name, stem in _STEP_AND_PHASES
-    )
+def _of_phases(title: str, make: Callable[[str], Value]) -> list[Column]:
+    """Return a column for the whole step and one for each phase."""
+    return [(f"{name} {title}".strip(), make(f"{stem}_ms")) for name, stem in _STEP_AND_PHASES]
 
 
-_STATISTICS: Mapping[str, Callable[[str], Value]] = {
-    "mean": lambda stem: show.of_steps(
-        show.total_step if stem == "step_ms" else show.mean_sd(stem)
-    ),
-    "median": lambda stem: show.of_steps(show.median_interval(stem)),
-    "n": lambda stem: show.number(f"{stem}_n", ".0f"),
-    "min": lambda stem: show.of_steps(show.ms(f"{stem}_min")),
-    "spread": lambda stem: show.ratio(f"{stem}_sd", f"{stem}_mean", ".2%"),
-}
+def _mean(stem: str) -> Value:
+    return show.of_steps(show.total_step if stem == "step_ms" else show.mean_sd(stem))
 
-_TIMINGS = Table(
-    "timings",
-    "Step time",
-    "Milliseconds, mean ± sample standard deviation. The timing waits at the end of each phase, but"
-    " not between the phases of a whole step, so the phases may add up to more than the total;"
-    " synced: the whole step with such waits. Backward / forward and tokens/s use medians, which"
-    " one slow step does not change. Without warm-up steps the total waits too. SM MHz: the GPU's"
-    " clock after the timing. Capped s: how long the power limit slowed it down. The interval"
-    " contains the median with 95 % confidence (order statistics).",
-    CellRows(
-        (
-            *_of_phases("", "mean"),
+
+_LENGTH = "context_length"
+_GROWING = (
+    ("step ms", "step_ms_median", show.step_ms),
+    ("peak GiB", "peak_allocated_bytes", show.gib("peak_allocated_bytes")),
+    ("forward ms", "forward_ms_median", show.of_steps(show.ms("forward_ms_median"))),
+    ("backward ms", "backward_ms_median", show.of_steps(show.ms("backward_ms_median"))),
+)
+
+
+def _growth(results: Results) -> TableGrid:
+    """Return each value that grows with the context length, and its exponent since the row above."""
+    axes = key_axes(results, without=(_LENGTH,))
+    rows: Rows = []
+    for group in groups(results.cells, axes, (_LENGTH,)):
+        if len(group) < 2:
+            continue
+        for row, previous in zip(group, [None, *group], strict=False):
+            entries = axis_entries(row, [*axes, _LENGTH])
+            for _, column, value in _GROWING:
+                entries += [value(row), _exponent(row, previous, column)]
+            rows.append([*entries, show.peak_bytes_per_pair(row)])
+    headings = []
+    for title, _, _ in _GROWING:
+        headings += [Heading(title), Heading(f"exponent of {title}")]
+    headings.append(Heading("peak bytes / pair"))
+    return TableGrid([*axes, _LENGTH], headings, rows, _LENGTH)
+
+
+def _exponent(row: Row, previous: Row | None, column: str) -> Entry:
+    """Return log(y2 / y1) / log(x2 / x1) for y along x."""
+    if previous is None or not (has_value(row, column) and has_value(previous, column)):
+        return MISSING
+    ends = (previous[column], row[column])
+    if min(ends) <= 0 or math.inf in ends:
+        return MISSING
+    growth = math.log(row[column]) - math.log(previous[column])
+    return quantity(growth / math.log(row[_LENGTH] / previous[_LENGTH]), ".2f")
+
+
+TIMING_TABLES: tuple[Table, ...] = (
+    Table(
+        "timings",
+        "Step time",
+        "Milliseconds, mean ± sample standard deviation. The timing waits at the end of each"
+        " phase, but not between the phases of a whole step, so the phases may add up to more than"
+        " the total; synced: the whole step with such waits. Backward / forward and tokens/s use"
+        " medians, which one slow step does not change. Without warm-up steps the total waits too."
+        " SM MHz: the GPU's clock after the timing. Capped s: how long the power limit slowed it"
+        " down. The interval contains the median with 95 % confidence (order statistics).",
+        cell_rows(
+            *_of_phases("", _mean),
             # One slow step would move a quotient of means, and hardly a quotient of medians.
             ("backward / forward", show.ratio("backward_ms_median", "forward_ms_median")),
             ("tokens/s", show.number("tokens_per_s", ",.0f")),
             ("SM MHz", show.number("sm_clock_after", ".0f")),
             ("capped s", show.number("power_capped_ns", ".1f", 1e-9)),
             ("synced", show.of_steps(show.mean_sd("step_synced_ms"))),
-            *_of_phases("median [95 % interval]", "median"),
-            *_of_phases("n", "n"),
-            *_of_phases("min", "min"),
-            *_of_phases("std/mean", "spread"),
-        )
-    ),
-    of_task("train_step"),
-    is_default=True,
-)
-
-_WARMUP = Table(
-    "warmup",
-    "Warm-up",
-    "The whole step after different numbers of warm-up steps. A step that is not warm has a larger"
-    " spread.",
-    CompareColumns(
-        ("warmup_steps",),
-        ("warm-up: mean ± sd", show.of_steps(show.mean_sd("step_synced_ms"))),
-        extra=(("std/mean", show.ratio("step_synced_ms_sd", "step_synced_ms_mean", ".2%")),),
-    ),
-    varying("warmup_steps", "train_step"),
-)
-
-_PRECISION = Table(
-    "precision",
-    "Precision",
-    "Median of the whole step in milliseconds, speed-up over the first column, and peak memory."
-    + _KERNELS_NOTE
-    + show.NOISE_NOTE,
-    CompareColumns(
-        ("precision",),
-        ("ms", show.step_ms),
-        _SPEED_UPS,
-        (("peak GiB", show.gib("peak_allocated_bytes")),),
-    ),
-    varying("precision", "train_step"),
-    is_default=True,
-)
-
-_COMPILE = Table(
-    "compile",
-    "Eager and compiled",
-    "Median of the whole step in milliseconds, speed-up over eager, and the seconds of the first"
-    " step including its compilation. Breaks even after: the number of steps after which a"
-    " compilation with a cold cache has paid off. Then peak memory, the cost of compiling each"
-    " pass, and the graphs, graph breaks and recompilations that torch counted."
-    + _KERNELS_NOTE
-    + show.NOISE_NOTE,
-    CompareColumns(
-        ("compile",),
-        ("ms", show.step_ms),
-        (_SPEED_UPS[0], ("breaks even after", show.break_even), _SPEED_UPS[1]),
-        (
-            ("first step s", show.number("compile_step_ms", ".1f", 1e-3)),
-            ("GiB", show.gib("peak_allocated_bytes")),
-            ("cache", show.text("compile_cache_seen")),
-            ("first forward s", show.number("compile_forward_ms", ".1f", 1e-3)),
-            ("first backward s", show.number("compile_backward_ms", ".1f", 1e-3)),
-            ("until ready s", show.number("compile_total_ms", ".1f", 1e-3)),
-            ("graphs", show.text("compile_graphs")),
-            ("breaks", show.text("compile_graph_breaks")),
-            ("recompiled", show.text("compile_recompiles")),
-            ("why", show.text("compile_recompile_reasons")),
-            ("CUDA graphs skipped", show.text("compile_skipped_cuda_graphs")),
+            *_of_phases(
+                "median [95 % interval]", lambda stem: show.of_steps(show.median_interval(stem))
+            ),
+            *_of_phases("n", lambda stem: show.number(f"{stem}_n", ".0f")),
+            *_of_phases("min", lambda stem: show.of_steps(show.ms(f"{stem}_min"))),
+            *_of_phases("std/mean", lambda stem: show.ratio(f"{stem}_sd", f"{stem}_mean", ".2%")),
         ),
-        baseline="eager",
+        of_task("train_step"),
+        is_default=True,
     ),
-    compiled_with_eager,
-    is_default=True,
-)
-
-_UTILISATION = Table(
-    "utilisation",
-    "Utilisation",
-    "TFLOP/s counts the model's own FLOPs. MFU is their share of the GPU's dense peak in that"
-    " precision, if a source gives this peak. The ceiling is the speed of one large matrix product"
-    " of random matrices in the same run, under the GPU's power limit: the rows without a size.",
-    CellRows(
-        (
+    Table(
+        "warmup",
+        "Warm-up",
+        "The whole step after different numbers of warm-up steps. A step that is not warm has a"
+        " larger spread.",
+        CompareColumns(
+            "warmup_steps",
+            ("warm-up: mean ± sd", show.of_steps(show.mean_sd("step_synced_ms"))),
+            extra=(("std/mean", show.ratio("step_synced_ms_sd", "step_synced_ms_mean", ".2%")),),
+        ),
+        varying("warmup_steps", "train_step"),
+    ),
+    Table(
+        "precision",
+        "Precision",
+        "Median of the whole step in milliseconds, speed-up over the first column, and peak memory."
+        + _KERNELS_NOTE
+        + show.NOISE_NOTE,
+        CompareColumns(
+            "precision",
+            ("ms", show.step_ms),
+            _SPEED_UPS,
+            (("peak GiB", show.gib("peak_allocated_bytes")),),
+        ),
+        varying("precision", "train_step"),
+        is_default=True,
+    ),
+    Table(
+        "utilisation",
+        "Utilisation",
+        "TFLOP/s counts the model's own FLOPs. MFU is their share of the GPU's dense peak in that"
+        " precision, if a source gives this peak. The ceiling is the speed of one large matrix"
+        " product of random matrices in the same run, under the GPU's power limit: the rows"
+        " without a size.",
+        cell_rows(
             ("step ms", show.step_ms),
             ("TFLOP/s", show.number("achieved_tflops", ".1f")),
             show.col("mfu", "MFU"),
@@ -161,25 +164,53 @@ _UTILISATION = Table(
             ("tf32 allowed", show.text("matmul_allow_tf32")),
             ("autocast dtype", show.text("autocast_dtype")),
             ("stored", show.text("parameter_dtype")),
-        )
+        ),
+        both(of_task("train_step", "matmul"), having("achieved_tflops")),
+        is_default=True,
     ),
-    both(of_task("train_step", "matmul"), having("achieved_tflops")),
-    is_default=True,
-)
-
-_BOUND = Table(
-    "bound",
-    "CPU-bound and GPU-bound steps",
-    "Median of the whole step in milliseconds: synced, the timing waits after each phase; pipelined,"
-    " once after the step. If the CPU is hardly ahead of the GPU at the end of a phase, the GPU"
-    " waited for the CPU to launch its kernels. A step is CPU-bound if such phases take more than a"
-    " tenth of it: another CPU gives another time. Kernels: their time in a step, which does not"
-    " depend on the CPU; busy: that time over the step's. Other cells: how many ran on the same"
-    " host. Waited for a core: the share of the timing in which other processes had the core."
-    " Operations a ms: how many small torch operations the CPU dispatched before and after the"
-    " timing.",
-    CellRows(
-        (
+    Table(
+        "compile",
+        "Eager and compiled",
+        "Median of the whole step in milliseconds, speed-up over eager, and the seconds of the"
+        " first step including its compilation. Breaks even after: the number of steps after which"
+        " a compilation with a cold cache has paid off. Then peak memory, the cost of compiling"
+        " each pass, and the graphs, graph breaks and recompilations that torch counted."
+        + _KERNELS_NOTE
+        + show.NOISE_NOTE,
+        CompareColumns(
+            "compile",
+            ("ms", show.step_ms),
+            (_SPEED_UPS[0], ("breaks even after", show.break_even), _SPEED_UPS[1]),
+            (
+                ("first step s", show.number("compile_step_ms", ".1f", 1e-3)),
+                ("GiB", show.gib("peak_allocated_bytes")),
+                ("cache", show.text("compile_cache_seen")),
+                ("first forward s", show.number("compile_forward_ms", ".1f", 1e-3)),
+                ("first backward s", show.number("compile_backward_ms", ".1f", 1e-3)),
+                ("until ready s", show.number("compile_total_ms", ".1f", 1e-3)),
+                ("graphs", show.text("compile_graphs")),
+                ("breaks", show.text("compile_graph_breaks")),
+                ("recompiled", show.text("compile_recompiles")),
+                ("why", show.text("compile_recompile_reasons")),
+                ("CUDA graphs skipped", show.text("compile_skipped_cuda_graphs")),
+            ),
+            baseline="eager",
+        ),
+        compiled_with_eager,
+        is_default=True,
+    ),
+    Table(
+        "bound",
+        "CPU-bound and GPU-bound steps",
+        "Median of the whole step in milliseconds: synced, the timing waits after each phase;"
+        " pipelined, once after the step. If the CPU is hardly ahead of the GPU at the end of a"
+        " phase, the GPU waited for the CPU to launch its kernels. A step is CPU-bound if such"
+        " phases take more than a tenth of it: another CPU gives another time. Kernels: their time"
+        " in a step, which does not depend on the CPU; busy: that time over the step's. Other"
+        " cells: how many ran on the same host. Waited for a core: the share of the timing in"
+        " which other processes had the core. Operations a ms: how many small torch operations the"
+        " CPU dispatched before and after the timing.",
+        cell_rows(
             ("step", show.of_steps(show.median_interval("step_ms"))),
             ("CPU-bound", show.yes_or_no("cpu_bound")),
             ("phases that wait", show.number("cpu_bound_share", ".0%")),
@@ -195,74 +226,46 @@ _BOUND = Table(
             ("waited for a core", show.number("waited_for_core", ".1%")),
             ("operations a ms before", show.number("host_pace_before", ".0f")),
             ("after", show.number("host_pace_after", ".0f")),
-        )
-    ),
-    # Without pipelined steps it is unknown how far the CPU was ahead.
-    having("step_pipelined_ms_median", "step_kernel_time_ms_median"),
-)
-
-_SCALING = Table(
-    "scaling",
-    "Scaling with context length",
-    "Each exponent is computed from a row and the row above it: 1 is linear in the context length,"
-    " 2 is quadratic. Peak bytes / pair, for attention alone: bytes per pair of positions of one"
-    " sequence, constant if memory is quadratic.",
-    ScalingExponents(
-        (
-            ("step ms", "step_ms_median", show.step_ms),
-            ("peak GiB", "peak_allocated_bytes", show.gib("peak_allocated_bytes")),
-            ("forward ms", "forward_ms_median", show.of_steps(show.ms("forward_ms_median"))),
-            ("backward ms", "backward_ms_median", show.of_steps(show.ms("backward_ms_median"))),
         ),
-        show.peak_bytes_per_pair,
-        "peak bytes / pair",
+        # Without pipelined steps it is unknown how far the CPU was ahead.
+        having("step_pipelined_ms_median", "step_kernel_time_ms_median"),
     ),
-    varying("context_length", "train_step", "attention"),
-    is_default=True,
-)
-
-_TIME_SPENT = Table(
-    "time-spent",
-    "Time spent measuring",
-    "Seconds of an attempt: starting and ending its process, building (device included), compiling"
-    " and warming up, timed steps, and all other instruments.",
-    CellRows(
-        (
+    Table(
+        "scaling",
+        "Scaling with context length",
+        "Each exponent is computed from a row and the row above it: 1 is linear in the context"
+        " length, 2 is quadratic. Peak bytes / pair, for attention alone: bytes per pair of"
+        " positions of one sequence, constant if memory is quadratic.",
+        _growth,
+        varying("context_length", "train_step", "attention"),
+        is_default=True,
+    ),
+    Table(
+        "time-spent",
+        "Time spent measuring",
+        "Seconds of an attempt: starting and ending its process, building (device included),"
+        " compiling and warming up, timed steps, and all other instruments.",
+        cell_rows(
             ("all", show.number("wall_s", ".2f")),
             ("process", show.number("time_process_s", ".2f")),
             ("build", show.number("time_build_s", ".2f")),
             ("warm-up", show.number("time_warm_up_s", ".2f")),
             ("timed steps", show.number("time_timing_s", ".2f")),
             ("instruments", show.number("time_instruments_s", ".2f")),
-        )
+        ),
+        having("time_process_s"),
     ),
-    having("time_process_s"),
-)
-
-_FAILURES = Table(
-    "failures",
-    "Cells without a result",
-    "`sweep show` prints everything that is known about a cell.",
-    CellRows(
-        (
+    Table(
+        "failures",
+        "Cells without a result",
+        "`sweep show` prints everything that is known about a cell.",
+        cell_rows(
             ("status", show.text("status")),
             ("where", show.end_location),
             ("why", show.failure_reason),
             ("cell", show.text("cell")),
-        )
+        ),
+        lambda cells: cells[cells["status"] != "ok"],
+        is_default=True,
     ),
-    lambda cells: cells[cells["status"] != "ok"],
-    is_default=True,
-)
-
-TIMING_TABLES: tuple[Table, ...] = (
-    _TIMINGS,
-    _WARMUP,
-    _PRECISION,
-    _UTILISATION,
-    _COMPILE,
-    _BOUND,
-    _SCALING,
-    _TIME_SPENT,
-    _FAILURES,
 )

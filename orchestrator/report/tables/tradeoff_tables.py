@@ -45,7 +45,6 @@ _HEADINGS = (
     "saves GiB", "costs ms", "peak ratio", "step ratio", "peak GiB", "step ms",
     "without: peak GiB", "without: step ms", "tokens/s", "MFU",
 )  # fmt: skip
-_step_ratio = speed_up("step_ms_median")
 _peak = peak_gib()
 _tokens_per_s = number("tokens_per_s", ",.0f")
 _, _mfu = col("mfu")
@@ -124,7 +123,7 @@ def _compared(row: Row, baseline: Row) -> list[Entry]:
         saves = quantity(peak_without.number - peak.number, "+.2f", "GiB")
         peak_ratio = quotient(peak.number, peak_without.number)
     return [
-        saves, costs, peak_ratio, _step_ratio(baseline, row), peak, time,
+        saves, costs, peak_ratio, speed_up(baseline, row), peak, time,
         peak_without, time_without, _tokens_per_s(row), _mfu(row),
     ]  # fmt: skip
 

@@ -10,20 +10,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
 from orchestrator.report.tables.table import (
     Entry,
-    Heading,
     RenderedTable,
     Rows,
     Table,
     columns_of,
     is_empty,
-    pick,
 )
 from orchestrator.report.text.slices import usual_value
 
@@ -62,14 +60,11 @@ class TableView:
     the table has besides.
     """
 
-    name: str
-    title: str
+    page: RenderedTable
     caption: str
     keys: tuple[str, ...]
     measures: tuple[Measure, ...]
     rows: Rows
-    provenance: str
-    notes: tuple[str, ...] = ()
     hidden_rows: int = 0
     hidden_columns: int = 0
 
@@ -85,7 +80,7 @@ class TableView:
 
     @property
     def numbered_notes(self) -> list[str]:
-        return [f"{index}. {note}" for index, note in enumerate(self.notes, 1)]
+        return [f"{index}. {note}" for index, note in enumerate(self.page.grid.notes, 1)]
 
     @property
     def key_titles(self) -> list[str]:
@@ -106,23 +101,21 @@ def view_of(
     key_columns, measured = columns[: len(keys)], columns[len(keys) :]
     measures = _measures(page, measured)
     lifted: dict[str, str] = {}
-    chosen = list(range(len(measures)))
+    chosen = set(range(len(measures)))
     if max_columns is not None:
         lifted = _constants(keys, key_columns)
         key_columns = list(map(_with_short_names, key_columns))
         room = max(max_columns - len(keys) + len(lifted), 1)
         chosen = _chosen(measures, measured, room)
-    shown = [index for index, key in enumerate(keys) if key not in lifted]
-    entries = [*pick(key_columns, shown), *pick(measured, chosen)]
+    is_shown = [key not in lifted for key in keys]
+    is_chosen = [index in chosen for index in range(len(measures))]
+    entries = compress([*key_columns, *measured], [*is_shown, *is_chosen])
     return TableView(
-        page.table.name,
-        page.table.title,
+        page,
         _caption(page.table, {**page.settings, **lifted}, sliced),
-        tuple(pick(keys, shown)),
-        tuple(pick(measures, chosen)),
+        tuple(compress(keys, is_shown)),
+        tuple(compress(measures, is_chosen)),
         list(map(list, zip(*entries, strict=True)))[:max_rows],
-        page.provenance,
-        page.notes,
         hidden_rows=len(page.rows) - len(rows[:max_rows]),
         hidden_columns=len(measures) - len(chosen),
     )
@@ -195,20 +188,14 @@ def _measures(page: RenderedTable, columns: Sequence[Sequence[Entry]]) -> list[M
     order = list(dict.fromkeys(chain(fullest, *titles.values())))
     measures = []
     for heading, entries in zip(page.grid.measures, columns, strict=True):
-        measures.append(_measure(heading, entries, order.index(heading.title)))
+        unit = next(filter(None, map(attrgetter("unit"), entries)), "")
+        is_text = all(entry.number is None for entry in entries)
+        priority = order.index(heading.title)
+        measures.append(Measure(heading.title, unit, is_text, priority, heading.group))
     return measures
 
 
-def _measure(heading: Heading, entries: Sequence[Entry], priority: int) -> Measure:
-    units = filter(None, map(attrgetter("unit"), entries))
-    numbers = list(map(attrgetter("number"), entries))
-    is_text = numbers.count(None) == len(numbers)
-    return Measure(heading.title, next(units, ""), is_text, priority, heading.group)
-
-
-def _chosen(
-    measures: Sequence[Measure], columns: Sequence[Sequence[Entry]], room: int
-) -> list[int]:
+def _chosen(measures: Sequence[Measure], columns: Sequence[Sequence[Entry]], room: int) -> set[int]:
     """Return the indices of the measures that fit, by priority, of those with a value.
 
     A measure that is compared is shown for all values, or else for the last one that has it.
@@ -223,7 +210,7 @@ def _chosen(
         left = room - len(chosen)
         shown = indices if len(indices) <= left else indices[-1:]
         chosen += shown[:left]
-    return sorted(chosen)
+    return set(chosen)
 
 
 def _caption(table: Table, lifted: Mapping[str, str], sliced: Mapping[str, str]) -> str:

@@ -44,21 +44,16 @@ def names_of(cells: pd.DataFrame) -> pd.Series[Any]:
     return names
 
 
-def ordered_names(cells: pd.DataFrame) -> list[str]:
-    """Return the distinct names of models: sizes from small to large, then the others."""
-    names: dict[str, None] = {}
-    for axis, prefix in NAMING:
-        if axis in cells:
-            names |= dict.fromkeys(
-                f"{prefix}{value}" for value in ordered_values(axis, cells[axis])
-            )
-    present = dict.fromkeys(names_of(cells))
-    return [name for name in names if name in present] + [n for n in present if n not in names]
-
-
 def ordered(axis: str, cells: pd.DataFrame) -> list[Any]:
     """Return the distinct values of an axis or of the names of models, in their order."""
-    return ordered_names(cells) if axis == NAME else ordered_values(axis, cells[axis])
+    if axis != NAME:
+        return ordered_values(axis, cells[axis])
+    names = list(dict.fromkeys(names_of(cells)))
+    for name, prefix in reversed(NAMING):
+        if name in cells:
+            own = [f"{prefix}{value}" for value in ordered_values(name, cells[name])]
+            names = sorted(names, key=lambda one: own.index(one) if one in own else len(own))
+    return names
 
 
 def sort_by(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_json
 from orchestrator.report.formats.fitting import TEXT_PT, estimated_pt, fitting_view
 from orchestrator.report.formats.latex import to_ascii_latex, to_latex
 from orchestrator.report.formats.markdown import to_markdown
-from orchestrator.report.formats.records import records_of
+from orchestrator.report.formats.records import typed_columns
 from orchestrator.report.formats.terminal import Screen, table_text
 from orchestrator.report.formats.typst import to_typst
 from orchestrator.report.tables.registry import TABLES, lay_out
@@ -109,7 +109,7 @@ def test_every_measure_of_every_table_is_numeric_in_csv(every_page: list[Rendere
     for page in every_page:
         frame = pd.read_csv(io.StringIO(to_csv(page)))
         assert frame.columns.is_unique
-        assert list(frame) == records_of(page).names
+        assert list(frame) == list(typed_columns(page))
         assert len(frame) == len(page.rows)
         view = view_of(page, max_rows=None, max_columns=None)
         numeric = sum(frame[name].dtype.kind in "ifb" for name in frame)

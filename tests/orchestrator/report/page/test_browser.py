@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.text.answers import answers
-from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.open import open_runs
 from tests.conftest import ROOT
 
@@ -37,7 +35,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of all published runs."""
     run = open_runs([ROOT / "results" / "published" / "h200"])
     results = load_results(run)
-    details = read_details(run, results, partial(read_artifacts, run))
+    details = read_details(run, results)
     tables = lay_out(results)
     content = PageContent(
         results, answers(results), tables, begin_drawing(results), details, "results/h200",

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.text.answers import answers
-from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import LOG_FILE
@@ -81,7 +79,7 @@ class Outline(HTMLParser):
 def page_of(run: Run, with_figures: bool = False) -> str:
     results = load_results(run)
     drawing = begin_drawing(results) if with_figures else Drawing()
-    details = read_details(run, results, partial(read_artifacts, run))
+    details = read_details(run, results)
     content = PageContent(
         results, answers(results), lay_out(results), drawing, details, "results/x"
     )

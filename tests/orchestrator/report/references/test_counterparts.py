@@ -346,6 +346,6 @@ def test_every_published_table_has_a_row_in_reference(
     assert rows
     for row in rows:
         numbers = [] if row["note"] == "–" else row["note"].split(", ")
-        notes = " ".join(page.notes[int(number) - 1] for number in numbers)
+        notes = " ".join(page.grid.notes[int(number) - 1] for number in numbers)
         is_comparable = "No ratio" not in notes and row["theirs"] != "OOM"
         assert (row["ratio"] != "–") is is_comparable or row["theirs"].startswith("0.00")

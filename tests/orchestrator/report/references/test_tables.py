@@ -115,9 +115,9 @@ def test_a_mean_has_its_standard_deviation(run_of: MakeRun, make_outcome: MakeOu
 
 def test_notes_are_numbered_and_each_row_names_its_own(run: Run) -> None:
     page = reference(load_results(run))
-    rows = [notes_of(page.notes, row[-1]) for row in texts_of(page)]
-    assert len(page.notes) == len(set(page.notes))
-    assert set(page.notes) == {note for notes in rows for note in notes}
+    rows = [notes_of(page.grid.notes, row[-1]) for row in texts_of(page)]
+    assert len(page.grid.notes) == len(set(page.grid.notes))
+    assert set(page.grid.notes) == {note for notes in rows for note in notes}
     assert any("Not stated: precision (fp32 or tf32)" in note for note in rows[0])
     assert any("what the column `with float32` sets" in note for note in rows[2])
 
@@ -149,7 +149,7 @@ def test_a_number_that_is_printed_twice_has_one_row(run_of: MakeRun) -> None:
     (time,), (memory,) = records(page, "forward mean"), records(page, "memory after forward")
     assert (time["theirs"], time["ratio"]) == ("13.69", "0.73")
     assert (memory["theirs"], memory["ours"]) == ("4.24", "4.00")
-    assert any("As milliseconds, the long contexts" in note for note in page.notes)
+    assert any("As milliseconds, the long contexts" in note for note in page.grid.notes)
 
 
 def test_there_is_no_ratio_without_a_stated_shape(run: Run) -> None:
@@ -158,7 +158,7 @@ def test_there_is_no_ratio_without_a_stated_shape(run: Run) -> None:
     unstated = [row for row in records(page) if row["source"].startswith("section 1.2")]
     assert {row["theirs"].split(" ")[0] for row in unstated} >= {"48.47", "36.86", "15.87", "725.0"}
     assert {row["ratio"] for row in unstated} == {"–"}
-    assert any("No ratio, because shapes may differ" in note for note in page.notes)
+    assert any("No ratio, because shapes may differ" in note for note in page.grid.notes)
 
 
 def test_the_source_names_cpu_and_mps(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
@@ -232,10 +232,10 @@ def test_every_format_prints_the_same_numbers(run: Run) -> None:
 
 def test_markdown_has_numbered_notes_and_csv_has_them_in_full(run: Run) -> None:
     page = reference(load_results(run))
-    assert f"\n1. {page.notes[0]}" in to_markdown(view_of(page))
+    assert f"\n1. {page.grid.notes[0]}" in to_markdown(view_of(page))
     rows = list(csv.DictReader(io.StringIO(to_csv(page))))
     assert [row["note"] for row in rows] == [
-        " ".join(notes_of(page.notes, row[-1])) for row in texts_of(page)
+        " ".join(notes_of(page.grid.notes, row[-1])) for row in texts_of(page)
     ]
 
 
