@@ -49,6 +49,10 @@ def answers_to_markdown(answers: Iterable[Answer], measured_with: str) -> str:
     lines = ["## Answers", ""]
     for answer in answers:
         value = " ".join(filter(None, (f"**{answer.number}**", answer.interval)))
-        sentence = answer.sentence.strip().replace("\n", "; ")
-        lines.append(f"- {answer.label}: {value}. {sentence}")
+        lines.append(f"- {answer.label}: {value}. {answer.sentence}")
+        if answer.table.rows:
+            rule = ["---", *(["---:"] * len(answer.table.header[1:]))]
+            table = [answer.table.header, rule, *answer.table.rows]
+            rows = [f"  | {' | '.join(texts)} |" for texts in table]
+            lines += ["", f"  {answer.table.caption}:", "", *rows, ""]
     return "\n".join([*lines, "", f"*{measured_with}*"]) + "\n"

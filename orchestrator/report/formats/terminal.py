@@ -26,7 +26,7 @@ from orchestrator.report.tables.table import Entry, RenderedTable
 from orchestrator.report.tables.views import TableView
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
-from orchestrator.report.text.memory_failures import HEADER, memory_failures
+from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import HOST_MARK, counted
 from orchestrator.report.text.provenance import provenance
 from tasks.spec.status import OUT_OF_MEMORY
@@ -158,15 +158,17 @@ def memory_failures_text(results: Results, screen: Screen) -> str:
 
 def _out_of_memory(results: Results) -> Iterator[RenderableType]:
     found = memory_failures(results)
-    if not found:
+    if not found.rows:
         return
     table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
-    for title in HEADER:
+    for title in found.header:
         table.add_column(Text(title, style="bold"))
-    for one in found[:_MAX_FAILURES]:
-        name, *others = one.texts
+    for name, *others in found.rows[:_MAX_FAILURES]:
         table.add_row(Text(f"  {name}"), *others)
-    yield from ("", table)
+    yield ""
+    if found.caption:
+        yield Text(found.caption, style="bold")
+    yield table
 
 
 def _other_failures(results: Results, command: str) -> Iterator[RenderableType]:

@@ -83,10 +83,11 @@ class KernelFigures:
     @cached_property
     def gemm_share(self) -> float | None:
         """The share of matrix products, None if the class of too many kernels is unknown."""
-        times_ms = self.kernels.groupby("kernel_class", observed=True)["ms"].sum()
-        if times_ms.get(UNKNOWN_CLASS, 0.0) > _NEGLIGIBLE * times_ms.sum() or times_ms.empty:
+        classes, total_ms = self.kernels["kernel_class"], self.kernels["ms"].sum()
+        unknown_ms = self.kernels.loc[classes == UNKNOWN_CLASS, "ms"].sum()
+        if self.kernels.empty or unknown_ms > _NEGLIGIBLE * total_ms:
             return None
-        return float(times_ms.get(GEMM, 0.0) / times_ms.sum())
+        return float(self.kernels.loc[classes == GEMM, "ms"].sum() / total_ms)
 
     def share(self, phase: str, among: str, rank: int) -> float | None:
         """Return the share of the phase's kernel time that its kernel of this rank takes."""

@@ -64,7 +64,7 @@ def _compared_rows(results: Results) -> TableGrid:
     return grid_of(results, (), titles, found, compared)
 
 
-def _over(bases: Sequence[Row], strict: Sequence[str]) -> Value:
+def _over(bases: Sequence[Row], strict: list[str]) -> Value:
     """Return a formatter of the speed-up of a row over the base that agrees with it in some axes.
 
     Without such a base, the precision may differ.

@@ -27,13 +27,17 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import (
     LENGTH,
-    NAME,
     PASSES,
     fullest_context,
     name_of,
-    names_of,
     scope_of,
-    sort_by,
+)
+from orchestrator.report.text.memory_failures import (
+    LIMIT,
+    NO_TABLE,
+    TextTable,
+    contexts_by_limit,
+    limited_steps,
 )
 from orchestrator.report.text.numbers import (
     counted,
@@ -63,7 +67,7 @@ _PEAK = "peak_allocated_bytes"
 _KERNELS = "step_kernel_time_ms_median"
 _MIN_LENGTH = 1024  # below, attention is limited by work that does not grow with the context
 _MIN_LENGTHS = 3  # for an exponent
-_MOST_LIMITS, _MOST_MODELS = 4, 5  # of the list of what fails under each memory limit
+_MOST_MODELS = 5  # of the table of what fits in each memory limit
 NARROW = ("bf16", "fp16", "bf16_pure", "tf32")  # in the order in which an answer is about one
 # Results that no step was run for, or that is about no step.
 _NOT_FAILED = ("ok", *OUT_OF_MEMORY, "skipped")
@@ -76,7 +80,8 @@ class Answer:
     """A number, its interval, and a sentence that starts with a conclusion.
 
     label: what the number is, for a terminal. scope: the cells that it is about. section: part of
-    the page that shows more. has_mark: true if the number is about CPU-bound steps.
+    the page that shows more. has_mark: true if the number is about CPU-bound steps. table: numbers
+    for the page that a sentence could not hold.
     """
 
     label: str
@@ -87,6 +92,7 @@ class Answer:
     scope: str
     section: str
     has_mark: bool = False
+    table: TextTable = NO_TABLE
 
     @property
     def sentence(self) -> str:
@@ -277,12 +283,10 @@ def about_memory(results: Results) -> Iterator[Answer]:
     """Yield how many cells run out of memory, by limit, or the largest peak if none does."""
     cells = results.cells
     decided = cells[cells["status"].isin(["ok", *OUT_OF_MEMORY])]
-    limited = decided
-    if "memory_limit_gib" in decided:
-        limited = preferring(decided[decided["memory_limit_gib"].notna()], {"pass": "train_step"})
+    limited = limited_steps(results)
     is_out = decided["status"].isin(OUT_OF_MEMORY)
-    if len(limited) and "memory_limit_gib" in limited and _ran_out(limited).any():
-        yield _of_limits(limited, preferring(decided, MAIN))
+    if _ran_out(limited).any():
+        yield _of_limits(limited, preferring(decided, MAIN), results.axes)
     elif is_out.any():
         first = decided[is_out]
         yield Answer(
@@ -311,16 +315,18 @@ def _ran_out(cells: pd.DataFrame) -> pd.Series[bool]:
     return cells["status"].isin(OUT_OF_MEMORY)
 
 
-def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame) -> Answer:
-    by_limit = _ran_out(limited).groupby(limited["memory_limit_gib"].astype(float))
+def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame, axes: Sequence[str]) -> Answer:
+    by_limit = _ran_out(limited).groupby(limited[LIMIT].astype(float))
     out: dict[Any, Any] = by_limit.sum().to_dict()
     total: dict[Any, Any] = by_limit.size().to_dict()
     # The limit that separates the cells best.
     chosen = min(out, key=lambda limit: abs(out[limit] / total[limit] - 0.5))
-    detail = _first_failures(limited)
-    without = unlimited[unlimited["memory_limit_gib"].isna()]
+    detail = ""
+    without = unlimited[unlimited[LIMIT].isna()]
     if len(without) and not _ran_out(without).any():
-        detail += f"Without a limit none fails.{_largest_peak(without)}"
+        detail = f"Without a limit none fails.{_largest_peak(without)}"
+    table = contexts_by_limit(limited, axes)
+    table = replace(table, rows=evenly(table.rows, _MOST_MODELS))
     return Answer(
         "out of memory",
         f"{out[chosen]}/{total[chosen]}",
@@ -329,26 +335,8 @@ def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame) -> Answer:
         detail,
         f"limit {chosen:g} GiB",
         "memory",
+        table=table,
     )
-
-
-def _first_failures(limited: pd.DataFrame) -> str:
-    """Return the shortest context of each model that fails under each limit, and in which phase."""
-    failed = limited[_ran_out(limited)]
-    if LENGTH not in failed or failed[LENGTH].isna().any():
-        return ""
-    failed = failed.assign(**{NAME: names_of(failed)}).sort_values(LENGTH, kind="stable")
-    first = sort_by(failed.drop_duplicates([NAME, "memory_limit_gib"]), (NAME,))
-    texts = []
-    for limit, own in first.groupby(first["memory_limit_gib"].astype(float)):
-        names = []
-        for row in own.head(_MOST_MODELS).to_dict("records"):
-            phase = f" ({row['phase']})" if has_value(row, "phase") and row["phase"] else ""
-            names.append(f"{row[NAME]} {row[LENGTH]:,}{phase}")
-        texts.append(f"{limit:g} GiB: {', '.join(names)}")
-    precisions = list(failed.get("precision", pd.Series(dtype=object)).unique())
-    where = f" in {precisions[0]}" if len(precisions) == 1 else ""
-    return "\n".join([f"Shortest contexts that fail{where}:", *evenly(texts, _MOST_LIMITS), ""])
 
 
 def _peak(cells: pd.DataFrame) -> Row:

@@ -24,6 +24,7 @@ from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.messages import typed_error_text
 from tasks.spec.status import OUT_OF_MEMORY
 
+_ON_CPU = " on a CPU"
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 
 
@@ -93,7 +94,9 @@ def about_kernels(results: Results) -> Iterator[str]:
         shares = (products.sum() / total).dropna().sort_values(ascending=False)
         texts = [f"{percent(share)} in {precision}" for precision, share in shares.items()]
         if texts:
-            yield f"Matrix products are {', '.join(texts)} of the profiled kernel time."
+            on_cpu = _device(results.cells) == _ON_CPU
+            profiled = "time of operators" if on_cpu else "kernel time"
+            yield f"Matrix products are {', '.join(texts)} of the profiled {profiled}."
 
 
 def about_compiling(results: Results) -> Iterator[str]:
@@ -229,7 +232,7 @@ def _device(cells: pd.DataFrame) -> str:
         return f" on one {gpus[0]}"
     if gpus:
         return f" on {len(gpus)} kinds of GPU"
-    return " on a CPU" if "device" in cells and (cells["device"] == "cpu").all() else ""
+    return _ON_CPU if "device" in cells and (cells["device"] == "cpu").all() else ""
 
 
 def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:

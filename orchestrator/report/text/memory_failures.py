@@ -1,48 +1,95 @@
-"""The cells of a run that ran out of memory, by model: how many, in which phase, from which context."""
+"""Small tables of the cells of a run that ran out of memory: by model, and by memory limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import pandas as pd
 
 from orchestrator.analysis.axes import NOTHING, ordered_values
 from orchestrator.analysis.results import Results
-from orchestrator.report.text.cell_names import LENGTH, NAME_COLUMNS, names_of
+from orchestrator.report.text.cell_names import LENGTH, NAME, NAME_COLUMNS, names_of, ordered
+from orchestrator.report.text.pairs import preferring
+from orchestrator.report.text.slices import choose_slice, evenly
 from tasks.spec.status import OUT_OF_MEMORY
 
+LIMIT = "memory_limit_gib"
 _READ = (*NAME_COLUMNS, "status", "phase", "precision", LENGTH)
-HEADER = ("out of memory", "cells", "ran out in", "first context that fails")
+_MOST_LIMITS = 4
 
 
 @dataclass(frozen=True)
-class MemoryFailures:
-    """The failures of one model. phases: such as `4 forward, 2 optimizer`."""
+class TextTable:
+    """A small table of texts. The first column of each row names a model."""
 
-    name: str
-    failed: int
-    total: int
-    phases: str
-    first_context: str
-
-    @property
-    def texts(self) -> Sequence[str]:
-        cells = f"{self.failed} of {self.total}"
-        return (self.name, cells, self.phases, self.first_context)
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
 
 
-def memory_failures(results: Results) -> list[MemoryFailures]:
-    """Return the failures of each model that ran out of memory, the most failures first."""
+NO_TABLE = TextTable((), ())
+
+
+def memory_failures(results: Results) -> TextTable:
+    """Return the failures of each model that ran out of memory, the most failures first.
+
+    With several memory limits, a column for each says which contexts fit.
+    """
     cells = results.cells.filter(items=_READ)
     cells = cells.assign(is_out=cells["status"].isin(OUT_OF_MEMORY), named=names_of(cells))
-    found = []
-    for name, own in cells.groupby("named", sort=False):
+    titles: Sequence[str] = ("ran out in", "first context that fails")
+    of_limits: dict[str, Sequence[str]] = {}
+    caption = ""
+    limits = contexts_by_limit(limited_steps(results), results.axes)
+    if len(limits.header) > 2:
+        titles, caption = limits.header[1:], limits.caption
+        of_limits = {name: texts for name, *texts in limits.rows}
+    rows = []
+    for model, own in cells.groupby("named", sort=False):
         failed = own[own["is_out"]]
+        texts: Sequence[str] = [_phases(failed), _first(failed)]
+        if of_limits:
+            texts = of_limits.get(str(model), [NOTHING] * len(titles))
         if len(failed):
-            phases = _phases(failed)
-            found.append(MemoryFailures(str(name), len(failed), len(own), phases, _first(failed)))
-    return sorted(found, key=lambda one: one.failed / one.total, reverse=True)
+            counts = f"{len(failed)} of {len(own)}"
+            rows.append((len(failed) / len(own), [str(model), counts, *texts]))
+    rows.sort(key=itemgetter(0), reverse=True)
+    return TextTable(("out of memory", "cells", *titles), [texts for _, texts in rows], caption)
+
+
+def limited_steps(results: Results) -> pd.DataFrame:
+    """Return the cells that were measured under a memory limit, whole steps if there are any."""
+    cells = results.cells
+    if LIMIT not in cells:
+        return cells.iloc[:0]
+    is_decided = cells["status"].isin(["ok", *OUT_OF_MEMORY])
+    limited: pd.DataFrame = cells[is_decided & cells[LIMIT].notna()]
+    return preferring(limited, {"pass": "train_step"})
+
+
+def contexts_by_limit(limited: pd.DataFrame, axes: Sequence[str]) -> TextTable:
+    """Return the longest context that fits and the first that fails, by model and memory limit."""
+    if limited.empty or LENGTH not in limited or limited[LENGTH].isna().any():
+        return NO_TABLE
+    cells = limited.assign(**{NAME: names_of(limited)})
+    cells, note = choose_slice(cells, axes, [NAME, LENGTH, LIMIT])
+    is_out = cells["status"].isin(OUT_OF_MEMORY)
+    longest = cells[~is_out].groupby([NAME, LIMIT])[LENGTH].max()
+    first = cells[is_out].groupby([NAME, LIMIT])[LENGTH].min()
+    limits = evenly(sorted(cells[LIMIT].unique()), _MOST_LIMITS)
+    rows = []
+    for name in ordered(NAME, cells):
+        places = [(name, limit) for limit in limits]
+        texts = [f"{_context(longest.get(at))} / {_context(first.get(at))}" for at in places]
+        rows.append([name, *texts])
+    caption = f"Longest context that fits / first that fails: {note}"
+    return TextTable(("model", *(f"{limit:g} GiB" for limit in limits)), rows, caption)
+
+
+def _context(length: float | None) -> str:
+    return NOTHING if length is None else f"{length:,.0f}"
 
 
 def _phases(failed: pd.DataFrame) -> str:

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from orchestrator.report.tables.formatters import col
-from orchestrator.report.tables.layouts import CellRows
+from orchestrator.report.tables.layouts import cell_rows
 from orchestrator.report.tables.table import (
     MISSING,
     Entry,

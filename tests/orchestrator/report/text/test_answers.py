@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
+from orchestrator.report.formats.markdown import answers_to_markdown
 from orchestrator.report.text.answers import Answer, answers
 from orchestrator.report.text.numbers import counted, interval, number, percent, ratio
 
@@ -136,10 +137,22 @@ def test_memory_counts_what_runs_out_under_each_limit() -> None:
     cells += [step(100, memory_limit_gib=None, context_length=9, peak_allocated_bytes=90 * GIB)]
     only = answer("memory", *cells)
     assert (only.number, only.interval) == ("2/3", "of the steps fail in 24 GiB")
-    assert only.detail.startswith(
-        "Shortest contexts that fail in fp32:\n24 GiB: small 4 (forward)\n80 GiB: small 9 (forward)\nWithout"
-    )
-    assert "Without a limit none fails. The largest peak is 90.0 GiB" in only.detail
+    assert only.detail.startswith("Without a limit none fails. The largest peak is 90.0 GiB")
+    assert only.table.header == ("model", "24 GiB", "80 GiB")
+    assert only.table.rows == [["small", "1 / 4", "4 / 9"]]
+    assert only.table.caption.startswith("Longest context that fits / first that fails: training")
+
+
+def test_a_model_that_always_fits_or_never_has_a_dash() -> None:
+    values = {"memory_limit_gib": 24.0, "context_length": 128}
+    cells = [step(100, size="xl", status="oom", **values), step(100, size="small", **values)]
+    assert answer("memory", *cells).table.rows == [["small", "128 / –"], ["xl", "– / 128"]]
+
+
+def test_the_table_of_limits_is_part_of_the_answers_in_markdown() -> None:
+    cells = [step(100, size="xl", status="oom", memory_limit_gib=24.0, context_length=128)]
+    text = answers_to_markdown([answer("memory", *cells)], "measured on it")
+    assert "  | model | 24 GiB |\n  | --- | ---: |\n  | xl | – / 128 |\n" in text
 
 
 def test_memory_without_a_limit_names_the_largest_peak_or_what_ran_out() -> None:
