@@ -30,12 +30,7 @@ from orchestrator.common.files import Content, writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.run_location import RunLocation
 from orchestrator.report.export.redaction import Redaction
-from orchestrator.store.layout import (
-    ATTEMPTS,
-    CONFIG_FILE,
-    PUBLICATION_FILE,
-    SCHEMA_VERSION,
-)
+from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.run import Run, describe_incomplete

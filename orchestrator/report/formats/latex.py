@@ -8,12 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from operator import itemgetter
 
-from orchestrator.report.formats.fitting import (
-    BETWEEN_COLUMNS_PT,
-    fitting_view,
-    heads,
-    printable,
-)
+from orchestrator.report.formats.fitting import BETWEEN_COLUMNS_PT, fitting_view, heads, printable
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import TableView
 

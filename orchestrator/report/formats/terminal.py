@@ -100,11 +100,8 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
 
 
 def _hidden(view: TableView) -> str:
-    counts = []
-    for count, noun in ((view.hidden_rows, "row"), (view.hidden_columns, "column")):
-        if count:
-            counts.append(f"{count:,} more {noun}{'' if count == 1 else 's'}")
-    return " and ".join(counts)
+    hidden = ((view.hidden_rows, "more row"), (view.hidden_columns, "more column"))
+    return " and ".join(counted(count, noun) for count, noun in hidden if count)
 
 
 def _width(view: TableView) -> int:

@@ -28,6 +28,7 @@ from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.heat_map import heat_map
 from orchestrator.report.text.leads import counts_by_status, headline
+from orchestrator.report.text.provenance import values_of
 
 _PROGRAM = "transformer-sweep"
 _MOST_ANSWERS, _MOST_COMMANDS = 5, 8
@@ -138,10 +139,6 @@ def _with_code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _values(cells: pd.DataFrame, column: str) -> list[str]:
-    return list(map(str, cells[column].dropna().unique())) if column in cells else []
-
-
 def _version(results: Results) -> str:
     """Return the version of the program that measured."""
     return str(results.manifest.get("program", "")).removeprefix(f"{_PROGRAM} ")
@@ -149,7 +146,7 @@ def _version(results: Results) -> str:
 
 def _versions(cells: pd.DataFrame) -> list[str]:
     """Return the versions of torch and CUDA."""
-    named = (("torch", _values(cells, "torch")), ("CUDA", _values(cells, "cuda")))
+    named = (("torch", values_of(cells, "torch")), ("CUDA", values_of(cells, "cuda")))
     return [f"{name} {', '.join(values)}" for name, values in named if 0 < len(values) <= 3]
 
 
@@ -174,10 +171,10 @@ def _citation(results: Results) -> str:
     cells = results.cells
     parts = [
         f"{_PROGRAM} {_version(results)}".strip() + f", run {results.manifest.get('name', 'run')}",
-        ", ".join(_values(cells, "gpu") or _values(cells, "cpu")),
+        ", ".join(values_of(cells, "gpu") or values_of(cells, "cpu")),
         *_versions(cells),
-        *(f"driver {', '.join(values)}" for values in [_values(cells, "driver")] if values),
-        *(f"commit {', '.join(values[:4])}" for values in [_values(cells, "commit")] if values),
+        *(f"driver {', '.join(values)}" for values in [values_of(cells, "driver")] if values),
+        *(f"commit {', '.join(values[:4])}" for values in [values_of(cells, "commit")] if values),
         _dates(cells),
     ]
     return ",\n".join(filter(None, parts)) + "."

@@ -21,11 +21,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
 from orchestrator.report.references.records import ReferenceNumber
-from orchestrator.report.tables.kernel_tables import (
-    ATTENTION_MATMULS,
-    GEMM,
-    ms_of_parts,
-)
+from orchestrator.report.tables.kernel_tables import ATTENTION_MATMULS, GEMM, ms_of_parts
 from orchestrator.report.text.numbers import format_ms
 from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
 

@@ -155,12 +155,11 @@ def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
 
 def of_steps(time: Value) -> Value:
     """Return a formatter of a step time that says whether the cell is CPU-bound."""
+    return lambda row: _marked(time(row), row)
 
-    def show(row: Row) -> Entry:
-        entry = time(row)
-        return entry if entry.number is None else entry._replace(is_cpu_bound=is_cpu_bound(row))
 
-    return show
+def _marked(entry: Entry, *rows: Row) -> Entry:
+    return entry if entry.number is None else entry._replace(is_cpu_bound=is_cpu_bound(*rows))
 
 
 def is_cpu_bound(*rows: Row) -> bool:
@@ -220,10 +219,7 @@ def speed_up(row: Row, baseline: Row) -> Entry:
     """Return how many times faster the steps of a row are than those of its baseline."""
     if not has_value(row, "step_ms_median"):
         return missing(row)
-    factor = _times_faster("step_ms_median", row, baseline)
-    if factor.number is None:
-        return factor
-    return factor._replace(is_cpu_bound=is_cpu_bound(row, baseline))
+    return _marked(_times_faster("step_ms_median", row, baseline), row, baseline)
 
 
 def kernels_speed_up(row: Row, baseline: Row) -> Entry:
@@ -332,7 +328,11 @@ def peak_bytes_per_pair(row: Row) -> Entry:
 def memory_need(row: Row) -> Entry:
     """Return a cell's peak with the smallest GPU that has this memory, or OOM; and the prediction."""
     need = _measured_need(row)
-    return need._replace(spread=need.spread + _predicted_need(row))
+    if not has_value(row, "predicted_peak_reserved_bytes"):
+        return need
+    verdict = f", {row['predicted_verdict']}" if has_value(row, "predicted_verdict") else ""
+    predicted_gib = to_gib(row["predicted_peak_reserved_bytes"], ".1f")
+    return need._replace(spread=f"{need.spread}; predicted {predicted_gib} GiB{verdict}")
 
 
 def _measured_need(row: Row) -> Entry:
@@ -354,13 +354,6 @@ def _measured_need(row: Row) -> Entry:
 def _size(nbytes: float) -> str:
     size = to_gib(nbytes) if nbytes >= _SMALLEST_GIB else to_mib(nbytes, ".2f")
     return f"{size.text} {size.unit}"
-
-
-def _predicted_need(row: Row) -> str:
-    if not has_value(row, "predicted_peak_reserved_bytes"):
-        return ""
-    verdict = f", {row['predicted_verdict']}" if has_value(row, "predicted_verdict") else ""
-    return f"; predicted {to_gib(row['predicted_peak_reserved_bytes'], '.1f')} GiB{verdict}"
 
 
 # ---------------------------------------------------------------------- kernels and failures

@@ -15,14 +15,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.formatters import short_kernel_name
-from orchestrator.report.tables.layouts import (
-    PHASE,
-    cell_rows,
-    each,
-    each_cell,
-    grid_of,
-    groups,
-)
+from orchestrator.report.tables.layouts import PHASE, cell_rows, each, each_cell, grid_of, groups
 from orchestrator.report.tables.table import (
     MISSING,
     Entry,

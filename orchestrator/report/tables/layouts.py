@@ -12,13 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import (
-    Row,
-    axis_texts,
-    has_value,
-    key_axes,
-    sorted_positions,
-)
+from orchestrator.analysis.axes import Row, axis_texts, has_value, key_axes, sorted_positions
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.formatters import Value, missing
 from orchestrator.report.tables.table import (

@@ -39,10 +39,7 @@ _KERNELS_NOTE = (
     " The speed-up of kernels, where their time was measured, is what the GPU alone gains,"
     " independent of its CPU."
 )
-_SPEED_UPS = (
-    ("speed-up", show.speed_up),
-    ("speed-up of kernels", show.kernels_speed_up),
-)
+_SPEED_UPS = (("speed-up", show.speed_up), ("speed-up of kernels", show.kernels_speed_up))
 
 
 def _of_phases(title: str, make: Callable[[str], Value]) -> list[Column]:

@@ -103,12 +103,10 @@ def _texts_without(option: str) -> list[str]:
 
 
 def _baseline(members: Iterable[Row], option: str) -> Row | None:
-    by_value: dict[str, Row] = {}
-    for row in members:
-        by_value.setdefault(axis_text(row[option]), row)
     for text in _texts_without(option):
-        if text in by_value:
-            return by_value[text]
+        for row in members:
+            if axis_text(row[option]) == text:
+                return row
     return None
 
 

@@ -15,14 +15,7 @@ from operator import attrgetter
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
-from orchestrator.report.tables.table import (
-    Entry,
-    RenderedTable,
-    Rows,
-    Table,
-    columns_of,
-    is_empty,
-)
+from orchestrator.report.tables.table import Entry, RenderedTable, Rows, Table, columns_of, is_empty
 from orchestrator.report.text.slices import usual_value
 
 MAX_KEYS = 3

@@ -20,6 +20,7 @@ from orchestrator.report.text.pairs import (
     pairs_of_all,
     preferring,
 )
+from orchestrator.report.text.provenance import values_of
 from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.messages import typed_error_text
 from tasks.spec.status import OUT_OF_MEMORY
@@ -227,7 +228,7 @@ def _trained(cells: pd.DataFrame) -> str:
 
 
 def _device(cells: pd.DataFrame) -> str:
-    gpus = list(cells["gpu"].dropna().unique()) if "gpu" in cells else []
+    gpus = values_of(cells, "gpu")
     if len(gpus) == 1:
         return f" on one {gpus[0]}"
     if gpus:

@@ -42,11 +42,14 @@ def _column(cells: pd.DataFrame, name: str) -> pd.Series[Any]:
     return cells.get(name, pd.Series(dtype=object)).dropna()
 
 
+def values_of(cells: pd.DataFrame, column: str) -> list[str]:
+    """Return the distinct values of a column as texts."""
+    return list(map(str, _column(cells, column).unique()))
+
+
 def _value(cells: pd.DataFrame, column: str) -> str:
-    values = _column(cells, column).unique()
-    if len(values) > 1:
-        return f"several ({len(values)})"
-    return "".join(map(str, values))
+    values = values_of(cells, column)
+    return f"several ({len(values)})" if len(values) > 1 else "".join(values)
 
 
 def _labelled(label: str, text: str) -> str:

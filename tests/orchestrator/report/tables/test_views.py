@@ -24,7 +24,7 @@ SIZES, LENGTHS, PASSES = ("small", "xl"), ("128", "256", "512"), ("forward", "tr
 
 
 def table_of(grid: TableGrid) -> RenderedTable:
-    return RenderedTable(Table("t", "Title", "How to read.", CellRows(())), grid, "")
+    return RenderedTable(Table("t", "Title", "How to read.", cell_rows(col("mfu"))), grid, "")
 
 
 def grid_of(*compiles: str, measures: int = 1) -> TableGrid:

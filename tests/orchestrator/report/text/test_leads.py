@@ -57,7 +57,9 @@ def test_where_names_the_least_and_the_most_busy_step_and_the_share_of_products(
         " Matrix products are 100% in bf16, 60% in fp32 of the profiled kernel time."
     )
     on_cpu = [{**cell, "device": "cpu"} for cell in cells]
-    assert "of the profiled time of operators" in lead("where", results_of(*on_cpu, kernels=kernels))
+    assert "of the profiled time of operators" in lead(
+        "where", results_of(*on_cpu, kernels=kernels)
+    )
 
 
 def test_compiling_counts_faster_slower_and_equal_steps() -> None:
