@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import count
 from operator import attrgetter
 
@@ -61,40 +61,34 @@ def reference_table(device: str) -> Table:
         "The ratio is ours / theirs: above 1.00, ours takes longer or needs more. "
         "Ours is the same statistic as theirs, mean ± standard deviation or median. "
         f"Write-ups: {'; '.join(sources)}.",
-        ReferenceRows(numbers),
+        partial(_rows, numbers),
     )
 
 
-@dataclass(frozen=True)
-class ReferenceRows:
-    """Layout with one row for each published number and each cell of ours that it may belong to."""
+def _rows(numbers: Numbers, results: Results) -> TableGrid:
+    """Return one row for each published number and each cell of ours that it may belong to.
 
-    numbers: Numbers
-
-    def __call__(self, results: Results) -> TableGrid:
-        """Return the numbers in the order of our cells."""
-        figures, pairs = Figures(results), []
-        for number, row in matches(self.numbers, each(results.cells)):
-            ours = COUNTERPARTS[number.metric].ours(number, row, figures)
-            if ours is not None or row["status"] != "ok":
-                pairs.append((number, row, ours))
-        if not pairs:
-            return TableGrid([], [], [])
-        ids = {row["cell"] for _, row, _ in pairs}
-        cells = results.cells[results.cells["cell"].isin(ids)]
-        axes = key_axes(replace(results, cells=cells))
-        position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
-        pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
-        rows = []
-        numbered: dict[str, int] = {}
-        for number, row, ours in pairs:
-            notes = {numbered.setdefault(note, len(numbered) + 1) for note in _notes(number, row)}
-            entries = [
-                *_entries(number, row, ours),
-                Entry(", ".join(map(str, sorted(notes))) or NOTHING),
-            ]
-            rows.append([Entry(_cell_text(row, axes)), *entries])
-        return TableGrid(_KEYS, _MEASURES, rows, notes=tuple(numbered))
+    The rows are in the order of our cells.
+    """
+    figures, pairs = Figures(results), []
+    for number, row in matches(numbers, each(results.cells)):
+        ours = COUNTERPARTS[number.metric].ours(number, row, figures)
+        if ours is not None or row["status"] != "ok":
+            pairs.append((number, row, ours))
+    if not pairs:
+        return TableGrid([], [], [])
+    ids = {row["cell"] for _, row, _ in pairs}
+    cells = results.cells[results.cells["cell"].isin(ids)]
+    axes = key_axes(replace(results, cells=cells))
+    position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
+    pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
+    rows = []
+    numbered: dict[str, int] = {}
+    for number, row, ours in pairs:
+        notes = {numbered.setdefault(note, len(numbered) + 1) for note in _notes(number, row)}
+        listed = Entry(", ".join(map(str, sorted(notes))) or NOTHING)
+        rows.append([Entry(_cell_text(row, axes)), *_entries(number, row, ours), listed])
+    return TableGrid(_KEYS, _MEASURES, rows, notes=tuple(numbered))
 
 
 def _order(number: ReferenceNumber) -> tuple[int, int, str]:

@@ -15,7 +15,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.formatters import short_kernel_name
-from orchestrator.report.tables.layouts import PHASE, cell_rows, each, each_cell, grid_of, groups
+from orchestrator.report.tables.layouts import cell_rows, each, each_cell, grid_of, groups
 from orchestrator.report.tables.table import (
     MISSING,
     Entry,
@@ -31,6 +31,7 @@ from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
 
 PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
+PHASE = "phase"  # title of the column that names phases
 BOTH_PASSES, WHOLE_STEP = "forward + backward", "step"
 GEMM = "GEMM"
 # Stands behind a phase or module if the number of steps is unknown.

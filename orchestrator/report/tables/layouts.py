@@ -29,8 +29,6 @@ Column = tuple[str, Value]  # the title, and how each value is made
 # Titles, and functions that compare a row with its baseline.
 Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
-PHASE = "phase"  # title of the column that names phases
-
 
 class _ColumnLists(dict[str, list[Any]]):
     """The columns of a frame as lists."""
@@ -122,8 +120,8 @@ class PhaseRows:
 
     phases: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, Callable[[str], Value]], ...]
-    known_by: tuple[str, ...] = ("{}_ms_median",)
-    title: str = PHASE
+    known_by: tuple[str, ...]
+    title: str
 
     def __call__(self, results: Results) -> TableGrid:
         titles, makers = zip(*self.columns, strict=True)

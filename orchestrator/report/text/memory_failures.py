@@ -74,6 +74,8 @@ def contexts_by_limit(limited: pd.DataFrame, axes: Sequence[str]) -> TextTable:
     if limited.empty or LENGTH not in limited or limited[LENGTH].isna().any():
         return NO_TABLE
     cells = limited.assign(**{NAME: names_of(limited)})
+    if "precision" in cells:  # the first one, which needs most
+        cells = preferring(cells, {"precision": ordered("precision", cells)[0]})
     cells, note = choose_slice(cells, axes, [NAME, LENGTH, LIMIT])
     is_out = cells["status"].isin(OUT_OF_MEMORY)
     longest = cells[~is_out].groupby([NAME, LIMIT])[LENGTH].max()
