@@ -238,7 +238,7 @@ def test_what_ran_out_of_memory_is_counted_by_model(
             )
     results = load_results(Run(tmp_path / "run"))
     (found,) = memory_failures(results).rows
-    assert found == ["tiny", "3 of 4", "–", "32 in fp32, 64 in bf16"]
+    assert found == ["tiny", "3 of 4", "3 backward", "32 in fp32, 64 in bf16"]
     assert re.search(r"^  tiny +3 of 4 ", memory_failures_text(results, Screen()), re.MULTILINE)
     fine = replace(results, cells=results.cells[results.cells["status"] == "ok"])
     assert memory_failures_text(fine, Screen()) == ""

@@ -281,7 +281,8 @@ def test_latex_has_ascii_alone_whatever_it_shows() -> None:
 
 
 def test_commands_in_sentences_are_code_in_latex(ugly: RenderedTable) -> None:
-    page = replace(ugly, provenance="`sweep show` or `b_c`", notes=("`x`", "one ` alone"))
+    grid = ugly.grid._replace(notes=("`x`", "one ` alone"))
+    page = replace(ugly, provenance="`sweep show` or `b_c`", grid=grid)
     text = to_latex(page)
     assert r"\texttt{sweep show} or \texttt{b\_c}" in text
     assert r"1. \texttt{x}" in text
