@@ -1,7 +1,7 @@
 """Check that Python starts with the environment variables of a config.
 
 A variable such as PYTHONHOME ends every measuring process before its first line of code, so it is
-reported before the first cell, with its line in the file.
+reported before the first cell.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-from orchestrator.common.errors import ConfigError
-from orchestrator.config.yaml_source import Source
 from orchestrator.execution.exit_diagnosis import last_words
 from orchestrator.execution.measuring_process import PROGRAM, import_path
 from tasks.spec.axes import leave_out
@@ -22,19 +20,19 @@ _STARTED = "started"
 _TIMEOUT_S = 60.0
 
 
-def require_interpreter(env: Mapping[str, str], source: Source) -> None:
-    """Raise ConfigError if no measuring process can start with these variables."""
+def startup_problem(env: Mapping[str, str]) -> tuple[str | None, str] | None:
+    """Return the variable with which no measuring process starts, and its last output.
+
+    The variable is None if leaving out one of them does not help. None if a process starts.
+    """
     names = [name for name in env if name.startswith(_PREFIXES)]
     problem = _problem(env) if names else None
     if problem is None:
-        return
+        return None
     for name in names:
         if _problem(leave_out(env, {name})) is None:
-            where = source.where(("env", name))
-            break
-    else:
-        where = source.where(("env",))
-    raise ConfigError(f"{where}: Python does not start with it: {problem}", "Leave it out")
+            return name, problem
+    return None, problem
 
 
 def _problem(env: Mapping[str, str]) -> str | None:
