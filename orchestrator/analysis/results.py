@@ -22,7 +22,7 @@ from tasks.spec.cell import dotted_values
 from tasks.spec.source_digest import digest_of, python_files
 from tasks.spec.status import Status
 from tasks.spec.tables import UNKNOWN_CLASS
-from tasks.traces.classes import classify
+from tasks.traces.kernel_classes import classify
 
 _OTHER_FILTERS = ("task", "run", "status")  # columns besides the axes that --where accepts
 _DERIVED_FROM = ("attempts", "samples", "predictions")

@@ -18,7 +18,7 @@ from functools import cache
 from typing import NamedTuple
 
 from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
-from tasks.traces.classes import classify
+from tasks.traces.kernel_classes import classify
 from tasks.traces.parts import GRADIENT_SUMS, OPTIMIZER, PART_PREFIX, label_of
 from tasks.traces.provenance import Graph, Regions
 from tasks.traces.timeline import Thread, ThreadId, Timeline

@@ -27,7 +27,7 @@ from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import name_pattern
 from tasks.spec.metrics import PREDICTED_METRICS, metric_named
 from tasks.spec.tables import KERNEL_CLASSES, MOMENTS, ROLES, STORED_TABLES
-from tasks.traces.classes import CLASSES
+from tasks.traces.kernel_classes import CLASSES
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published" / "h200"

@@ -9,7 +9,7 @@ import pytest
 from tasks.spec.tables import KernelRow
 from tasks.traces.attribution import ModuleEvidence, Work, attribute
 from tasks.traces.chrome import from_json, read_chrome
-from tasks.traces.classes import CLASSES, classify
+from tasks.traces.kernel_classes import CLASSES, classify
 from tasks.traces.nsys import read_nsys
 from tasks.traces.parts import label_of
 from tasks.traces.summary import to_rows, to_samples
