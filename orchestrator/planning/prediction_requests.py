@@ -225,9 +225,11 @@ def _ask_all(
         return
     count = min(len(groups), cores_here())
     _start_together(idle, count)
+    # A child forks when the code of a request is not that of the one before.
+    ordered = sorted(groups.values(), key=lambda group: group[0][1].foreign_code)
     threads = ThreadPoolExecutor(count)
     try:
-        for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
+        for answers in threads.map(lambda group: _ask_one(idle, group), ordered):
             yield from answers
     finally:
         # Threads that still wait for an answer end when their child is stopped.

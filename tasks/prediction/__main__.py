@@ -2,17 +2,23 @@
 
 It ends at the end of its input. With the file descriptor of a lifeline as an argument it is killed
 when that closes, so that it never outlives the user's command. Each further argument has the file
-descriptors of another predicting process: for requests, answers and errors, and a lifeline. All are
-forked from a process that has imported torch and only waits.
+descriptors of another predicting process, which is forked from this one when it has imported torch:
+for requests, answers and errors, and a lifeline.
+
+Each model is predicted in a fork of its own, whose parent only waits. So what a user's model changes,
+such as a function of torch, changes no prediction of another model, and a model that kills its
+parent process does not end the user's command.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from tasks.prediction.records import PredictionRequest
@@ -29,18 +35,54 @@ def main() -> None:
     os.nice(_NICENESS)
     prefer_for_oom_kill()
     warnings.simplefilter("ignore")
-    from tasks.prediction.predictor import Predictor
+    importlib.import_module("tasks.prediction.predictor")
 
     # Collected after each cell instead, without examining torch's many small objects.
     gc.disable()
     gc.freeze()
-    if not _fork_others([list(map(int, ends.split(","))) for ends in others]):
-        _fork_first()
+    _fork_others([list(map(int, ends.split(","))) for ends in others])
+    request = _answer_in_fork([])
+    while request:
+        request = _answer_in_fork([request])
+
+
+def _answer_in_fork(requests: Sequence[str]) -> str:
+    """Answer these requests and those that follow for the same model, in a forked process.
+
+    Return the next request, or an empty text if there is none or the process has died.
+    """
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        _answer(requests, theirs)
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, encoding="utf-8") as unanswered:
+        request = unanswered.readline()  # not to its end: the model may have left processes
+    os.waitpid(child, 0)
+    return request
+
+
+def _answer(requests: Sequence[str], unanswered: int) -> None:
+    """Answer these requests and those from stdin, until one needs other code of the user.
+
+    unanswered: the file descriptor for that one.
+    """
+    from tasks.prediction.predictor import Predictor
+
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a user's model may print
     predictor, process = Predictor(), os.getpid()
-    for line in sys.stdin:
+    code: tuple[str, ...] | None = None
+    for line in chain(requests, sys.stdin):
         request = PredictionRequest.from_json(line)
+        if code not in (None, request.foreign_code):
+            # If the model has killed the reader, its process goes on with the next one.
+            with suppress(BrokenPipeError):
+                os.write(unanswered, line.encode())
+                return
+        code = request.foreign_code
         sys.path.extend(path for path in request.import_paths if path not in sys.path)
         prediction = predictor.predict(request)
         # A user's model that forks may return here in the child, too, whose answer would be taken
@@ -52,8 +94,8 @@ def main() -> None:
         gc.freeze()
 
 
-def _fork_others(others: Sequence[Sequence[int]]) -> bool:
-    """Fork a process for each of these file descriptors, and return True in each of them."""
+def _fork_others(others: Sequence[Sequence[int]]) -> None:
+    """Fork a process for each of these file descriptors, and return in all processes."""
     descriptors = set(chain(*others))
     for requests, answers, errors, lifeline in others:
         if os.fork() == 0:
@@ -63,21 +105,8 @@ def _fork_others(others: Sequence[Sequence[int]]) -> bool:
             # A pipe ends only when all processes have closed its other end.
             _close(descriptors - {lifeline})
             die_with_parent(lifeline)
-            return True
+            return
     _close(descriptors)
-    return False
-
-
-def _fork_first() -> None:
-    """Return in a forked process, and end this one with it.
-
-    So the parent of every process that runs a user's model is this one, which predicts nothing: a
-    model that kills its parent ends neither the user's command nor another prediction.
-    """
-    first = os.fork()
-    if first:
-        os.waitpid(first, 0)
-        os._exit(0)
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -55,6 +55,15 @@ class PredictionRequest:
     workspace_bytes: int = 0
     import_paths: tuple[str, ...] = ()
 
+    @property
+    def foreign_code(self) -> tuple[str, ...]:
+        """The model, optimizer and loss that are no part of this program, torch or transformers."""
+        values = self.cell.params.values()
+        named = [str(values.get(name)) for name in ("model", "optimizer", "loss")]
+        return tuple(
+            name for name in named if ":" in name and not name.startswith((HUB, "torch.optim:"))
+        )
+
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "cell": [self.cell.task, self.cell.params.values()]})
 

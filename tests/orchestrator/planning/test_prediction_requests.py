@@ -194,12 +194,15 @@ def test_a_model_that_forks_changes_no_other_prediction(tmp_path: Path) -> None:
             assert ("this one has no model" in answer.reason) is not fork
 
 
-KILLING = """
+HOSTILE = """
 import os
 import signal
 from torch import nn
 
-def build():
+def patches():
+    nn.Module.__call__ = None
+
+def kills():
     os.kill(os.getppid(), signal.SIGKILL)
     return nn.Sequential(nn.Embedding(101, 4), nn.Linear(4, 101))
 """
@@ -209,10 +212,13 @@ def build():
 def test_other_predictors_are_forked_from_the_same_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """So a model that kills its parent process ends neither this process nor a prediction."""
-    (tmp_path / "killing.py").write_text(KILLING)
-    cell = cell_of(size=None, model="killing:build", vocab_size=101, context_length=8)
-    killing = PredictionRequest(cell, import_paths=(str(tmp_path),))
+    """A model that patches torch or kills its parent process changes no other prediction."""
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+
+    def hostile(name: str) -> PredictionRequest:
+        cell = cell_of(size=None, model=f"hostile:{name}", vocab_size=101, context_length=8)
+        return PredictionRequest(cell, import_paths=(str(tmp_path),))
+
     started = []
     popen = subprocess.Popen
 
@@ -225,13 +231,15 @@ def test_other_predictors_are_forked_from_the_same_process(
     with closing(PredictingProcess()) as child:
         with closing(PredictingProcess()) as forked:
             child.start([forked])
-            assert [forked.ask(killing).how, child.ask(first).how] == ["tracked", "tracked"]
-            assert forked.ask(second).how == "tracked"
+            assert "NoneType" in forked.ask(hostile("patches")).reason
+            assert [forked.ask(second).how, child.ask(first).how] == ["tracked", "tracked"]
+            assert forked.ask(hostile("kills")).how == "tracked"
+            assert forked.ask(first).how == "tracked"
             forked._kill()
             assert "the predictor died" in forked.ask(second).reason
             assert forked.is_new
-        assert child.ask(killing).how == "tracked"
-    assert len(started) == 2
+        assert child.ask(hostile("kills")).how == "tracked"
+    assert len(started) == 1
 
 
 def test_predictors_are_started_together(monkeypatch: pytest.MonkeyPatch) -> None:
