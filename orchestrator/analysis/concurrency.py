@@ -17,7 +17,8 @@ def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
     unknown.
     """
     concurrent = pd.Series(np.nan, index=attempts.index)
-    begins = attempts["started_at"].map(lambda at: at.timestamp())
+    since_epoch = pd.to_datetime(attempts["started_at"], utc=True) - pd.Timestamp(0, tz="UTC")
+    begins = since_epoch.dt.total_seconds()
     is_known = (attempts["host"] != "") & np.isfinite(attempts["wall_s"]) & begins.notna()
     for _, on_host in attempts[is_known].groupby("host"):
         begin = begins[on_host.index].to_numpy()

@@ -14,6 +14,7 @@ import os
 import re
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,7 +149,7 @@ def part_versions(folder: Path) -> list[tuple[str, int, int]]:
 
     def read_all() -> list[tuple[str, int, int]]:
         versions = []
-        for path in sorted(folder.glob("*.parquet")):
+        for path in _part_files(folder):
             status = path.stat()
             versions.append((path.name, status.st_size, status.st_mtime_ns))
         return versions
@@ -166,7 +167,7 @@ def unmerged_parts(folder: Path) -> set[str]:
 
     They are named without `.parquet`: by CELL-NUMBER, except for predictions.
     """
-    names = {path.name for path in folder.glob("*.parquet")} | replaced_parts(folder)
+    names = {path.name for path in _part_files(folder)} | replaced_parts(folder)
     return {name.removesuffix(".parquet") for name in names if not is_merged(name)}
 
 
@@ -212,9 +213,9 @@ def to_parquet(table: pa.Table) -> bytes:
 def _current_parts(folder: Path) -> list[Path]:
     # A listing may miss a merged part that arrives during it, together with the parts that it
     # replaces. It is complete if a second one finds the same merged parts.
-    listed = sorted(folder.glob("*.parquet"))
+    listed = _part_files(folder)
     while set(filter(is_merged, listed)) != set(folder.glob(f"{_MERGED}*.parquet")):
-        listed = sorted(folder.glob("*.parquet"))
+        listed = _part_files(folder)
     replaced = _replaced_by(filter(is_merged, listed))
     parts = [path for path in listed if path.name not in replaced]
     for path in parts:
@@ -225,6 +226,11 @@ def _current_parts(folder: Path) -> list[Path]:
                 "Move it away: a copy of a part would count twice",
             )
     return parts
+
+
+def _part_files(folder: Path) -> list[Path]:
+    # macOS writes attributes of `x.parquet` into a file `._x.parquet` when it copies to others.
+    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
 
 
 def _replaced_by(merged: Iterable[Path]) -> set[str]:
@@ -391,6 +397,9 @@ def _open_part(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
         missing = sorted(REQUIRED_COLUMNS.intersection(schema.names).difference(names))
         if missing:
             raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(missing)}")
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        if twice:
+            raise pa.ArrowInvalid(f"it is no part of a run: it has two columns {', '.join(twice)}")
         text = [
             one.name for one in schema if pa.types.is_dictionary(one.type) and one.name in names
         ]
@@ -411,14 +420,16 @@ def _require_valid_rows(table: pa.Table) -> None:
             raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
 
 
+_JSON_ERRORS = (ValueError, TypeError, AttributeError, RecursionError)
+
+
 @contextmanager
 def _damage_as_run_error(part: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
         raise
-    # The last three are errors of the JSON in it.
-    except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError) as error:
+    except (pa.ArrowException, OSError, *_JSON_ERRORS) as error:
         reason = error_text(error).splitlines()[0]
         raise RunError(
             f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_remedy(part)}"

@@ -82,8 +82,12 @@ def _value_hashes(column: pa.Array) -> Hashes:
         return np.zeros(len(column), np.uint64)
     if pa.types.is_string(kind) or pa.types.is_dictionary(kind):
         return _text_hashes(column)
+    if pa.types.is_large_string(kind):
+        return _text_hashes(column.cast(pa.string()))
     if pa.types.is_timestamp(kind):
         column = column.cast(pa.int64())
+    elif not pa.types.is_primitive(kind):
+        raise pa.ArrowInvalid(f"it is no part of a run: it has a column of type {kind}")
     if column.null_count:
         column = column.fill_null(False if pa.types.is_boolean(kind) else 0)
     values = column.to_numpy(zero_copy_only=False)

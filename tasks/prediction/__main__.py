@@ -5,9 +5,8 @@ when that closes, so that it never outlives the user's command. Each further arg
 descriptors of another predicting process, which is forked from this one when it has imported torch:
 for requests, answers and errors, and a lifeline.
 
-Each model is predicted in a fork of its own, whose parent only waits. So what a user's model changes,
-such as a function of torch, changes no prediction of another model, and a model that kills its
-parent process does not end the user's command.
+Each model is predicted in another forked process, whose parent only waits. So if a user's model
+changes a function of torch or kills its parent process, other models are predicted as before.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def _answer(requests: Sequence[str], unanswered: int) -> None:
     for line in chain(requests, sys.stdin):
         request = PredictionRequest.from_json(line)
         if code not in (None, request.foreign_code):
-            # If the model has killed the reader, its process goes on with the next one.
+            # Without a reader, which the model may have killed, this process answers all others.
             with suppress(BrokenPipeError):
                 os.write(unanswered, line.encode())
                 return

@@ -159,6 +159,7 @@ def test_a_copy_of_a_part_is_reported(
         ("attempts", {**ROW, "task": pa.nulls(1, pa.string())}, "rows without task"),
         ("attempts", {**ROW, "facts": ["no JSON"]}, "cannot be read"),
         ("attempts", {**ROW, "params": ["[]"]}, "its params are no JSON objects"),
+        ("attempts", {**ROW, "facts": ["[" * 100_000]}, "maximum recursion depth exceeded"),
         (
             "samples",
             {"cell": ["c"], "attempt": pa.nulls(1, pa.int32()), "value": [1.0]},
@@ -230,8 +231,17 @@ def test_a_torn_part_of_samples_names_the_row_to_move_away(
         run.read("samples")
 
 
+def test_a_part_with_two_columns_of_one_name_is_reported(run: Run) -> None:
+    (run.folder / "attempts").mkdir(parents=True)
+    twice = pa.table(ROW).append_column("status", pa.array(["ok"]))
+    pq.write_table(twice, run.folder / "attempts" / "twice.parquet")
+    with pytest.raises(RunError, match=r"twice\.parquet: cannot be read: .*two columns status"):
+        run.read("attempts")
+
+
 def test_partial_files_are_ignored(run: Run, make_outcome: MakeOutcome) -> None:
     with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
-    (run.folder / "attempts" / ".torn.parquet.123").write_bytes(b"PAR1 half a file")
+    for name in (".torn.parquet.123", "._c-1.parquet"):
+        (run.folder / "attempts" / name).write_bytes(b"PAR1 half a file")
     assert len(run.read("attempts")) == 1

@@ -239,8 +239,9 @@ def test_a_digest_depends_on_values_alone() -> None:
     shuffled = rows.take([2, 1, 0]).select(["text", "value", "attempt", "cell"])
     encoded = rows.set_column(3, "text", rows["text"].dictionary_encode())
     wider = rows.append_column("new", pa.nulls(3, pa.string()))
+    large = rows.set_column(3, "text", rows["text"].cast(pa.large_string()))
     halves = pa.concat_tables([rows.slice(0, 2), rows.slice(2)])
-    for same in (shuffled, encoded, wider, halves):
+    for same in (shuffled, encoded, wider, large, halves):
         assert digests_by_attempt(same, "") == expected
     frame = rows.to_pandas()
     for column, value in (("value", 1.5), ("text", "z")):
@@ -248,3 +249,5 @@ def test_a_digest_depends_on_values_alone() -> None:
         assert digests_by_attempt(other, "")["a-1"] != expected["a-1"]
     moved = pa.Table.from_pandas(pd.DataFrame(frame).assign(cell=["a", "a", "b"]), rows.schema)
     assert digests_by_attempt(moved, "") != expected
+    with pytest.raises(pa.ArrowInvalid, match="column of type list"):
+        digests_by_attempt(rows.append_column("lists", pa.array([[1.0]] * 3)), "")
