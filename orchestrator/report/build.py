@@ -43,7 +43,10 @@ class RenderedReport:
         self, formats: Collection[str] = tuple(FORMATS), pictures: Collection[str] = PICTURES
     ) -> Iterator[tuple[str, Content]]:
         """Yield path and content of each file. The page is the last."""
-        yield from files_of(self.pages, formats)
+        copies = {}
+        for page in self.pages:
+            yield from files_of([page], formats)
+            copies[page.table.name] = copies_of(page)
         if self.words:
             yield ANSWERS, without_tags(self.words)
         yield from figure_files(self.drawing.figures(), pictures).items()
@@ -56,7 +59,7 @@ class RenderedReport:
             read_details(self.run, self.results),
             run_argument=self.run_argument,
             missing=self.run.unfinished_count(),
-            copies={page.table.name: copies_of(page) for page in self.pages},
+            copies=copies,
         )
         yield self.page, to_html(content)
 

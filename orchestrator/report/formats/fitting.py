@@ -49,9 +49,12 @@ def _shortened(entry: Entry, longest: int) -> Entry:
     text, spread = shorten(entry.text, longest), entry.spread
     if len(text) + len(spread) > longest:
         spread = spread.partition(";")[0]  # without the prediction behind a measured size
+    if (text, spread) == (entry.text, entry.spread):
+        return entry
     return entry._replace(text=text, spread=spread)
 
 
+@lru_cache(maxsize=1)  # LaTeX and Typst of a table are written one after the other
 def fitting_view(page: RenderedTable, max_rows: int | None) -> TableView:
     """Return the view with the most columns that are no wider than TEXT_PT together."""
     return narrowed(page, max_rows, lambda view: estimated_pt(view) <= TEXT_PT)

@@ -62,11 +62,9 @@ def _attempt(row: Row) -> dict[str, object]:
 
 def _step_samples(run: Run, shown: pd.DataFrame) -> dict[str, list[float | None]]:
     """Return the times of the measured steps of each cell, in their order."""
-    samples = rows_of(run.read("samples", _SAMPLE_COLUMNS, categories=True), shown)
-    if samples.empty:
-        return {}
+    samples = run.read("samples", _SAMPLE_COLUMNS, categories=True)
     is_step = (samples["instrument"] == "timing") & (samples["metric"] == "duration")
-    samples = samples[is_step & (samples["phase"] == "step")]
+    samples = rows_of(samples[is_step & (samples["phase"] == "step")], shown)
     found: dict[str, list[float | None]] = {}
     # Pipelined steps are the ones that `step_ms` is about; they come second and replace the others.
     for mode in ("synced", "pipelined"):
