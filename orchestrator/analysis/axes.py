@@ -32,6 +32,7 @@ COMPILE_AXES = ("compile_mode", "compile_cache")
 class CellTable(Protocol):
     """Cells with the names of their axes, such as `Results`."""
 
+    def __hash__(self) -> int: ...
     @property
     def cells(self) -> pd.DataFrame: ...
     @property
@@ -58,7 +59,8 @@ def key_axes(results: CellTable, without: tuple[str, ...] = ()) -> list[str]:
     return [axis for axis in dict.fromkeys(keys) if axis not in without]
 
 
-def varying_axes(results: CellTable) -> list[str]:
+@lru_cache(maxsize=1)  # a layout asks for the order of the cells, and for the keys of the rows
+def varying_axes(results: CellTable) -> tuple[str, ...]:
     """Return the axes in which cells of the same task differ."""
     cells = results.cells
     # A constant where there is only one task: a group by thousands of equal texts is slow.
@@ -71,7 +73,7 @@ def varying_axes(results: CellTable) -> list[str]:
         by_task = cells[axis].groupby(tasks).nunique(dropna=axis in TIMING_AXES)
         if (by_task > 1).any():
             varying.append(axis)
-    return varying
+    return tuple(varying)
 
 
 def ordered_values(axis: str, values: pd.Series) -> list[Any]:
@@ -84,10 +86,10 @@ def ordered_values(axis: str, values: pd.Series) -> list[Any]:
     )
 
 
-def value_ranks(axis: str, values: pd.Series) -> pd.Series[int]:
+def value_ranks(axis: str, values: pd.Series) -> list[int]:
     """Return the index of each value in the order of the axis; null comes first."""
     ranks = _indices(ordered_values(axis, values))
-    return values.map(ranks, na_action="ignore").fillna(-1).astype(int)
+    return [ranks.get(value, -1) for value in values.tolist()]
 
 
 def _indices(values: Sequence[object]) -> dict[object, int]:
@@ -101,11 +103,9 @@ def sort_cells(cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
 
 def sorted_positions(cells: pd.DataFrame, axes: list[str]) -> list[int]:
     """Return the positions of the rows in the order of the values of their axes."""
-    if not axes:
-        return list(range(len(cells)))
-    # A copy of all columns in this order would take most of the time.
-    ranks = pd.DataFrame({axis: list(value_ranks(axis, cells[axis])) for axis in axes})
-    return list(ranks.sort_values(axes, kind="stable").index)
+    # In pandas, a copy of all columns or a frame of ranks would take most of the time.
+    ranks = list(zip(*(value_ranks(axis, cells[axis]) for axis in axes), strict=True))
+    return sorted(range(len(cells)), key=ranks.__getitem__ if axes else None)
 
 
 def axis_texts(row: Row, axes: list[str]) -> list[str]:

@@ -38,7 +38,7 @@ CODE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Results:
     """Results of a run.
 

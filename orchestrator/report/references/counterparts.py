@@ -8,22 +8,29 @@ comparable.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-
-import numpy as np
-import pandas as pd
+from typing import NamedTuple
 
 from orchestrator.analysis.axes import Row, has_value
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
 from orchestrator.report.references.records import ReferenceNumber
-from orchestrator.report.tables.kernel_tables import ATTENTION_MATMULS, GEMM, ms_of_parts
+from orchestrator.report.tables.kernel_tables import (
+    ATTENTION_MATMULS,
+    GEMM,
+    KernelRow,
+    inside_operators,
+    ms_of_parts,
+    rows_by_cell,
+    sums,
+)
 from orchestrator.report.text.numbers import format_ms
-from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
+from tasks.spec.tables import UNKNOWN_CLASS
 
 # A published kernel table may cover several phases of ours.
 _PASSES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}
@@ -68,22 +75,29 @@ _NEGLIGIBLE = 0.005  # share of kernel time without a known class; published one
 _LARGEST = 10  # allocations of a part: the longest list of a write-up
 
 
+class _Allocation(NamedTuple):
+    role: str
+    part: str
+    size_bytes: int
+    instances: int
+
+
 @dataclass(frozen=True)
 class KernelFigures:
     """The kernel times of one cell."""
 
-    kernels: pd.DataFrame
+    kernels: Sequence[KernelRow]
     # By phase and by what is ranked: write-ups publish many ranks of one list.
     _shares: dict[tuple[str, str], Sequence[float]] = field(default_factory=dict)
 
     @cached_property
     def gemm_share(self) -> float | None:
         """The share of matrix products, None if the class of too many kernels is unknown."""
-        classes, total_ms = self.kernels["kernel_class"], self.kernels["ms"].sum()
-        unknown_ms = self.kernels.loc[classes == UNKNOWN_CLASS, "ms"].sum()
-        if self.kernels.empty or unknown_ms > _NEGLIGIBLE * total_ms:
+        total_ms = math.fsum(one.ms for one in self.kernels)
+        by_class = sums(self.kernels, "kernel_class")
+        if not self.kernels or by_class.get(UNKNOWN_CLASS, 0.0) > _NEGLIGIBLE * total_ms:
             return None
-        return float(self.kernels.loc[classes == GEMM, "ms"].sum() / total_ms)
+        return by_class.get(GEMM, 0.0) / total_ms
 
     def share(self, phase: str, among: str, rank: int) -> float | None:
         """Return the share of the phase's kernel time that its kernel of this rank takes."""
@@ -93,18 +107,18 @@ class KernelFigures:
         return shares[rank - 1] if rank <= len(shares) else None
 
     def _sorted_shares(self, phase: str, among: str) -> Sequence[float]:
-        inside = self.kernels[self.kernels["phase"].isin(_PASSES.get(phase, (phase,)))]
-        # A kernel of unknown class may be a matrix product.
-        is_product = inside["kernel_class"].isin([GEMM, UNKNOWN_CLASS])
-        chosen = inside[~is_product] if among == NOT_GEMM else inside
-        times_ms = chosen.groupby("name", observed=True)["ms"].sum().sort_values(ascending=False)
-        return [float(ms) for ms in times_ms / inside["ms"].sum()]
+        inside = [one for one in self.kernels if one.phase in _PASSES.get(phase, (phase,))]
+        total_ms = math.fsum(one.ms for one in inside)
+        if among == NOT_GEMM:
+            # A kernel of unknown class may be a matrix product.
+            inside = [one for one in inside if one.kernel_class not in (GEMM, UNKNOWN_CLASS)]
+        return sorted((ms / total_ms for ms in sums(inside, "name").values()), reverse=True)
 
     def part_ms(self, phase: str, part: str) -> float | None:
         """Return the milliseconds of a part, or None if it is fused with another part."""
-        among = self.kernels[self.kernels["phase"] == phase]
+        among = [one for one in self.kernels if one.phase == phase]
         if part == "matmul":
-            among = among[among["kernel_class"] == GEMM]
+            among = [one for one in among if one.kernel_class == GEMM]
         return ms_of_parts(among, _MODULES[part])
 
 
@@ -121,34 +135,39 @@ class Figures:
 
     @cached_property
     def kernels(self) -> Mapping[str, KernelFigures]:
-        kernels = self.results.kernels()
-        kernels = kernels[kernels["name"] != OUTSIDE_OPERATORS]
-        kernels = kernels[kernels["cell"].isin(self._having("attributed_to_phase"))]
-        by_cell = defaultdict(lambda: KernelFigures(kernels.iloc[:0]))
-        for cell, own in kernels.groupby("cell", observed=True):
-            by_cell[str(cell)] = KernelFigures(own)
+        kernels = inside_operators(self.results.kernels())
+        is_watched = kernels["cell"].isin(self._having("attributed_to_phase"))
+        # Without the number of steps, the milliseconds of a step are unknown.
+        rows = rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)])
+        by_cell = defaultdict(lambda: KernelFigures(()))
+        for cell, own in rows.items():
+            by_cell[cell] = KernelFigures(own)
         return by_cell
 
     @cached_property
-    def allocations(self) -> Mapping[str, pd.DataFrame]:
-        """The single allocations at the peak."""
+    def allocations(self) -> Mapping[str, list[_Allocation]]:
+        """The single allocations at the peak, the largest first."""
         rows = self.results.allocations()
         rows = rows[rows["count"].notna() & (rows["moment"] == "peak")]
         rows = rows[rows["cell"].isin(self._having("snapshot_peak_allocated_bytes"))]
-        return {str(cell): own for cell, own in rows.groupby("cell", observed=True)}
+        rows = rows.sort_values("size_bytes", ascending=False, kind="stable")
+        by_cell: dict[str, list[_Allocation]] = defaultdict(list)
+        columns = rows[["cell", "role", "part", "size_bytes", "count"]]
+        for cell, *values in columns.itertuples(index=False):
+            by_cell[cell].append(_Allocation(*values))
+        return by_cell
 
     def largest_allocations(self, cell: str, part: str) -> list[float]:
         """Return the bytes of the largest allocations of a part; of all parts if it is empty."""
-        if cell not in self.allocations:
-            return []
-        rows = self.allocations[cell]
-        if part:
-            roles, module = _ALLOCATED.get(part, ((), None))
-            rows = rows[rows["role"].isin(roles)]
-            rows = rows[rows["part"] == module] if module else rows
-        rows = rows.nlargest(_LARGEST, "size_bytes")
-        sizes = np.repeat(rows["size_bytes"], rows["count"].astype(int))
-        return [float(size) for size in sizes[:_LARGEST]]
+        roles, module = _ALLOCATED.get(part, ((), None))
+        sizes: list[float] = []
+        for one in self.allocations.get(cell, ()):
+            is_of_part = one.role in roles and module in (None, one.part)
+            if is_of_part or not part:
+                sizes += [float(one.size_bytes)] * int(one.instances)
+            if len(sizes) >= _LARGEST:
+                break
+        return sizes[:_LARGEST]
 
 
 OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]

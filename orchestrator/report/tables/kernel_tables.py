@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,13 +51,42 @@ _SOFTMAX_TITLES = ("softmax ms", "matmul ms", "softmax / matmul", "in FLOPs")
 _PAIRING_AXES = ("compile", "precision", "attention", "pass")
 
 
-def ms_of_parts(kernels: pd.DataFrame, names: Collection[str]) -> float | None:
+class KernelRow(NamedTuple):
+    """Kernels of one name: milliseconds and number, of a step if the number of steps is known."""
+
+    name: str
+    phase: str
+    kernel_class: str
+    module: str
+    ms: float
+    kernels: float
+
+
+def inside_operators(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return the kernels that operators launched."""
+    inside: pd.DataFrame = kernels[kernels["name"] != OUTSIDE_OPERATORS]
+    return inside
+
+
+def rows_by_cell(kernels: pd.DataFrame) -> Mapping[str, list[KernelRow]]:
+    """Return the kernels of each cell as plain rows, for which pandas needs seconds.
+
+    They are grouped per cell, phase and part, and most of these frames would have a few rows.
+    """
+    by_cell: dict[str, list[KernelRow]] = defaultdict(list)
+    columns = _per_step(kernels)[["cell", *KernelRow._fields]]
+    for cell, *values in columns.itertuples(index=False):
+        by_cell[cell].append(KernelRow(*values))
+    return by_cell
+
+
+def ms_of_parts(kernels: Iterable[KernelRow], names: Collection[str]) -> float | None:
     """Return the milliseconds that some parts of the model take.
 
     Return None if there is no kernel of them, or if one of them is fused with another part.
     """
     total_ms = 0.0
-    for module, ms in kernels.groupby("module", observed=True)["ms"].sum().items():
+    for module, ms in sums(kernels, "module").items():
         # The compiler names a fused kernel after all its parts, such as `scores+softmax`. Its time
         # cannot be divided, and without it the rest would look too fast.
         parts = set(str(module).split("+"))
@@ -72,11 +102,20 @@ def top_kernels(results: Results) -> TableGrid:
 
     The longest one that is no matrix product is always among them.
     """
+    kernels = _in_ms(inside_operators(results.kernels()))
+    indices = kernels.groupby("cell", observed=True).indices
+    columns = {column: kernels[column].to_numpy() for column in map(str, kernels)}
     found = []
-    for cell, phase, among in _by_cell_and_phase(results):
-        total_ms = among["ms"].sum()
-        for kernel in _top_by_name(among):
-            found.append((cell, [Entry(phase), *_kernel_entries(kernel, total_ms)]))
+    for cell in each_cell(results):
+        if cell["cell"] not in indices:
+            continue
+        own = indices[cell["cell"]]
+        suffix = WHOLE_TRACE if any(map(is_null, columns["steps"][own])) else ""
+        for scope, phases in _scopes(set(columns["phase"][own])).items():
+            rows = [index for index in own if columns["phase"][index] in phases]
+            total_ms = columns["ms"][rows].sum()
+            for kernel in _top_by_name(columns, rows):
+                found.append((cell, [Entry(scope + suffix), *_kernel_entries(kernel, total_ms)]))
     return grid_of(results, [PHASE], _TOP_TITLES, found)
 
 
@@ -85,12 +124,15 @@ def by_class(results: Results) -> TableGrid:
 
     If some kernels have no known class, the shares of the others are lower bounds.
     """
-    times_ms = results.kernels().groupby("kernel_class")["ms"].sum()
+    kernels = results.kernels()
+    times_ms = kernels.groupby("kernel_class")["ms"].sum()
     present = list(times_ms.sort_values(ascending=False).index)
     found = []
-    for cell, phase, among in _by_cell_and_phase(results):
-        values = [*_class_shares(among, present), *_softmax_entries(cell, phase, among)]
-        found.append((cell, [Entry(phase), *values, *_class_counts(among, present)]))
+    for cell, suffix, own in _by_cell(results, kernels):
+        for scope, phases in _scopes({one.phase for one in own}).items():
+            phase, among = scope + suffix, [one for one in own if one.phase in phases]
+            values = [*_class_shares(among, present), *_softmax_entries(cell, phase, among)]
+            found.append((cell, [Entry(phase), *values, *_class_counts(among, present)]))
     titles = ["kernel ms", *(f"{name} share" for name in present), *_SOFTMAX_TITLES]
     titles += [f"{what} of {name}" for what in ("ms", "kernels") for name in present]
     return grid_of(results, [PHASE], titles, found)
@@ -98,16 +140,18 @@ def by_class(results: Results) -> TableGrid:
 
 def by_module(results: Results) -> TableGrid:
     """Return one row per cell and module, one column per phase: ms, and the share of the step."""
-    phases = _present_phases(results.kernels())
+    kernels = results.kernels()
+    phases = _present_phases(set(kernels["phase"]))
     found = []
-    for cell, kernels in _by_cell(results):
-        table = kernels.pivot_table(index="module", columns="phase", values="ms", aggfunc="sum")
-        for module in table.sum(axis=1).sort_values(ascending=False).index:
-            times = table.loc[module]
-            name = Entry((module or "not attributed") + _whole_trace(kernels))
-            entries = map(milliseconds, map(times.get, phases))
-            share = quantity(times.sum() / kernels["ms"].sum(), ".1%")
-            found.append((cell, [name, *entries, share]))
+    for cell, suffix, own in _by_cell(results, kernels):
+        total_ms = math.fsum(one.ms for one in own)
+        named = [one for one in own if not is_null(one.module)]
+        by_module = sums(named, "module")
+        for module in sorted(sorted(by_module), key=lambda module: -by_module[module]):
+            times_ms = sums([one for one in named if one.module == module], "phase")
+            name = Entry((module or "not attributed") + suffix)
+            share = quotient(by_module[module], total_ms, ".1%")
+            found.append((cell, [name, *map(milliseconds, map(times_ms.get, phases)), share]))
     titles = [f"{phase or OUTSIDE_PHASES} ms" for phase in phases]
     return grid_of(results, ["module"], [*titles, "share"], found, "module")
 
@@ -170,13 +214,22 @@ def _difference_name(cell: Row, pair: tuple[Row, Row], results: Results) -> str:
     return " ".join(f"{axis}={cell[axis]}" for axis in axes) or str(cell["cell"])
 
 
-def _by_cell(results: Results) -> Iterator[tuple[Row, pd.DataFrame]]:
-    kernels = results.kernels()
-    inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
-    by_cell = dict(iter(inside.groupby("cell", observed=True)))
+def _by_cell(results: Results, kernels: pd.DataFrame) -> Iterator[tuple[Row, str, list[KernelRow]]]:
+    """Yield each cell with WHOLE_TRACE if its steps are unknown, and with its kernels."""
+    inside = inside_operators(kernels)
+    by_cell = rows_by_cell(inside)
+    unknown = set(inside.loc[inside["steps"].isna(), "cell"])
     for cell in each_cell(results):
         if cell["cell"] in by_cell:
-            yield cell, _in_ms(by_cell[cell["cell"]])
+            yield cell, WHOLE_TRACE if cell["cell"] in unknown else "", by_cell[cell["cell"]]
+
+
+def sums(kernels: Iterable[KernelRow], key: str, summed: str = "ms") -> dict[str, float]:
+    """Return the sum of a field for each value of another one."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for one in kernels:
+        values[getattr(one, key)].append(getattr(one, summed))
+    return {value: math.fsum(own) for value, own in values.items()}
 
 
 def _in_ms(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -188,47 +241,45 @@ def _whole_trace(kernels: pd.DataFrame) -> str:
     return WHOLE_TRACE if kernels["steps"].isna().any() else ""
 
 
-def _by_cell_and_phase(results: Results) -> Iterator[tuple[Row, str, pd.DataFrame]]:
-    """Yield the kernels of each phase, of both passes and of the step, with a text for them."""
-    for cell, kernels in _by_cell(results):
-        suffix = _whole_trace(kernels)
-        present = _present_phases(kernels)
-        for phase in present:
-            yield cell, (phase or OUTSIDE_PHASES) + suffix, kernels[kernels["phase"] == phase]
-        if {"forward", "backward"} < set(present):
-            is_of_pass = kernels["phase"].isin(["forward", "backward"])
-            yield cell, BOTH_PASSES + suffix, kernels[is_of_pass]
-        if len(present) > 1:
-            yield cell, WHOLE_STEP + suffix, kernels
+def _scopes(phases: Collection[str]) -> dict[str, Collection[str]]:
+    """Return the phases that rows of a cell are about: each one, both passes, and the step."""
+    present = _present_phases(phases)
+    scopes: dict[str, Collection[str]] = {phase or OUTSIDE_PHASES: (phase,) for phase in present}
+    if {"forward", "backward"} < set(present):
+        scopes[BOTH_PASSES] = ("forward", "backward")
+    if len(present) > 1:
+        scopes[WHOLE_STEP] = phases
+    return scopes
 
 
-def _present_phases(kernels: pd.DataFrame) -> list[str]:
-    return [phase for phase in PHASES if (kernels["phase"] == phase).any()]
+def _present_phases(phases: Collection[str]) -> list[str]:
+    return [phase for phase in PHASES if phase in phases]
 
 
-def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
-    total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
-    shares = by_class.reindex(classes) / total_ms
-    unclassified = by_class.get(UNKNOWN_CLASS, 0.0) / total_ms
+def _class_shares(kernels: list[KernelRow], classes: list[str]) -> list[Entry]:
+    total_ms = float(np.sum([one.ms for one in kernels]))
+    by_class = sums(kernels, "kernel_class")
     # Smaller than the last printed digit: it changes no share.
-    bound = "≥ " if unclassified >= 0.0005 else ""
+    bound = "≥ " if by_class.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms else ""
     entries = [milliseconds(total_ms)]
-    for name, share in shares.items():
+    for name in classes:
         prefix = "" if name == UNKNOWN_CLASS else bound
-        known = quantity(share, ".1%")
+        known = quotient(by_class.get(name, math.nan), total_ms, ".1%")
         entries.append(known if known.is_missing else known._replace(text=prefix + known.text))
     return entries
 
 
-def _class_counts(kernels: pd.DataFrame, classes: list[str]) -> list[Entry]:
+def _class_counts(kernels: list[KernelRow], classes: list[str]) -> list[Entry]:
     """Return the milliseconds of each class, then the number of its kernels in a step."""
-    sums = _per_step(kernels).groupby("kernel_class")[["ms", "kernels"]].sum().reindex(classes)
-    return [*map(milliseconds, sums["ms"]), *map(quantity, sums["kernels"], repeat("g"))]
+    times_ms, counts = sums(kernels, "kernel_class"), sums(kernels, "kernel_class", "kernels")
+    of_classes = map(quantity, map(counts.get, classes), repeat("g"))
+    return [*map(milliseconds, map(times_ms.get, classes)), *of_classes]
 
 
-def _softmax_entries(cell: Row, phase: str, kernels: pd.DataFrame) -> list[Entry]:
+def _softmax_entries(cell: Row, phase: str, kernels: list[KernelRow]) -> list[Entry]:
     softmax_ms = ms_of_parts(kernels, ("softmax",))
-    matmul_ms = ms_of_parts(kernels[kernels["kernel_class"] == GEMM], ATTENTION_MATMULS)
+    products = [one for one in kernels if one.kernel_class == GEMM]
+    matmul_ms = ms_of_parts(products, ATTENTION_MATMULS)
     entries = [milliseconds(softmax_ms), milliseconds(matmul_ms)]
     if softmax_ms is None or matmul_ms is None:
         return [*entries, MISSING, MISSING]
@@ -239,20 +290,23 @@ def _softmax_entries(cell: Row, phase: str, kernels: pd.DataFrame) -> list[Entry
     return [*entries, quotient(softmax_ms, matmul_ms), flops]
 
 
-def _top_by_name(kernels: pd.DataFrame) -> list[Row]:
-    by_name = kernels.groupby("name", observed=True)
-    names = list(by_name["ms"].sum().sort_values(ascending=False, kind="stable").index)
-    # A kernel of unknown class may be a matrix product.
-    not_gemm = set(kernels.loc[~kernels["kernel_class"].isin([GEMM, UNKNOWN_CLASS]), "name"])
+def _top_by_name(columns: Mapping[str, np.ndarray], rows: Iterable[int]) -> list[dict[str, object]]:
+    by_name: dict[str, list[int]] = defaultdict(list)
+    not_gemm = set()
+    for row in rows:
+        name = columns["name"][row]
+        by_name[name].append(row)
+        # A kernel of unknown class may be a matrix product.
+        if columns["kernel_class"][row] not in (GEMM, UNKNOWN_CLASS):
+            not_gemm.add(name)
+    sums_ms = {name: math.fsum(columns["ms"][by_name[name]]) for name in sorted(by_name)}
+    names = sorted(sums_ms, key=lambda name: -sums_ms[name])
     longest_other = [name for name in names if name in not_gemm][:1]
     # Merging the rows of a name is slow, so that only the shown names are merged.
-    shown = dict.fromkeys([*names[:_TOP], *longest_other])
-    # In pandas, a dozen operations on each of a thousand short groups took 3 s.
-    columns = {column: kernels[column].to_numpy() for column in map(str, kernels)}
     merged = []
-    for name in shown:
-        indices = by_name.indices[name]
-        merged.append(_merge({column: values[indices] for column, values in columns.items()}))
+    for name in dict.fromkeys([*names[:_TOP], *longest_other]):
+        own = by_name[name]
+        merged.append(_merge({column: values[own] for column, values in columns.items()}))
     return merged
 
 

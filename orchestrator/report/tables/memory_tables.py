@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -43,11 +44,15 @@ _TOTAL = "in all"
 
 def composition(results: Results) -> TableGrid:
     """Return one row per cell and role; activations and the like have one per part of the model."""
-    found = []
-    for cell, moment, allocations in _by_cell(results):
-        total_bytes = allocations["total_bytes"].sum()
-        for row in each(_sums_by_part(allocations)):
-            names = [Entry(moment), Entry(row["role"]), _name(row["part"])]
+    allocations = results.allocations()
+    parts, found = _parts_by_moment(allocations), []
+    for cell, moment, text in _moments(results, allocations):
+        rows = parts[cell["cell"], moment]
+        total_bytes = sum(row["total_bytes"] for row in rows)
+        count = sum(row["count"] for row in rows)
+        total = {"role": _TOTAL, "part": "", "total_bytes": total_bytes, "count": count}
+        for row in (*rows, total):
+            names = [Entry(text), Entry(row["role"]), _name(row["part"])]
             found.append((cell, [*names, *_sizes(row, total_bytes)]))
     keys = ["moment", "role", "part"]
     return grid_of(results, keys, ("GiB", "share", "allocations"), found)
@@ -58,8 +63,10 @@ def largest_allocations(results: Results) -> TableGrid:
 
     A row stands for allocations of the same size, role, part and place in the code; slack has one.
     """
-    found = []
-    for cell, moment, allocations in _by_cell(results):
+    found, every = [], results.allocations()
+    by_moment = dict(iter(every.groupby(["cell", "moment"])))
+    for cell, moment, text in _moments(results, every):
+        allocations = by_moment[cell["cell"], moment]
         total_bytes = allocations["total_bytes"].sum()
         in_order = allocations.sort_values("total_bytes", ascending=False, kind="stable")
         largest = in_order.sort_values("size_bytes", ascending=False, kind="stable")
@@ -73,7 +80,7 @@ def largest_allocations(results: Results) -> TableGrid:
             gib, share, count = _sizes(row, total_bytes)
             role, part, made, chain = map(_name, names)
             entries = [gib, share, role, part, made, count, each_mib, chain]
-            found.append((cell, [Entry(moment), *entries]))
+            found.append((cell, [Entry(text), *entries]))
     titles = ("GiB", "share", "role", "part", "made in", "allocations", "MiB each")
     return grid_of(results, ["moment"], [*titles, "call chain"], found)
 
@@ -90,27 +97,36 @@ def by_context(results: Results) -> TableGrid:
     return TableGrid(axes, list(map(Heading, map(str, lengths))), rows)
 
 
-def _by_cell(results: Results) -> Iterator[tuple[Row, str, pd.DataFrame]]:
-    """Yield each cell with the allocations of each moment, such as `peak, backward`."""
-    by_cell = dict(iter(results.allocations().groupby("cell")))
-    for cell in each_cell(results):
-        if cell["cell"] in by_cell:
-            for moment, allocations in by_cell[cell["cell"]].groupby("moment", sort=False):
-                phase = allocations["phase"].iloc[0]
-                yield cell, f"{moment}, {phase}" if phase else str(moment), allocations
+def _moments(results: Results, allocations: pd.DataFrame) -> Iterator[tuple[Row, str, str]]:
+    """Yield each cell with its moments, and a text for each such as `peak, backward`."""
+    first = allocations.drop_duplicates(["cell", "moment"])
+    by_cell: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for cell, moment, phase in first[["cell", "moment", "phase"]].itertuples(index=False):
+        by_cell[cell].append((moment, f"{moment}, {phase}" if phase else moment))
+    for row in each_cell(results):
+        for moment, text in by_cell.get(row["cell"], ()):
+            yield row, moment, text
 
 
-def _sums_by_part(allocations: pd.DataFrame) -> pd.DataFrame:
-    """Return bytes and number of allocations by role and part in the order of ROLES, and in all."""
-    parts = allocations["part"].where(allocations["role"].isin(_BY_PART), "")
-    of_part = allocations["total_bytes"].groupby([allocations["role"], parts]).transform("sum")
-    is_small = of_part < _SMALL_PART * allocations["total_bytes"].sum()
+def _parts_by_moment(allocations: pd.DataFrame) -> Mapping[tuple[str, str], list[Row]]:
+    """Return bytes and number of allocations by role and part, in the order of ROLES.
+
+    The keys are cells with their moments.
+    """
+    moment = [allocations["cell"], allocations["moment"]]
+    sizes, role = allocations["total_bytes"], allocations["role"]
+    parts = allocations["part"].where(role.isin(_BY_PART), "")
+    of_part = sizes.groupby([*moment, role, parts]).transform("sum")
+    is_small = of_part < _SMALL_PART * sizes.groupby(moment).transform("sum")
     split = allocations.assign(part=parts.mask(is_small & (parts != ""), _OTHER_PARTS))
-    sums = split.groupby(["role", "part"], as_index=False)[["total_bytes", "count"]].sum()
+    keys = ["cell", "moment", "role", "part"]
+    sums = split.groupby(keys, as_index=False)[["total_bytes", "count"]].sum()
     sums = sums.assign(rank=sums["role"].map(list(ROLES).index), last=sums["part"] == _OTHER_PARTS)
     sums = sums.sort_values(["rank", "last", "total_bytes"], ascending=[True, True, False])
-    total = sums[["total_bytes", "count"]].sum().to_frame().T.assign(role=_TOTAL, part="")
-    return pd.concat([sums, total], ignore_index=True)
+    by_moment: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in sums.to_dict("records"):
+        by_moment[row["cell"], row["moment"]].append(row)
+    return by_moment
 
 
 def _sizes(row: Row, total_bytes: float) -> list[Entry]:

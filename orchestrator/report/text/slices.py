@@ -37,15 +37,17 @@ def choose_slice(
     """Return cells that are equal in all axes but the shown ones, and what they share as a text."""
     is_shown = {*shown, *(axis for axis, _ in NAMING if NAME in shown)}
     others = [axis for axis in axes if axis not in is_shown and axis in cells]
+    # Choosing rows copies all columns, of which there are several hundred.
+    columns = list(dict.fromkeys((*shown, *others)))
+    left = cells[columns].astype("string").fillna(NOTHING).reset_index(drop=True)
     # The run before axes without a main value: others repeat some of its cells.
     for axis in sorted(others, key=lambda axis: (axis not in MAIN, axis != RUN)):
-        texts = cells[axis].astype("string").fillna(NOTHING)
-        if texts.nunique() > 1:
+        if left[axis].nunique() > 1:
             # Each combination of shown values counts once, however often it was measured.
-            own = cells[list(shown)].astype("string").assign(chosen=texts).drop_duplicates()
-            cells = cells[texts == usual_value(axis, own["chosen"])]
-    repeated = cells[list(shown)].astype("string").fillna(NOTHING).duplicated(keep="last")
-    cells = cells[~repeated]
+            own = left[[*shown, axis]].drop_duplicates()
+            left = left[left[axis] == usual_value(axis, own[axis])]
+    left = left[~left.duplicated(list(shown), keep="last")]
+    cells = cells.iloc[left.index]
     return cells, shared_settings(cells, is_shown) if len(cells) else ""
 
 

@@ -196,18 +196,16 @@ def test_shares_and_parts_from_kernels(run_of: MakeRun, make_outcome: MakeOutcom
 
 
 def test_ranks_and_parts_of_kernels() -> None:
-    import pandas as pd
-
     from orchestrator.report.references.counterparts import NOT_GEMM, KernelFigures
+    from orchestrator.report.tables.kernel_tables import KernelRow
 
     rows = [
-        ("forward", "scores", "GEMM", "a", 3.0),
-        ("forward", "attention output", "GEMM", "b", 1.0),
-        ("forward", "softmax", "softmax", "c", 2.0),
-        ("backward", "softmax", "softmax", "c", 2.0),
+        KernelRow("a", "forward", "GEMM", "scores", 3.0, 1),
+        KernelRow("b", "forward", "GEMM", "attention output", 1.0, 1),
+        KernelRow("c", "forward", "softmax", "softmax", 2.0, 1),
+        KernelRow("c", "backward", "softmax", "softmax", 2.0, 1),
     ]
-    columns = ["phase", "module", "kernel_class", "name", "ms"]
-    figures = KernelFigures(pd.DataFrame(rows, columns=columns))
+    figures = KernelFigures(rows)
     assert figures.gemm_share == 0.5
     assert [figures.share("forward", "", rank) for rank in (1, 2, 4)] == [0.5, 2 / 6, None]
     assert figures.share("forward", NOT_GEMM, 1) == 2 / 6
