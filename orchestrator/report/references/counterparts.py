@@ -23,7 +23,7 @@ from orchestrator.report.references.records import ReferenceNumber
 from orchestrator.report.tables.kernel_tables import (
     ATTENTION_MATMULS,
     GEMM,
-    KernelRow,
+    TimedKernel,
     inside_operators,
     ms_of_parts,
     rows_by_cell,
@@ -86,7 +86,7 @@ class _Allocation(NamedTuple):
 class KernelFigures:
     """The kernel times of one cell."""
 
-    kernels: Sequence[KernelRow]
+    kernels: Sequence[TimedKernel]
     # By phase and by what is ranked: write-ups publish many ranks of one list.
     _shares: dict[tuple[str, str], Sequence[float]] = field(default_factory=dict)
 

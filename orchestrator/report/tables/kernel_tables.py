@@ -51,7 +51,7 @@ _SOFTMAX_TITLES = ("softmax ms", "matmul ms", "softmax / matmul", "in FLOPs")
 _PAIRING_AXES = ("compile", "precision", "attention", "pass")
 
 
-class KernelRow(NamedTuple):
+class TimedKernel(NamedTuple):
     """Kernels of one name: milliseconds and number, of a step if the number of steps is known."""
 
     name: str
@@ -68,19 +68,19 @@ def inside_operators(kernels: pd.DataFrame) -> pd.DataFrame:
     return inside
 
 
-def rows_by_cell(kernels: pd.DataFrame) -> Mapping[str, list[KernelRow]]:
+def rows_by_cell(kernels: pd.DataFrame) -> Mapping[str, list[TimedKernel]]:
     """Return the kernels of each cell as plain rows, for which pandas needs seconds.
 
     They are grouped per cell, phase and part, and most of these frames would have a few rows.
     """
-    by_cell: dict[str, list[KernelRow]] = defaultdict(list)
-    columns = _per_step(kernels)[["cell", *KernelRow._fields]]
+    by_cell: dict[str, list[TimedKernel]] = defaultdict(list)
+    columns = _per_step(kernels)[["cell", *TimedKernel._fields]]
     for cell, *values in columns.itertuples(index=False):
-        by_cell[cell].append(KernelRow(*values))
+        by_cell[cell].append(TimedKernel(*values))
     return by_cell
 
 
-def ms_of_parts(kernels: Iterable[KernelRow], names: Collection[str]) -> float | None:
+def ms_of_parts(kernels: Iterable[TimedKernel], names: Collection[str]) -> float | None:
     """Return the milliseconds that some parts of the model take.
 
     Return None if there is no kernel of them, or if one of them is fused with another part.
@@ -214,7 +214,9 @@ def _difference_name(cell: Row, pair: tuple[Row, Row], results: Results) -> str:
     return " ".join(f"{axis}={cell[axis]}" for axis in axes) or str(cell["cell"])
 
 
-def _by_cell(results: Results, kernels: pd.DataFrame) -> Iterator[tuple[Row, str, list[KernelRow]]]:
+def _by_cell(
+    results: Results, kernels: pd.DataFrame
+) -> Iterator[tuple[Row, str, list[TimedKernel]]]:
     """Yield each cell with WHOLE_TRACE if its steps are unknown, and with its kernels."""
     inside = inside_operators(kernels)
     by_cell = rows_by_cell(inside)
@@ -224,7 +226,7 @@ def _by_cell(results: Results, kernels: pd.DataFrame) -> Iterator[tuple[Row, str
             yield cell, WHOLE_TRACE if cell["cell"] in unknown else "", by_cell[cell["cell"]]
 
 
-def sums(kernels: Iterable[KernelRow], key: str, summed: str = "ms") -> dict[str, float]:
+def sums(kernels: Iterable[TimedKernel], key: str, summed: str = "ms") -> dict[str, float]:
     """Return the sum of a field for each value of another one."""
     values: dict[str, list[float]] = defaultdict(list)
     for one in kernels:
@@ -256,7 +258,7 @@ def _present_phases(phases: Collection[str]) -> list[str]:
     return [phase for phase in PHASES if phase in phases]
 
 
-def _class_shares(kernels: list[KernelRow], classes: list[str]) -> list[Entry]:
+def _class_shares(kernels: list[TimedKernel], classes: list[str]) -> list[Entry]:
     total_ms = float(np.sum([one.ms for one in kernels]))
     by_class = sums(kernels, "kernel_class")
     # Smaller than the last printed digit: it changes no share.
@@ -269,14 +271,14 @@ def _class_shares(kernels: list[KernelRow], classes: list[str]) -> list[Entry]:
     return entries
 
 
-def _class_counts(kernels: list[KernelRow], classes: list[str]) -> list[Entry]:
+def _class_counts(kernels: list[TimedKernel], classes: list[str]) -> list[Entry]:
     """Return the milliseconds of each class, then the number of its kernels in a step."""
     times_ms, counts = sums(kernels, "kernel_class"), sums(kernels, "kernel_class", "kernels")
     of_classes = map(quantity, map(counts.get, classes), repeat("g"))
     return [*map(milliseconds, map(times_ms.get, classes)), *of_classes]
 
 
-def _softmax_entries(cell: Row, phase: str, kernels: list[KernelRow]) -> list[Entry]:
+def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> list[Entry]:
     softmax_ms = ms_of_parts(kernels, ("softmax",))
     products = [one for one in kernels if one.kernel_class == GEMM]
     matmul_ms = ms_of_parts(products, ATTENTION_MATMULS)

@@ -37,7 +37,7 @@ def choose_slice(
     """Return cells that are equal in all axes but the shown ones, and what they share as a text."""
     is_shown = {*shown, *(axis for axis, _ in NAMING if NAME in shown)}
     others = [axis for axis in axes if axis not in is_shown and axis in cells]
-    # Choosing rows copies all columns, of which there are several hundred.
+    # Rows are chosen once: each choice copies several hundred columns.
     columns = list(dict.fromkeys((*shown, *others)))
     left = cells[columns].astype("string").fillna(NOTHING).reset_index(drop=True)
     # The run before axes without a main value: others repeat some of its cells.

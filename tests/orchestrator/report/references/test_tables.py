@@ -197,13 +197,13 @@ def test_shares_and_parts_from_kernels(run_of: MakeRun, make_outcome: MakeOutcom
 
 def test_ranks_and_parts_of_kernels() -> None:
     from orchestrator.report.references.counterparts import NOT_GEMM, KernelFigures
-    from orchestrator.report.tables.kernel_tables import KernelRow
+    from orchestrator.report.tables.kernel_tables import TimedKernel
 
     rows = [
-        KernelRow("a", "forward", "GEMM", "scores", 3.0, 1),
-        KernelRow("b", "forward", "GEMM", "attention output", 1.0, 1),
-        KernelRow("c", "forward", "softmax", "softmax", 2.0, 1),
-        KernelRow("c", "backward", "softmax", "softmax", 2.0, 1),
+        TimedKernel("a", "forward", "GEMM", "scores", 3.0, 1),
+        TimedKernel("b", "forward", "GEMM", "attention output", 1.0, 1),
+        TimedKernel("c", "forward", "softmax", "softmax", 2.0, 1),
+        TimedKernel("c", "backward", "softmax", "softmax", 2.0, 1),
     ]
     figures = KernelFigures(rows)
     assert figures.gemm_share == 0.5
