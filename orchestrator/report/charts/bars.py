@@ -89,13 +89,9 @@ def kernel_classes(results: Results) -> Drawn | None:
         bars = bars[bars["variant"].isin(order)]
         layers = _stacked(bars, order, _CLASS_COLOURS, " ms")
         panels.append({"layer": layers, "title": title, **_size(order)})
-    return Drawn(panels, boxes(_present(_CLASS_COLOURS, own["part"])), note)
-
-
-def _present(colours: Mapping[str, str], parts: pd.Series[str]) -> dict[str, str]:
-    """Return the colours of the parts that occur."""
-    occurring = set(parts)
-    return {part: colour for part, colour in colours.items() if part in occurring}
+    occurring = set(own["part"])
+    colours = {part: colour for part, colour in _CLASS_COLOURS.items() if part in occurring}
+    return Drawn(panels, boxes(colours), note)
 
 
 def _kernels(results: Results) -> pd.DataFrame:

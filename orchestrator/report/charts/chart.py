@@ -69,9 +69,6 @@ def boxes(colours: Mapping[str, str]) -> list[LegendEntry]:
     return list(map(LegendEntry, repeat("box"), colours, colours.values()))
 
 
-BOUND_LEGEND = (LegendEntry("full", "GPU-bound"), LegendEntry("hollow", "CPU-bound"))
-
-
 @dataclass(frozen=True)
 class Drawn:
     """A chart as panels. note: what all marks share. columns: panels in a row on a wide page."""
@@ -120,8 +117,9 @@ def rounded(values: pd.Series[float]) -> pd.Series[float]:
 
 def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
     """Return the legend of filled and hollow points, if it is known what limits a cell."""
-    is_known = "cpu_bound" in cells and bool(cells["cpu_bound"].notna().any())
-    return BOUND_LEGEND if is_known else ()
+    if "cpu_bound" not in cells or cells["cpu_bound"].isna().all():
+        return ()
+    return (LegendEntry("full", "GPU-bound"), LegendEntry("hollow", "CPU-bound"))
 
 
 def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> list[dict[Any, Any]]:

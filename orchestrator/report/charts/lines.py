@@ -88,7 +88,9 @@ class Lines:
         if points.empty:
             return None
         colours = evenly(ordered(self.colour, points), MOST_COLOURS)
-        points = self._prepared(points[points[self.colour].isin(colours)], across)
+        points = points[points[self.colour].isin(colours)]
+        points = points.assign(across=points[across].astype(str), order=points[across])
+        points = _mark_data(points, self.unit)
         panels = evenly(ordered(panel, points), MOST_PANELS)
         width = 150 if len(panels) > 3 else 250
         parts = []
@@ -96,19 +98,10 @@ class Lines:
             title = value if isinstance(value, str) else f"{panel} {value}"
             drawn = self._panel(points, points[points[panel] == value], colours)
             parts.append({**drawn, "title": title, "width": width, "height": _HEIGHT})
-        return Drawn(parts, self._legend(points, colours, bool(dash)), note, min(len(parts), 5))
-
-    def _prepared(self, points: pd.DataFrame, across: str) -> pd.DataFrame:
-        data = _mark_data(points, self.unit)
-        return data.assign(across=points[across].astype(str), order=points[across])
-
-    def _legend(
-        self, points: pd.DataFrame, colours: Sequence[object], has_dash: bool
-    ) -> list[LegendEntry]:
         legend = legend_of(self.colour, colours, "line")
-        if has_dash:
+        if dash:
             legend += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
-        return [*legend, *bound_legend(points)]
+        return Drawn(parts, [*legend, *bound_legend(points)], note, min(len(parts), 5))
 
     def _panel(self, points: pd.DataFrame, own: pd.DataFrame, colours: Sequence[object]) -> Panel:
         ticks = list(map(str, sorted(points["order"].unique())))
