@@ -11,7 +11,7 @@ import pandas as pd
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import NAME, cell_keys, names_of
-from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs_of_all
+from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs
 
 KEY = "key"  # RUN:ID of a cell
 _IS_READ = re.compile(
@@ -61,7 +61,7 @@ def ratios(axis: str, base: str, others: tuple[str, ...], without: tuple[str, ..
     def points(results: Results) -> pd.DataFrame:
         cells = _named(results)
         cells = cells[cells["task"] == "train_step"]
-        found = pairs_of_all(cells, results.axes, axis, (base, *others), without)
+        found = pairs(cells, results.axes, axis, (base, *others), without)
         if found.empty:
             return found
         found = found.merge(cells[["cell", KEY, NAME]], on="cell")

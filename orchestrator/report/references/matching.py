@@ -31,7 +31,7 @@ _IDENTIFYING = {
 }  # fmt: skip
 # A ratio is meaningless unless both cells have the same shape.
 _SHAPE = ("size", "d_head", "context_length")
-_NOT_COMPARED = ("measured_steps",)
+_NOT_COMPARED = {"measured_steps"}
 # The passes in which a phase is the same, whatever runs after it.
 _SAME_PHASE = {
     "forward": {"forward_grad", "forward_backward", "train_step"},
@@ -53,7 +53,7 @@ def matches(
     for number in numbers:
         candidates = rows_of_task[number.task]
         fitting = set(range(len(candidates)))
-        for axis in _compared_axes(number):
+        for axis in set(number.axes) - _NOT_COMPARED:
             condition = (number.task, axis, number.axes[axis], *_decisive_fields(axis, number))
             if condition not in agreeing:
                 agreeing[condition] = {
@@ -63,10 +63,6 @@ def matches(
         for index in sorted(fitting):
             if _has_usual_setting(number, candidates[index]):
                 yield number, candidates[index]
-
-
-def _compared_axes(number: ReferenceNumber) -> list[str]:
-    return [axis for axis in number.axes if axis not in _NOT_COMPARED]
 
 
 def _has_usual_setting(number: ReferenceNumber, row: Row) -> bool:

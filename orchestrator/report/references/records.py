@@ -172,7 +172,12 @@ def numbers_of(writeup: Writeup, table: ReferenceTable) -> Iterator[ReferenceNum
         for number in numbers:
             if number.statistic == "mean":
                 number = replace(number, sd=deviations.get(_measured(number)))
-            yield _with_rank(number, ranks) if number.metric == "kernel_share" else number
+            if number.metric == "kernel_share":
+                # Tables list the kernels of a cell by share.
+                cell = (number.phase, tuple(sorted(number.axes.items())))
+                ranks[cell] += 1
+                number = replace(number, labels={**number.labels, "rank": str(ranks[cell])})
+            yield number
 
 
 def _row_numbers(writeup: Writeup, table: ReferenceTable, index: int) -> Iterator[ReferenceNumber]:
@@ -227,13 +232,6 @@ def _number(
         notes=(*table.notes, *row_notes),
         is_repeated=table.repeats is not None,
     )
-
-
-def _with_rank(number: ReferenceNumber, ranks: Counter[object]) -> ReferenceNumber:
-    """Label a kernel's share with its rank: tables list the kernels of a cell by share."""
-    cell = (number.phase, tuple(sorted(number.axes.items())))
-    ranks[cell] += 1
-    return replace(number, labels={**number.labels, "rank": str(ranks[cell])})
 
 
 def _parse_value(printed: TableCell, unit: str) -> tuple[Decimal | None, str]:

@@ -43,7 +43,6 @@ from orchestrator.report.text.pairs import (
     is_gpu_bound,
     measured,
     pairs,
-    pairs_of_all,
     preferring,
 )
 from orchestrator.report.text.slices import evenly
@@ -208,7 +207,7 @@ def about_compiling(results: Results) -> Iterator[Answer]:
     steps = measured(results, "train_step", TIME, LOW, HIGH)
     steps = steps[steps["pass"] == "train_step"] if _has(steps, "pass", "train_step") else steps
     for scope in ("blocks", "model"):
-        found = pairs_of_all(steps, results.axes, "compile", ("eager", scope), COMPILE_AXES)
+        found = pairs(steps, results.axes, "compile", ("eager", scope), COMPILE_AXES)
         if len(found):
             yield _of_compiling(_main_run(found))
             return
@@ -358,7 +357,7 @@ def about_attention(results: Results) -> Iterator[Answer]:
     if cells.empty or "attention" not in cells:
         return
     others = sorted(set(cells["attention"].dropna()) - {"naive"})
-    joined = pairs_of_all(cells, results.axes, "attention", ("naive", *others))
+    joined = pairs(cells, results.axes, "attention", ("naive", *others))
     joined = joined if others else joined.iloc[:0]
     if len(joined):
         yield _of_attention(joined)

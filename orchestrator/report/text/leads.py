@@ -17,7 +17,7 @@ from orchestrator.report.text.pairs import (
     TIME,
     is_clear,
     measured,
-    pairs_of_all,
+    pairs,
     preferring,
 )
 from orchestrator.report.text.provenance import values_of
@@ -104,7 +104,7 @@ def about_compiling(results: Results) -> Iterator[str]:
     """Yield how many compiled steps are faster than the same eager ones."""
     steps = measured(results, "train_step", TIME, LOW, HIGH)
     scopes = ("eager", "blocks", "model")
-    found = pairs_of_all(steps, results.axes, "compile", scopes, COMPILE_AXES)
+    found = pairs(steps, results.axes, "compile", scopes, COMPILE_AXES)
     if found.empty:
         return
     clear = is_clear(found)

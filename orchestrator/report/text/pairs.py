@@ -45,13 +45,26 @@ def preferring(cells: pd.DataFrame, preferred: Mapping[str, object]) -> pd.DataF
 
 
 def pairs(
+    cells: pd.DataFrame,
+    axes: Sequence[str],
+    axis: str,
+    values: Sequence[str],
+    without: Collection[str] = (),
+) -> pd.DataFrame:
+    """Return the cells with one of the other values of an axis, each paired with that of the first.
+
+    axes: in which both cells are equal, but those of `without`. Columns of the counterpart end in
+    `BASE`; `ratio`, `low` and `high` say how many times as fast the cell is as its counterpart.
+    """
+    base, *others = values
+    compared = [name for name in axes if name not in without]
+    found = [_pairs(cells, compared, axis, (base, other)) for other in others]
+    return pd.concat(found, ignore_index=True) if found else cells.iloc[:0]
+
+
+def _pairs(
     cells: pd.DataFrame, axes: Sequence[str], axis: str, values: tuple[str, str]
 ) -> pd.DataFrame:
-    """Return the cells with the second value of an axis, each with its counterpart of the first.
-
-    axes: in which both cells are equal. Columns of the counterpart end in `BASE`; `ratio`, `low`
-    and `high` say how many times as fast the cell is as its counterpart.
-    """
     keys = [name for name in axes if name != axis and name in cells and cells[name].notna().any()]
     if axis not in cells or not {TIME, LOW, HIGH} <= set(cells):
         return cells.iloc[:0].assign(ratio=0.0, low=0.0, high=0.0)
@@ -69,23 +82,6 @@ def pairs(
         low=base_times[LOW + BASE] / times[HIGH],
         high=base_times[HIGH + BASE] / times[LOW],
     )
-
-
-def pairs_of_all(
-    cells: pd.DataFrame,
-    axes: Sequence[str],
-    axis: str,
-    values: Sequence[str],
-    without: Collection[str] = (),
-) -> pd.DataFrame:
-    """Return the pairs of the first value of an axis with each of the others.
-
-    without: axes in which the cells of a pair may differ.
-    """
-    base, *others = values
-    compared = [name for name in axes if name not in without]
-    found = [pairs(cells, compared, axis, (base, other)) for other in others]
-    return pd.concat(found, ignore_index=True) if found else cells.iloc[:0]
 
 
 def is_clear(found: pd.DataFrame) -> pd.Series[bool]:
