@@ -196,7 +196,8 @@ def _column(row: Row, name: str) -> float | None:
 
 
 def _own(column: str) -> OurValue:
-    return lambda number, row, figures: _column(row, column)
+    """Return a function of the value in a column. {} in its name stands for the phase."""
+    return lambda number, row, figures: _column(row, column.format(number.phase))
 
 
 def _duration(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -216,10 +217,6 @@ def _peak(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     if is_first_forward(number, row):
         return _column(row, "first_forward_peak_allocated_bytes")
     return _column(row, "peak_allocated_bytes")
-
-
-def _held(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    return _column(row, f"{number.phase}_held_allocated_bytes")
 
 
 def _tensor(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -256,12 +253,10 @@ def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) ->
 
 def _allocation(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     """Return the bytes of the allocation of this rank, or of the largest one of this part."""
-    if "rank" in number.labels:
-        sizes = figures.largest_allocations(row["cell"], "")
-        index = int(number.labels["rank"]) - 1
-    else:
-        sizes, index = figures.largest_allocations(row["cell"], number.labels.get("part", "")), 0
-    return sizes[index] if index < len(sizes) else None
+    rank = int(number.labels.get("rank", 1))
+    part = "" if "rank" in number.labels else number.labels.get("part", "")
+    sizes = figures.largest_allocations(row["cell"], part)
+    return sizes[rank - 1] if rank <= len(sizes) else None
 
 
 def _gib(nbytes: float) -> str:
@@ -277,7 +272,7 @@ _percent = "{:.1%}".format
 COUNTERPARTS: Mapping[str, Counterpart] = {
     DURATION: Counterpart("{phase} {statistic} (ms)", _duration, format_ms),
     "peak": Counterpart("peak memory (GiB)", _peak, _gib),
-    "held": Counterpart("memory after {phase} (GiB)", _held, _gib),
+    "held": Counterpart("memory after {phase} (GiB)", _own("{}_held_allocated_bytes"), _gib),
     "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), _mib),
     "saved_squares": Counterpart("saved squares", _own("saved_squares"), "{:.1f}".format),
     "tensor": Counterpart("tensor {part} (MiB)", _tensor, _mib),

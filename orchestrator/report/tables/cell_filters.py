@@ -17,14 +17,13 @@ def of_task(*names: str) -> CellFilter:
 
 
 def varying(axis: str, *tasks: str) -> CellFilter:
-    """Return a filter for the cells of tasks, if they have at least two values of an axis."""
-    return lambda cells: differing(of_task(*tasks)(cells), axis)
+    """Return a filter for the cells of tasks with an axis, if it has at least two values."""
 
+    def choose(cells: pd.DataFrame) -> pd.DataFrame:
+        known = both(of_task(*tasks), having(axis))(cells)
+        return known if known.empty or known[axis].nunique() > 1 else known.iloc[:0]
 
-def differing(cells: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Return the cells that have the axis, or none if all of them have the same value."""
-    known = having(axis)(cells)
-    return known if known.empty or known[axis].nunique() > 1 else known.iloc[:0]
+    return choose
 
 
 def both(first: CellFilter, second: CellFilter) -> CellFilter:
