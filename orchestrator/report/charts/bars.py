@@ -179,9 +179,10 @@ def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     names = sums["name"].map(short_kernel_name).str.split("<").str[0]
     unique = (sums.index + 1).astype(str) + ". " + names.str[:34]
     texts, counts = sums["ms"].map(number), sums["count"].map("{:,}".format)
+    noun = "calls" if row.get("device") == "cpu" else "launches"  # of operators, or of kernels
     data = pd.DataFrame(
         {"name": unique, "value": rounded(sums["ms"]), "text": texts, "href": f"#cell={row[KEY]}",
-         "label": names + ": " + texts + " ms in " + counts + " launches"}
+         "label": names + ": " + texts + " ms in " + counts + f" {noun}"}
     )  # fmt: skip
     scale = {"domain": [0, float(data["value"].max()) * 1.18]}
     axis = {"tickCount": 4, "format": ",~r"}

@@ -15,7 +15,7 @@ from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs
 
 KEY = "key"  # RUN:ID of a cell
 _IS_READ = re.compile(
-    r"(cell|task|status|cpu_bound|busy_timed|mfu|step_(kernel_time_)?ms_.*|peak_allocated_bytes)$"
+    r"(cell|task|device|status|cpu_bound|busy_timed|mfu|step_(kernel_time_)?ms_.*|peak_allocated_bytes)$"
     r"|predicted_of_"
 )
 Points = Callable[[Results], pd.DataFrame]

@@ -164,6 +164,9 @@ def test_bars_of_kernels_add_up_to_the_kernel_time_of_the_longest_context() -> N
     assert [bar["label"] for bar in values_of(last)] == [
         "sgemm: 12.0 ms in 6 launches", "exp: 2.00 ms in 6 launches", "odd: 1.00 ms in 6 launches",
     ]  # fmt: skip
+    on_cpu = results_of(*({**row, "device": "cpu"} for row in rows), kernels=kernels)
+    first, _ = longest_kernels(on_cpu).panels  # type: ignore[union-attr]
+    assert values_of(first)[0]["label"].endswith("ms in 6 calls")
 
 
 def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
