@@ -416,8 +416,12 @@ def _require_valid_rows(table: pa.Table) -> None:
         raise pa.ArrowInvalid(f"it is no part of a run: it has rows without {', '.join(empty)}")
     for name in sorted(JSON_COLUMNS.intersection(table.column_names)):
         texts = table[name].drop_null().to_pylist()
-        if not all(isinstance(json.loads(text), dict) for text in texts):
-            raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
+        for text in texts:
+            value = json.loads(text)
+            if not isinstance(value, dict):
+                raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
+            if r"\ud" in text.lower():  # half of a surrogate pair could not be printed
+                json.dumps(value, ensure_ascii=False).encode()
 
 
 _JSON_ERRORS = (ValueError, TypeError, AttributeError, RecursionError)

@@ -67,7 +67,7 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
         for name, text in texts.items():
             if text:
                 yield f"{name}: " + "\n  ".join(map(_printable, text.split("\n")))
-    elif any(set(texts.values()) - {"", evidence.get("exception"), failure_reason(evidence)}):
+    elif any(set(texts.values()) - {"", str(evidence.get("exception")), failure_reason(evidence)}):
         yield f"message and traceback: sweep show {shell_path(run)} {cell} --traceback"
 
 

@@ -160,6 +160,7 @@ def test_a_copy_of_a_part_is_reported(
         ("attempts", {**ROW, "facts": ["no JSON"]}, "cannot be read"),
         ("attempts", {**ROW, "params": ["[]"]}, "its params are no JSON objects"),
         ("attempts", {**ROW, "facts": ["[" * 100_000]}, "maximum recursion depth exceeded"),
+        ("attempts", {**ROW, "facts": [r'{"x": "\uD800"}']}, "surrogates not allowed"),
         (
             "samples",
             {"cell": ["c"], "attempt": pa.nulls(1, pa.int32()), "value": [1.0]},
