@@ -49,4 +49,6 @@ class StageChecks:
 def _reason(params: Params) -> str:
     if getattr(params, "precision", "") == "fp16":
         return "The gradients overflowed: use bf16, or timing: fixed with more warmup_steps"
-    return "No parameter had a gradient: check whether the model detaches its logits"
+    return (
+        "No parameter of the optimizer had a gradient: check whether the model detaches its logits"
+    )

@@ -23,16 +23,25 @@ def make_optimizers(params: TrainStepParams, model: nn.Module) -> tuple[Optimize
         return ()  # inference with a frozen model
     if params.optimizer == "muon":
         return _with_muon(params, model, trained)
-    make = partial(_factory(params.optimizer), **params.optimizer_args)
     if params.optimizer_step == "after":
-        return (make(trained),)
+        return (_make_optimizer(params, trained),)
     optimizers = []
     for parameter in trained:
-        optimizer = make([parameter])
+        optimizer = _make_optimizer(params, [parameter])
         step = partial(_step_and_free, optimizer)
         parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
         optimizers.append(optimizer)
     return tuple(optimizers)
+
+
+def _make_optimizer(params: TrainStepParams, trained: list[nn.Parameter]) -> Optimizer:
+    optimizer = _factory(params.optimizer)(trained, **params.optimizer_args)
+    if not isinstance(optimizer, Optimizer):
+        kind = type(optimizer).__name__
+        raise TypeError(
+            f"{params.optimizer} gives a {kind}, where a torch.optim.Optimizer is needed"
+        )
+    return optimizer
 
 
 def _factory(name: str) -> Callable[..., Optimizer]:

@@ -132,7 +132,7 @@ def test_an_optimizer_without_gradients_fails_the_cell(optimizer: str) -> None:
     checks.check("warm-up")
     session.step()
     with pytest.raises(
-        RuntimeError, match=r"1 steps of timing synced\. No parameter had a gradient"
+        RuntimeError, match=r"1 steps of timing synced\. No parameter of the optimizer had"
     ):
         checks.check("timing synced")
 
@@ -144,6 +144,11 @@ def make_nothing() -> None:
 def test_a_factory_that_gives_no_module_fails_the_cell() -> None:
     with pytest.raises(TypeError, match=r"gives a NoneType, where a torch\.nn\.Module is needed"):
         session_of(model=f"{HERE}:make_nothing")
+
+
+def test_a_factory_that_gives_no_optimizer_fails_the_cell() -> None:
+    with pytest.raises(TypeError, match=r"gives a list, where a torch\.optim\.Optimizer is needed"):
+        session_of(optimizer="builtins:list")
 
 
 class OneHot(nn.Module):
