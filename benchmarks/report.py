@@ -118,8 +118,11 @@ def _resident_bytes(pid: int) -> int:
     # A process may end while it is read.
     with suppress(psutil.Error):
         parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
-            total += process.memory_info().rss
+        total, command = parent.memory_info().rss, parent.cmdline()
+        for process in parent.children(recursive=True):
+            # Until its program starts, a new process shares the memory of its parent.
+            if process.cmdline() != command:
+                total += process.memory_info().rss
     return total
 
 
