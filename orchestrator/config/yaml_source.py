@@ -74,6 +74,14 @@ def explain_unknown_key(allowed: Iterable[str], where: str, place: KeyPath) -> t
 _WITHOUT_SUGGESTION = partial(explain_unknown_key, ())
 
 
+# Problem and remedy, by pydantic's type of error.
+_PROBLEMS = {
+    "missing": ("is missing", ""),
+    "dict_type": ("is not a mapping", "Write NAME: value"),
+    "model_type": ("is not a mapping", "Write NAME: value"),
+}
+
+
 def config_error(
     error: ValidationError,
     source: Source,
@@ -91,6 +99,9 @@ def config_error(
     where = source.where(place)
     if isinstance(value, list) and place[-2:-1] in (("fixed",), ("defaults",)):
         return ConfigError(f"{where}: is a list", "Put it under axes: each value is then a cell")
+    if first["type"] in _PROBLEMS:
+        problem, remedy = _PROBLEMS[first["type"]]
+        return ConfigError(f"{where}: {problem}", remedy)
     match first["type"]:
         case "extra_forbidden":
             return ConfigError(*explain_unknown(where, place))
@@ -107,8 +118,9 @@ def config_error(
             item = shorten(str(value), LONGEST_VALUE)
             fixed = ", or put it under fixed" if "zip" in place else ""
             return ConfigError(f"{where}: is not a list", f"Write [{item}]{fixed}.")
-        case "missing":
-            return ConfigError(f"{where}: is missing")
+        case "string_pattern_mismatch" if place == ("name",):
+            rule = "Use letters, digits and . _ -, and begin with a letter or a digit"
+            return ConfigError(f"{where}: {quoted(value)} cannot name a folder", rule)
     message = first["msg"].removeprefix("Value error, ")
     if not isinstance(value, dict):
         message += f" (it is {quoted(value)})"

@@ -108,7 +108,7 @@ def test_what_is_set_on_the_command_line_wins_over_an_override() -> None:
         ("[32, 64]", "32, pass: forwrad", "Did you mean 'forward'"),
         ("[32, 64]", "32, half_width: 3.0", "less than 1"),
         ("[32, 64]", "32, compile_mode: defualt", "Did you mean 'default'"),
-        ("[32, 64]", "32, model_args: [{a: 1}, 1]", "valid dictionary"),
+        ("[32, 64]", "32, model_args: [{a: 1}, 1]", "is not a mapping. Write NAME: value"),
         (
             "when: {size: mini}",
             "when: {size: tinyy}",

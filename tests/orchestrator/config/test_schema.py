@@ -64,7 +64,7 @@ def test_good() -> None:
         ("name: test", "nmae: test", 2, ""),
         ("[tiny]", "[]", 6, "at least 1 item"),
         ("[fp32, bf16]", "[no, off]", 7, "'no' is not allowed"),
-        ("name: test", "name: ../up", 2, "pattern"),
+        ("name: test", "name: ../up", 2, "cannot name a folder. Use letters, digits and"),
     ],
 )
 def test_each_error_names_its_line_and_the_nearest_word(
@@ -89,6 +89,7 @@ def test_each_error_names_its_line_and_the_nearest_word(
         ("    exclude: [{size: tiny}]", "Every combination is excluded"),
         ("defaults: {devise: cpu}", "Did you mean 'device'?"),
         ("instruments: [timming]", "Did you mean 'timing'?"),
+        ("limits: 5", "my.yaml:8: limits: is not a mapping. Write NAME: value"),
         ("limits: {timeout: 3}", "Did you mean 'timeout_s'?"),
         ("limits: {timeout_s: -1}", "greater than 0"),
         ("limits: {timeout_s: 1e300}", "less than or equal to 100000000"),
