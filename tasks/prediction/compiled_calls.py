@@ -2,6 +2,10 @@
 
 A module is compiled at its first call with other shapes, out of sight of the storage tracker; then
 its generated code runs.
+
+The blocks of the course's model skip Dynamo, which would take a third of the time. It has nothing
+to find out about them: they are alike, and make the same calls each time. What Dynamo decides is
+repeated here, so that the generated code is the same.
 """
 
 from __future__ import annotations
@@ -9,18 +13,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tasks.harness.compilation import CompileOptions, compile_module
-from tasks.prediction.inductor import compile_without_gpu
+from tasks.prediction.inductor import compile_function, compile_without_gpu
 from tasks.prediction.operations.emulation import GpuFunctions
+from tasks.prediction.operations.shapes import Arguments, Keywords
 
 Call = Callable[..., object]
 _compile: Callable[..., Call] = torch.compile
@@ -35,17 +46,24 @@ _AUTOCAST: dict[str, object] = {
 }
 
 
+# Compiled blocks by what they take and own: the code, and the names of its parameters and buffers.
+CompiledBlocks = dict[tuple[object, ...], tuple[Callable[..., tuple[Tensor]], list[str]]]
+
+
 class UnexpectedCompilation(RuntimeError):
     """A function was compiled in a step that was expected to find it compiled."""
 
 
 @contextmanager
-def compiling_models(emulation: GpuFunctions) -> Iterator[None]:
-    """Compile the modules of a model this way while it is built. Optimizers stay eager."""
+def compiling_models(emulation: GpuFunctions, skips_dynamo: bool) -> Iterator[None]:
+    """Compile the modules of a model this way while it is built. Optimizers stay eager.
+
+    skips_dynamo: compile the blocks of the course's model without Dynamo.
+    """
     # Cells of one process have the same code: without this, torch would recompile it for other
     # shapes, and give up after eight.
     torch._dynamo.reset()
-    compiler = _Compiler(emulation)
+    compiler = _Compiler(emulation, skips_dynamo)
     with patch("tasks.training.model_sources.compile_module", compiler.compile_module):
         yield
 
@@ -56,11 +74,16 @@ class _Compiler:
     emulation: mode of the GPU's functions, which the compiler traces.
     """
 
-    def __init__(self, emulation: GpuFunctions) -> None:
+    def __init__(self, emulation: GpuFunctions, skips_dynamo: bool) -> None:
         self._emulation = emulation
+        self._skips_dynamo = skips_dynamo
+        self._blocks: CompiledBlocks = {}
         self._is_compiling = False
 
     def compile_module(self, module: nn.Module, options: CompileOptions) -> None:
+        if options["fullgraph"] and self._skips_dynamo:  # the course's model
+            module._compiled_call_impl = partial(self._call_block, module)
+            return
         with patch("torch.compile", self._replacement):
             compile_module(module, options)
 
@@ -79,19 +102,43 @@ class _Compiler:
 
         return call
 
+    def _call_block(self, block: nn.Module, x: Tensor) -> Tensor:
+        """Call a block, which is compiled if no block like it was before."""
+        owned = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        shapes = {name: _shape(tensor) for name, tensor in owned.items()}
+        key = (torch.is_grad_enabled(), _shape(x), *shapes.items())
+        with _without_function_modes():
+            if key not in self._blocks:
+                self._blocks[key] = self._compile_block(block, x, owned)
+            compiled, names = self._blocks[key]
+            return compiled(x, *(owned[name] for name in names))[0]
+
+    def _compile_block(
+        self, block: nn.Module, x: Tensor, owned: Mapping[str, Tensor]
+    ) -> tuple[Callable[..., tuple[Tensor]], list[str]]:
+        block_call: Callable[[Tensor], Tensor] = block._call_impl
+
+        def call(x: Tensor, *values: Tensor) -> Tensor:
+            with _reparametrize_module(block, dict(zip(names, values, strict=True))):
+                return block_call(x)
+
+        with _compiling(), patch.object(Tensor, "__iter__", _iterate):
+            uses = _Uses(owned)
+            with torch.no_grad(), self._tracing(), uses:
+                block_call(x)
+            names = uses.names
+            x = _copied(x)
+            values = [_copied(owned[name]) for name in names]
+            compiled = compile_function(call, x, values, self._tracing)
+            compiled(x, *values)
+        return compiled, names
+
     def _compile_for(
         self, compiled: Call, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
         self._is_compiling = True
         try:
-            with ExitStack() as stack:
-                for name, function in _AUTOCAST.items():
-                    stack.enter_context(patch(name, function))
-                stack.enter_context(_disable_current_modes())
-                # Torch recommends tf32 and more; the cell is measured as its config says.
-                stack.enter_context(warnings.catch_warnings(action="ignore"))
-                config: Any = torch._functorch.config
-                stack.enter_context(config.patch(force_non_lazy_backward_lowering=True))
+            with _compiling():
                 compiled(*tree_map(_copied, args), **tree_map(_copied, kwargs))
         finally:
             self._is_compiling = False
@@ -112,6 +159,50 @@ class _Compiler:
             self._emulation.caches = caches
 
 
+class _Uses(TorchFunctionMode):
+    """Mode that records the order of first use of tensors, in which Dynamo passes them to a graph.
+
+    names: of the tensors that were used.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._unused = {id(tensor): name for name, tensor in tensors.items()}
+
+    def __torch_function__(
+        self,
+        func: Call,
+        types: object,
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
+        for value in tree_leaves((args, kwargs)):
+            if id(value) in self._unused:
+                self.names.append(self._unused.pop(id(value)))
+        return func(*args, **(kwargs or {}))
+
+
+def _iterate(tensor: Tensor) -> Iterator[Tensor]:
+    """Iterate like Dynamo. Torch itself would call `unbind`, whose backward pass is another one."""
+    return iter([tensor[index] for index in range(len(tensor))])
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Give the compiler torch's own functions, and hide its tensors from the storage tracker."""
+    with ExitStack() as stack:
+        for name, function in _AUTOCAST.items():
+            stack.enter_context(patch(name, function))
+        stack.enter_context(_disable_current_modes())
+        # Torch recommends tf32 and more; the cell is measured as its config says.
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        config: Any = torch._functorch.config
+        options = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
+        stack.enter_context(config.patch(options))
+        yield
+
+
 @contextmanager
 def _without_function_modes() -> Iterator[None]:
     """Leave the mode of the GPU's functions: Dynamo would trace its code."""
@@ -128,7 +219,7 @@ def _shape(value: object) -> object:
     return value
 
 
-def _copied(value: object) -> object:
+def _copied(value: Any) -> Any:
     """Return another tensor without data; other values unchanged."""
     if not isinstance(value, Tensor):
         return value

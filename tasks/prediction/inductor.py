@@ -25,7 +25,6 @@ from torch._inductor import codecache, compile_fx
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import joint_graph
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -63,10 +62,39 @@ def compile_without_gpu(gm: fx.GraphModule, inputs: Sequence[object], traced: Tr
     traced: context in which the graph's functions are called while they are traced.
     """
     mode = torch._guards.detect_fake_mode(inputs)
-    on_cpu = [_claimed(value, _CPU, mode) for value in inputs]
     _move_graph(gm, _CPU)
+    return _compile(_opaque(gm, traced), inputs, mode)
+
+
+def compile_function(
+    function: Callable[..., Tensor], x: Tensor, owned: Sequence[Tensor], traced: Traced
+) -> Callable[..., tuple[Tensor]]:
+    """Compile a function of tensors on `meta`. The compiled one returns a tuple of its result.
+
+    owned: parameters and buffers that the function takes after x. traced: context in which the
+        function is called while it is traced.
+    """
+    graph = fx.Graph()
+    nodes: list[Any] = [graph.placeholder(f"input{number}") for number in range(1 + len(owned))]
+    graph.output((graph.call_module("traced", tuple(nodes)),))
+    gm: Any = fx.GraphModule({"traced": _Opaque(function, traced)}, graph)
+    # What Dynamo notes: no tensor but x may get another address, so that its memory is not reused.
+    gm.meta["dynamo_compile_id"] = None
+    gm._param_name_to_source = {}
+    for node in nodes:
+        node._dynamo_source = None
+        node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+    del nodes[0].meta["tensor_dict"]
+    return _compile(gm, [x, *owned], FakeTensorMode())
+
+
+def _compile(
+    gm: object, inputs: Sequence[object], mode: FakeTensorMode | None
+) -> Callable[..., Any]:
+    on_cpu = [_claimed(value, _CPU, mode) for value in inputs]
     with patch.object(compile_fx, "_recursive_joint_graph_passes", _joint_passes):
-        return _compile_joint(_opaque(gm, traced), on_cpu, inner_compile=_inner_compile)
+        compiled: Callable[..., Any] = _compile_joint(gm, on_cpu, inner_compile=_inner_compile)
+        return compiled
 
 
 class _Opaque(nn.Module):
@@ -117,16 +145,16 @@ def _inner_compile(gm: fx.GraphModule, inputs: Sequence[object], **options: Any)
 
 # The functions that are replaced below, and those of torch that take more types than declared.
 _run_joint_passes: Callable[..., object] = compile_fx._recursive_joint_graph_passes
-_compile_joint: Callable[..., object] = compile_fx.compile_fx
+_compile_joint: Any = compile_fx.compile_fx
 _compile_graph: Callable[..., object] = compile_fx.compile_fx_inner
 _deduce_on_gpu: Callable[..., object] = joint_graph.UniformValueConstantFolder._deduce_value
 
 
 def _moved(value: object, device: torch.device) -> object:
-    """Return a fake tensor like this one that claims to be on a device; other values unchanged."""
-    if not isinstance(value, FakeTensor) or value.fake_device == device:
-        return value
-    return _claimed(value, device, value.fake_mode)
+    """Return the value; if it is a fake tensor, it claims to be on this device from now on."""
+    if isinstance(value, FakeTensor):
+        value.fake_device = device
+    return value
 
 
 def _claimed(value: object, device: torch.device, mode: FakeTensorMode | None) -> object:
@@ -166,19 +194,10 @@ class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **options)
 
 
-class _WithoutGuard(TorchFunctionMode):
-    """Mode in which `Tensor.copy_` does not make the tensors' device current, which needs a GPU."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: Arguments = (),
-        kwargs: Keywords | None = None,
-    ) -> object:
-        if func is Tensor.copy_:
-            func = torch.ops.aten.copy_.default
-        return func(*args, **(kwargs or {}))
+def _copy_without_guard(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy into a tensor. Torch would make the tensor's device current, which needs a GPU."""
+    result: Tensor = torch.ops.aten.copy_.default(self, source, non_blocking)
+    return result
 
 
 def _deduce_on_cpu(folder: object, node: fx.Node) -> object:
@@ -229,7 +248,7 @@ def _gpu_assumed() -> Iterator[None]:
         stack.enter_context(patch.object(_LOOKUP_SEED, "prim_meta_impl", _seed_without_guard))
         load = staticmethod(_load)
         stack.enter_context(patch.object(codecache.PyCodeCache, "load_by_key_path", load))
-        stack.enter_context(_WithoutGuard())
+        stack.enter_context(patch.object(Tensor, "copy_", _copy_without_guard))
         # Generated code must not reach the cache of real compilations. With `force_disable_caches`
         # torch would leave a folder behind for each graph.
         folder = stack.enter_context(TemporaryDirectory(prefix="predicted-"))

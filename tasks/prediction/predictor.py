@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -171,7 +170,7 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     """
     tracker = StorageTracker(workspace_bytes)
     is_compiled = isinstance(params, TrainStepParams) and params.compile != "eager"
-    compiling = _load_compiler() if is_compiled else nullcontext
+    compiling = _load_compiler(params)
     # An optimizer may compile its step: traced, it runs eager and takes no less memory.
     eager = torch.compiler.set_stance("force_eager")
     with eager, gpu_emulated(tracker.labelling) as emulation, tracker:
@@ -203,12 +202,20 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     return tracker.trace
 
 
-def _load_compiler() -> Callable[[GpuFunctions], AbstractContextManager[Any]]:
-    """Return the context in which a compiled model is built to be compiled without a GPU."""
-    # Imported only here, because it takes seconds.
+def _load_compiler(
+    params: Predictable,
+) -> Callable[[GpuFunctions], AbstractContextManager[object]]:
+    """Return the context in which a model is built, so that its compiled parts need no GPU."""
+    if not isinstance(params, TrainStepParams) or params.compile == "eager":
+        return nullcontext
+    # Imported only here, because it takes seconds, and before torch's functions are replaced.
     from tasks.prediction.compiled_calls import compiling_models
 
-    return compiling_models
+    # Dynamo sees no emulated autocast, so that `x.to(y.dtype)` may cast to fp32. It makes no
+    # difference if the result is cast anyway: attention that is written out begins with a product.
+    is_cast_again = params.attention in ("naive", "torch_softmax") and not params.lora
+    skips_dynamo = is_cast_again or params.precision not in ("bf16", "fp16")
+    return partial(compiling_models, skips_dynamo=skips_dynamo)
 
 
 def _flops(params: TrainStepParams, counted: FlopCount) -> Iterator[Sample]:

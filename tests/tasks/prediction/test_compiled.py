@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tasks.harness.compilation import CompileOptions, compile_options
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.generated_kernels import GeneratedKernels
-from tasks.prediction.predictor import Predictor
+from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import PredictionRequest, generates_code, memory_identity
 from tasks.prediction.tracking import StorageTracker
 from tasks.spec.registry import make_cell
+from tasks.training import model_sources
 
 # Measured on an H200 with torch 2.11 (results/published/h200/full): allocated peaks by step and
 # phase. Training steps found their kernels tuned, which the prediction does not expect.
@@ -63,6 +65,23 @@ def test_compiled_blocks_need_what_an_h200_measured(precision: str) -> None:
     how, peaks = predicted_peaks(predictor, precision=precision, **{"pass": "forward"})
     assert how == "compiled"
     assert peaks == pytest.approx(FORWARD[precision], abs=512)  # the size of a block
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("values", [{"precision": "bf16"}, {"pass": "forward"}])
+def test_blocks_compiled_without_dynamo_allocate_what_they_do_with_it(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
+) -> None:
+    """Dynamo decides the order of a graph's inputs, and how a tensor is unpacked."""
+    shape = {"size": None, "d_model": 768, "d_ff": 3072, "num_layers": 2, "num_heads": 12}
+    params = cell_of(**shape, **values).params
+    without_dynamo = track(params)
+
+    def options_of_other_models(params: Any, ours: bool) -> CompileOptions:
+        return compile_options(params, ours=False)
+
+    monkeypatch.setattr(model_sources, "compile_options", options_of_other_models)
+    assert track(params) == without_dynamo
 
 
 class Dropping(nn.Module):
