@@ -68,7 +68,7 @@ def test_compiled_blocks_need_what_an_h200_measured(precision: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("values", [{"precision": "bf16"}, {"pass": "forward"}])
+@pytest.mark.parametrize("values", [{"precision": "bf16"}, {"context_length": 64}])
 def test_blocks_compiled_without_dynamo_allocate_what_they_do_with_it(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
 ) -> None:
