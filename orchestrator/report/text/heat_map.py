@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +124,7 @@ def _position(place: Iterable[int], options: Iterable[str]) -> str:
     return ",".join([*map(str, place), *options])
 
 
+@lru_cache(maxsize=1)  # the terminal prints it, and the page shows it
 def heat_map(results: Results) -> HeatMap | None:
     """Return the map of the task with most cells, or None if there is no grid to show."""
     # Of several hundred columns: copies of all cells would be most of the report's memory.

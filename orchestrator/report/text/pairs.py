@@ -56,25 +56,23 @@ def pairs(
     axes: in which both cells are equal, but those of `without`. Columns of the counterpart end in
     `BASE`; `ratio`, `low` and `high` say how many times as fast the cell is as its counterpart.
     """
-    base, *others = values
-    compared = [name for name in axes if name not in without]
-    found = [_pairs(cells, compared, axis, (base, other)) for other in others]
-    return pd.concat(found, ignore_index=True) if found else cells.iloc[:0]
-
-
-def _pairs(
-    cells: pd.DataFrame, axes: Sequence[str], axis: str, values: tuple[str, str]
-) -> pd.DataFrame:
-    keys = [name for name in axes if name != axis and name in cells and cells[name].notna().any()]
     if axis not in cells or not {TIME, LOW, HIGH} <= set(cells):
         return cells.iloc[:0].assign(ratio=0.0, low=0.0, high=0.0)
+    compared = [name for name in axes if name not in without]
+    others = [name for name in compared if name != axis and name in cells]
+    keys = [name for name in others if cells[name].notna().any()]
     # Null does not equal null, so cells without a value would be in no pair.
     texts = cells[keys].astype("string").fillna(NOTHING).add_prefix("_key_")
     # Of several hundred columns only these are read. Joining all of them took a second.
-    shown = cells.filter(items=list(dict.fromkeys((*axes, *_READ))))
+    shown = cells.filter(items=list(dict.fromkeys((*compared, *_READ))))
     shown = shown.assign(bound=bound_by(cells), one=1).join(texts)
-    base, other = shown[shown[axis] == values[0]], shown[shown[axis] == values[1]]
-    joined = other.merge(base, on=["one", *texts], suffixes=("", BASE))
+    base, *found = [shown[shown[axis] == value] for value in values]
+    joined = [other.merge(base, on=["one", *texts], suffixes=("", BASE)) for other in found]
+    return _with_ratios(pd.concat(joined, ignore_index=True)) if joined else cells.iloc[:0]
+
+
+def _with_ratios(joined: pd.DataFrame) -> pd.DataFrame:
+    """Return the pairs with the ratio of their times, and its interval."""
     times = joined[[TIME, LOW, HIGH]].astype(float)
     base_times = joined[[TIME + BASE, LOW + BASE, HIGH + BASE]].astype(float)
     return joined.assign(
