@@ -11,6 +11,7 @@ import pandas as pd
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.common.reference_devices import find_device
+from orchestrator.common.text import cell_count
 from orchestrator.report.column_docs import describe_columns
 from orchestrator.report.formats.records import typed_columns
 from orchestrator.report.references.tables import reference_tables
@@ -92,7 +93,7 @@ class LoadedRun:
         return pd.DataFrame()
 
     def __repr__(self) -> str:
-        return f"LoadedRun({str(self._run)!r}, {len(self.cells)} cells)"
+        return f"LoadedRun({str(self._run)!r}, {cell_count(len(self.cells))})"
 
 
 def load(*folders: str | Path) -> LoadedRun:

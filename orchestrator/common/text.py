@@ -59,6 +59,11 @@ def cell_count(count: int) -> str:
     return counted(count, "cell")
 
 
+def cells_and_verb(count: int, singular: str, plural: str) -> str:
+    """Return "1 cell needs" or "3 cells need"."""
+    return f"{cell_count(count)} {singular if count == 1 else plural}"
+
+
 def and_more(count: int) -> str:
     """Return " and 3 more", or an empty text for a count of 0 or less."""
     return f" and {count} more" if count > 0 else ""

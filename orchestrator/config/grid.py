@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.text import shell_word
 from orchestrator.config.cell_labels import CellLabels
 from orchestrator.config.combinations import grid_factors, include_factors, product
 from orchestrator.config.grid_checks import (
@@ -20,10 +21,10 @@ from orchestrator.config.grid_checks import (
     task_params,
 )
 from orchestrator.config.schema import Grid, SweepConfig
-from orchestrator.config.selection import Selection, choose_sample, matches
+from orchestrator.config.selection import Selection, choose_sample, matches, value_text
 from orchestrator.config.yaml_source import KeyPath, Source, config_error, explain_unknown_key
 from tasks.spec.axes import Values, leave_out, select
-from tasks.spec.cell import Cell
+from tasks.spec.cell import Cell, dotted_values
 from tasks.spec.parameters import axis_names, default_values
 from tasks.spec.registry import make_cell
 
@@ -70,14 +71,38 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
             named += 1
             cells.setdefault(cell.id, cell)
     if not named:
-        remedy = "Every combination is excluded"
-        if selection.where:
-            remedy = "No cell of the config matches --where; --set adds values to an axis"
-        raise ConfigError(f"{source.name}: the grid is empty", remedy)
+        raise _empty_grid(config, source, selection)
     chosen = tuple(cells.values())
     if selection.sample:
         chosen = choose_sample(chosen, selection.sample)
     return Expansion(chosen, named - len(cells), frozenset(idle))
+
+
+def _empty_grid(config: SweepConfig, source: Source, selection: Selection) -> ConfigError:
+    """Return the error of a selection without a cell: the condition that no cell meets."""
+    present: dict[str, dict[str, None]] = {name: {} for name in selection.where}
+    for number, grid in enumerate(config.grids):
+        for cell, _ in _grid_cells(config, number, source, selection.set):
+            values = _condition_values(cell)
+            if any(matches(values, condition) for condition in grid.exclude):
+                continue
+            flat = dotted_values(values)
+            for name in present.keys() & flat:
+                present[name][value_text(flat[name])] = None
+    if not any(present.values()):
+        return ConfigError(f"{source.name}: the grid is empty", "Every combination is excluded")
+    for name, wanted in selection.where.items():
+        texts = list(map(value_text, wanted))
+        if present[name].keys().isdisjoint(texts):
+            problem = f"{source.name}: no cell has {name}={'|'.join(texts)}"
+            remedy = f"The config has {', '.join(present[name])}"
+            if name != "task" and name not in selection.set:
+                option = shell_word(f"{name}={','.join(texts)}")
+                remedy += f". To use another value: --set {option}"
+            return ConfigError(problem, remedy)
+    return ConfigError(
+        f"{source.name}: no cell meets all conditions of --where", "Leave one of them out"
+    )
 
 
 def require_effect(expansion: Expansion) -> None:

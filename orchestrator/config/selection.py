@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.hashing import text_digest
+from orchestrator.common.text import shell_word
 from orchestrator.config.hints import LONGEST_VALUE
 from orchestrator.config.yaml_source import load_yaml, plain
 from tasks.spec.axes import Values, select_fields
 from tasks.spec.cell import Cell
 from tasks.spec.messages import shorten
 
-_FORM = "Name one or several values as axis=value,value"
+# How each option is written, by the separator of its values.
+_FORMS = {
+    ",": "Name one or several values as axis=value,value",
+    "|": "Name one value as axis=value, or several as 'axis=value|value'",
+}
+# A comma in front of a further value, and not of the next condition.
+_COMMA_OF_VALUES = re.compile(r",(?=[^=,]+(?:,|$))")
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,9 @@ def parse_selection(
     """Parse `--set axis=a,b` and `--where axis=a,axis=b|c`. Values are YAML. Raises ConfigError."""
     if sample == 0:
         raise ConfigError("--sample 0%: selects no cell", "Write 10%, or leave it out")
-    conditions = [part for where in wheres for part in where.split(",")]
+    conditions: list[str] = []
+    for where in wheres:
+        conditions += _conditions(where)
     return Selection(
         _assignments(sets, ",", "--set"),
         _assignments(conditions, "|", "--where"),
@@ -82,13 +93,29 @@ def matches(values: Mapping[str, object], condition: Mapping[str, object]) -> bo
     return True
 
 
+def value_text(value: object) -> str:
+    """Return a value as it is typed after `axis=`."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _conditions(where: str) -> list[str]:
+    """Return the conditions of one `--where`. Raise ConfigError for `axis=a,b`."""
+    # A comma separates the values of --set, and is often written here too.
+    corrected = _COMMA_OF_VALUES.sub("|", where)
+    if corrected != where and "=" in where.partition(",")[0]:
+        remedy = f"Separate the values of one axis by |: --where {shell_word(corrected)}"
+        problem = f"--where {shorten(where, LONGEST_VALUE)}: a comma separates conditions"
+        raise ConfigError(problem, remedy)
+    return where.split(",")
+
+
 def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str, list[object]]:
     parsed: dict[str, list[object]] = {}
     for text in texts:
         name, _, values = map(str.strip, text.partition("="))
         if not name or not values:
             raise ConfigError(
-                f"{option} {shorten(text, LONGEST_VALUE)}: is not an assignment", _FORM
+                f"{option} {shorten(text, LONGEST_VALUE)}: is not an assignment", _FORMS[separator]
             )
         if name in parsed:
             raise ConfigError(
@@ -99,5 +126,5 @@ def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str,
         try:
             parsed[name] = plain(document)
         except TypeError as error:
-            raise ConfigError(f"{option} {name}: {error}", _FORM) from error
+            raise ConfigError(f"{option} {name}: {error}", _FORMS[separator]) from error
     return parsed

@@ -14,6 +14,7 @@ from orchestrator.common.units import GIB, MIB
 from tasks.spec.axes import Values
 
 _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,3})?")  # a size without its unit
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
 _SIZE = "the size: --gpu 24GiB"
 # What a prediction for an AMD card adds: it is made with CUDA's allocator and workspaces.
@@ -212,6 +213,8 @@ def _nearest(name: str, words: frozenset[str]) -> str:
     # A laptop's or a part of a GPU has less memory than the card whose name it carries.
     if words and not words & set(_data()["variant_words"]):
         near = [lower for lower in cards if words <= _words(lower)]
+        if not near and _NUMBER.fullmatch(name.strip()):
+            return f"Give the size: --gpu {name.strip()}GiB"
         near = near or get_close_matches(name.lower(), cards, n=3, cutoff=0.5)
     if not near:
         return f"Give {_SIZE}"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from orchestrator.common.text import counted
 from orchestrator.planning.changed_models import obsolete_attempts
 from orchestrator.planning.history import CellHistory, read_histories, with_quality_flags
 from orchestrator.planning.oom_inference import OomInference
@@ -126,7 +127,7 @@ def _decide(cell: Cell, history: CellHistory, options: RunOptions, max_attempts:
     if resumed is None:
         return _decide_by_status(cell, history, options, max_attempts)
     if resumed.failed:
-        reason = f"given up after {max_attempts} attempts: {history.statuses[-1]}"
+        reason = f"given up after {counted(max_attempts, 'attempt')}: {history.statuses[-1]}"
         return Decision(cell, 0, reason, exhausted=True)
     own_attempts = max_attempts + resumed.misses
     return _decide_by_status(cell, history, options.for_resumed(cell), own_attempts)
@@ -174,7 +175,7 @@ def _decide_by_history(
     if not Status(status).is_retried:
         return Decision(cell, 0, f"done: {status}")
     if history.failures >= max_attempts:
-        given_up = f"given up after {history.failures} attempts: {status}"
+        given_up = f"given up after {counted(history.failures, 'attempt')}: {status}"
         return Decision(cell, 0, f"{given_up}; --retry {status} tries again", exhausted=True)
     return Decision(cell, missing, f"retry: was {status}")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import PlatformError
+from orchestrator.common.text import cells_and_verb
 from orchestrator.execution import nsys
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
 from orchestrator.hardware.host import Fingerprint, GpuInfo, HostInfo
@@ -177,7 +178,7 @@ def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Not
     missing = [kind for kind in kinds if not preparation.slots.by_gpu_kind.get(kind)]
     cells = {cell for cell in preparation.cells if cell.params.gpu_kind in missing}
     problem = (
-        f"{len(cells)} cells need gpu_kind {', '.join(missing)},"
+        f"{cells_and_verb(len(cells), 'needs', 'need')} gpu_kind {', '.join(missing)},"
         f" which no host has (available: {names or 'no GPU'})"
     )
     remedy = (
@@ -196,7 +197,8 @@ def check_gpu_count(request: SweepRequest, preparation: Preparation, notify: Not
         if needed > max(1, available):  # the other checks find out that there is no GPU at all
             cells.add(cell)
             lacking.add(f"{needed} GPUs{f' of kind {kind}' if kind else ''} (at most {available})")
-    problem = f"{len(cells)} cells need more GPUs than one host has: {', '.join(sorted(lacking))}"
+    needing = cells_and_verb(len(cells), "needs", "need")
+    problem = f"{needing} more GPUs than one host has: {', '.join(sorted(lacking))}"
     remedy = "Add such a node (`ray start --address=…`), or --set gpus=1"
     return _defer(preparation, cells, PlatformError(problem, remedy), notify)
 

@@ -17,7 +17,7 @@ from orchestrator.cli.commands.option_types import (
 )
 from orchestrator.common.output import say
 from orchestrator.common.run_location import RunLocation
-from orchestrator.common.text import shell_path
+from orchestrator.common.text import cell_count, shell_path
 
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results
@@ -66,7 +66,7 @@ def publish(
         click.echo(f"left out: {sentence}")
     size = f"{published.size / MB:.1f} MB"
     command = f"sweep report {shell_path(out)}"
-    say(f"published {published.cells} cells, {size}, in {out}: {command}")
+    say(f"published {cell_count(published.cells)}, {size}, in {out}: {command}")
 
 
 def publish_runs(

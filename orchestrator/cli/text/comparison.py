@@ -15,6 +15,7 @@ from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT, RatioInterval
 from orchestrator.analysis.comparison import Comparison, ComparisonReport, Verdict
 from orchestrator.analysis.cpu_bound import BoundBy
+from orchestrator.common.text import cell_count, cells_and_verb
 from orchestrator.report.text.numbers import HOST_MARK, format_ms
 
 _KERNELS = "kernels, B / A"
@@ -54,7 +55,8 @@ def _noise(report: ComparisonReport) -> str:
     spread = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
     known = f"noise between processes: {spread}, with {degrees} degrees of freedom"
     if unknown:
-        known += f". {unknown} cells were measured once: measure them with --repeat 5"
+        cells = cells_and_verb(unknown, "was", "were")
+        known += f". {cells} measured once: measure again with --repeat 5"
     return known
 
 
@@ -108,7 +110,7 @@ def _verdicts(report: ComparisonReport) -> str:
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     suffix = ""
     if report.unmatched:
-        suffix = f"; {report.unmatched} cells that only one of them measured"
+        suffix = f"; {cell_count(report.unmatched)} that only one of them measured"
     return f"{verdicts}; geometric mean of B / A: {report.geometric_mean:.4f}{suffix}"
 
 
@@ -116,8 +118,8 @@ def _chance(report: ComparisonReport) -> Iterator[str]:
     """Yield how many cells differ, and how many of equal cells would differ by chance."""
     if report.differing_by_chance:
         differing = sum(map(attrgetter("differs"), report.comparisons))
-        cells = f"{differing} of {len(report.comparisons)} cells differ"
-        yield f"{cells}. By chance, {report.differing_by_chance:.2g} would differ"
+        cells = cells_and_verb(len(report.comparisons), "differs", "differ")
+        yield f"{differing} of {cells}. By chance, {report.differing_by_chance:.2g} would differ"
 
 
 def _distribution_free(comparisons: Sequence[Comparison]) -> Iterator[str]:
@@ -149,14 +151,20 @@ def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
         ratios = [one.ratio for one in comparisons if one.bound_by is kind]
         if ratios:
             shares.append(f"{_agreeing(ratios)} {_BOUND_BY[kind]}")
-    count = _agreeing(list(map(attrgetter("ratio"), comparisons)))
-    sentence = f"{count} cells agree within their intervals or {AGREEMENT:.0%}"
+    cells = _agreeing_cells(list(map(attrgetter("ratio"), comparisons)))
+    sentence = f"{cells} within their intervals or {AGREEMENT:.0%}"
     if shares:
         sentence += f": {', '.join(shares)}"
     yield sentence
     kernels = list(filter(None, map(attrgetter("kernel_ratio"), comparisons)))
     if kernels:
-        yield f"in kernel time, which does not depend on the CPU, {_agreeing(kernels)} cells agree"
+        cells = _agreeing_cells(kernels)
+        yield f"in kernel time, which does not depend on the CPU, {cells}"
+
+
+def _agreeing_cells(ratios: Sequence[RatioInterval]) -> str:
+    agreeing = sum(map(attrgetter("agrees"), ratios))
+    return f"{agreeing} of {cells_and_verb(len(ratios), 'agrees', 'agree')}"
 
 
 def _agreeing(ratios: Sequence[RatioInterval]) -> str:

@@ -33,7 +33,8 @@ def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
     )
     if others:
         counts = format_counts(sorted(others.items()))
-        yield f"and {others.total()} cells that the last command did not ask for: {counts}"
+        cells = cell_count(others.total())
+        yield f"and {cells} that the last command did not ask for: {counts}"
     yield from _failures(request)
     to_run = list(dict.fromkeys(plan.to_measure))
     if request.run.is_published:

@@ -29,6 +29,7 @@ from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.common.files import Content, writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.run_location import RunLocation
+from orchestrator.common.text import cell_count
 from orchestrator.report.export.redaction import Redaction
 from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION
 from orchestrator.store.open import runs_by_name
@@ -93,7 +94,7 @@ def publish(
         )
         left_out = (*redaction.left_out(), _NOT_COPIED)
         if missing := sum(run.unfinished_count() for run in runs.values()):
-            left_out += (f"{missing} cells that were asked for and not measured yet",)
+            left_out += (f"{cell_count(missing)} asked for and not measured yet",)
         _write_contents(folder, {"runs": list(runs), "against": reference, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
         results = load_results(publication)

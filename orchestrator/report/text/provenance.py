@@ -8,6 +8,7 @@ import pandas as pd
 
 from orchestrator.analysis.cpu_bound import ran_with_others
 from orchestrator.analysis.results import Results
+from orchestrator.common.text import cell_count
 from orchestrator.report.text.numbers import HOST_MARK
 
 _SOFTWARE = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"), ("batch", "batch_size"))
@@ -79,7 +80,11 @@ def _flagged(cells: pd.DataFrame, column: str, text: str) -> str:
 
 
 def _counted(found: pd.Series[bool], text: str) -> str:
-    return f"{found.sum()} of {len(found)} cells {text}" if found.any() else ""
+    if not found.any():
+        return ""
+    if len(found) == 1:
+        text = text.replace("are ", "is ", 1)
+    return f"{found.sum()} of {cell_count(len(found))} {text}"
 
 
 def _unrequested(results: Results) -> str:

@@ -711,7 +711,7 @@ def test_kernel_times_are_those_of_all_attempts(tmp_path: Path, make_outcome: Ma
         )
 
     *_, last = describe_comparison(compare_runs(run("a", 4.0, 4.0, 5.0), run("b", 4.0, 4.0, 4.0)))
-    assert last == "in kernel time, which does not depend on the CPU, 1 of 1 cells agree"
+    assert last == "in kernel time, which does not depend on the CPU, 1 of 1 cell agrees"
 
 
 def only_kernels(outcome: Outcome, ms: float) -> Outcome:

@@ -204,10 +204,68 @@ def test_where_picks() -> None:
         ("small",),
     ]
     assert len(expanded(wheres=["task=train_step"]).cells) == 7
-    with pytest.raises(
-        ConfigError, match="No cell of the config matches --where; --set adds values to an axis"
+
+
+@pytest.mark.parametrize(
+    ("sets", "wheres", "message"),
+    [
+        (
+            [],
+            ["context_length=2048"],
+            "test.yaml: no cell has context_length=2048. The config has 16, 32, 8. To use another"
+            " value: --set context_length=2048",
+        ),
+        (
+            [],
+            ["context_length=16,size=large|xl"],
+            "test.yaml: no cell has size=large|xl. The config has tiny, mini, small. To use another"
+            " value: --set size=large,xl",
+        ),
+        # What `exclude` takes out is not offered.
+        (
+            [],
+            ["size=mini,context_length=32"],
+            "test.yaml: no cell meets all conditions of --where. ",
+        ),
+        (
+            ["size=tiny"],
+            ["size=mini"],
+            "test.yaml: no cell has size=mini. The config has tiny",
+        ),
+        (
+            [],
+            ["task=attention"],
+            "test.yaml: no cell has task=attention. The config has train_step",
+        ),
+    ],
+)
+def test_conditions_that_no_cell_meets(sets: list[str], wheres: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        expanded(sets=sets, wheres=wheres)
+    text = str(refused.value)
+    assert text.startswith(message)
+    assert ("--set" in text) == ("--set" in message)
+
+
+def test_an_excluded_combination_has_no_remedy_in_the_selection() -> None:
+    everything = TEXT.replace("{size: mini, context_length: [32, 64]}", "{batch_size: 2}")
+    with pytest.raises(ConfigError, match=r"the grid is empty\. Every combination is excluded"):
+        expanded(everything, wheres=["size=tiny"])
+
+
+def test_several_values_of_a_condition_are_joined_by_a_bar() -> None:
+    for where, corrected in (
+        ("precision=fp32,bf16", "'precision=fp32|bf16'"),
+        ("size=tiny,context_length=16,32,64", "'size=tiny,context_length=16|32|64'"),
+        ("size=tiny|mini,small", "'size=tiny|mini|small'"),
     ):
-        expanded(wheres=["size=xl"])
+        remedy = f"Separate the values of one axis by |: --where {corrected}"
+        with pytest.raises(ConfigError) as refused:
+            parse_selection([], [where])
+        assert (refused.value.message, refused.value.remedy) == (
+            f"--where {where}: a comma separates conditions",
+            remedy,
+        )
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_a_name_of_several_sizes_is_a_question(name: str, remedy: str) -> None:
         ("L400", ""),
         ("", "Give the size"),
         ("rtx", ""),
+        ("24", "Give the size: --gpu 24GiB"),  # and not T4 or L4
         ("0GiB", "Give the size"),
         ("9" * 400 + "GiB", "Give the size"),
     ],

@@ -243,7 +243,7 @@ def test_cells_that_were_not_measured_yet_are_said(
     with open_for_writing(Run(runs[0])) as writer:
         writer.write_manifest({**writer.read_manifest(), "asked": 7})
     done = command("publish", *runs, "--out", tmp_path / "published")
-    assert "left out: 3 cells that were asked for and not measured yet\n" in done.output
+    assert "left out: 3 cells asked for and not measured yet\n" in done.output
     assert "3 not measured" in (tmp_path / "published" / "report" / "index.html").read_text()
     for folder in (tmp_path / "published", tmp_path / "published" / "full"):
         assert command("report", folder, "--table", "timings").stderr.splitlines() == [
