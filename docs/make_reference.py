@@ -64,7 +64,8 @@ def config_page() -> str:
         "",
         EXAMPLE.strip(),
         "",
-        "`--set AXIS=VALUE` replaces values from the command line and wins over `override`. `--where` selects cells.",
+        "`--set AXIS=VALUE` replaces values from the command line and wins over `override`. `--where` selects cells:",
+        "`--where 'precision=fp32|bf16,size=small'`, with `|` between the values of one axis.",
         "Of zipped axes, set all of a group together.",
     ]
     shared = set(Params.model_fields)
