@@ -46,7 +46,7 @@ COMMANDS = {
     "plan": Command("plan configs/full.yaml --out NEW", 1.6),
     "status": Command("status PUBLISHED/full", 1.5),
     "show": Command("show PUBLISHED/full 0092", 2.7),
-    "compare": Command("compare PUBLISHED/full PUBLISHED/full-2", 5.0),
+    "compare": Command("compare PUBLISHED/full PUBLISHED/full-2", 4.0),
     "table": Command("report PUBLISHED/full --table precision", 2.3),
     "report": Command("report PUBLISHED/full", 12.0),
     "publication": Command("report PUBLISHED", 30.0),

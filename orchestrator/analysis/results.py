@@ -110,9 +110,9 @@ def _load(
     results = _cached_results(run, key)
     if results is None:
         results = _derived_results(run, every_version, read_samples())
+        _store_results(run, every_version, key, results)
         # The samples are the largest table: their memory is free before a report allocates its own.
         trim_memory()
-        _store_results(run, every_version, key, results)
     return results
 
 

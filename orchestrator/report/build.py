@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.analysis.results import Results
-from orchestrator.common.files import Content
+from orchestrator.common.files import Content, trim_memory
 from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
 from orchestrator.report.formats.files import FORMATS, copies_of, files_of, without_tags
 from orchestrator.report.formats.markdown import answers_to_markdown
@@ -81,6 +81,7 @@ def make_report(
         drawing,
         _shown_path(folder or run.folder),
     )
+    trim_memory()  # another process may still draw
     drawing.figures()  # once they are drawn, there is memory for what is written
     return report
 
