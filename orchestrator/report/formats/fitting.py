@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import repeat
+from itertools import product, repeat
 
 from orchestrator.report.tables.table import Entry, RenderedTable, shorten
 from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
@@ -21,7 +21,11 @@ _LETTERS_PT = {
 }
 _COMMON_PT = 5.6
 BETWEEN_COLUMNS_PT = 8
-_LONGEST_TEXTS = (42, 20, 10)  # letters of an entry, such as the name of a kernel
+# Letters of a text, such as the name of a kernel, and the columns that a view then has at most. A
+# table has five columns or more if its texts have 20 letters; it has fewer only if none of those
+# views fits, and shorter texts only if not even one measure fits.
+_MANY, _FEW = range(MAX_COLUMNS, 4, -1), range(4, 0, -1)
+_ATTEMPTS = (*product((42, 20), _MANY), *((20, columns) for columns in _FEW), (10, 1))
 
 
 def printable(text: str) -> str:
@@ -35,18 +39,19 @@ def narrowed(
     page: RenderedTable, max_rows: int | None, fits: Callable[[TableView], bool]
 ) -> TableView:
     """Return the view with the most columns that fits, with its long texts shortened."""
-    for longest in _LONGEST_TEXTS:
-        for columns in range(MAX_COLUMNS, 0, -1):
-            view = view_of(page, max_rows, columns)
-            rows = [list(map(_shortened, row, repeat(longest))) for row in view.rows]
-            view = replace(view, rows=rows)
-            if fits(view):
-                return view
+    for longest, columns in _ATTEMPTS:
+        view = view_of(page, max_rows, columns)
+        rows = [list(map(_shortened, row, repeat(longest))) for row in view.rows]
+        view = replace(view, rows=rows)
+        if fits(view):
+            break
     return view
 
 
 def _shortened(entry: Entry, longest: int) -> Entry:
-    text, spread = shorten(entry.text, longest), entry.spread
+    text, spread = entry.text, entry.spread
+    if entry.number is None:  # a number with a missing digit would be another number
+        text = shorten(text, longest)
     if len(text) + len(spread) > longest:
         spread = spread.partition(";")[0]  # without the prediction behind a measured size
     if (text, spread) == (entry.text, entry.spread):

@@ -13,6 +13,7 @@ from itertools import chain, product
 from typing import cast
 
 import rich.box
+from rich.cells import cell_len
 from rich.console import Console, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
@@ -36,6 +37,7 @@ _MARK = "*"  # after the times of CPU-bound steps; in files it would be markup
 _MAX_ANSWERS = 7
 _MAX_FAILURES = 8
 _GAP = 2  # blanks between two columns
+_DIVIDER = 1  # blank that a RichTable with a box has between two columns and at both sides
 _FAILURES = "failures"
 _MATRICES = ("step", "peak")  # measures of the heat map
 # A rule below the head, and no margins.
@@ -105,21 +107,24 @@ def _hidden(view: TableView) -> str:
 
 
 def _width(view: TableView) -> int:
-    total = 0
+    """Return the width that `_rich_table` needs."""
+    total = 2 * _DIVIDER - (_GAP + _DIVIDER)
     for lines, *entries in zip(heads(view), *view.rows, strict=True):
-        longest = max(map(len, map(str, entries)), default=0)
-        total += max(longest, *map(len, lines)) + _GAP
+        longest = max(map(cell_len, map(str, entries)), default=0)
+        total += max(longest, *map(cell_len, lines)) + _GAP + _DIVIDER
     return total
 
 
 def _rich_table(view: TableView) -> RichTable:
     table = RichTable(box=_HEAD_RULE, padding=(0, _GAP, 0, 0), pad_edge=False)
     for lines, side in zip(heads(view), view.sides, strict=True):
+        # On a screen that is too narrow for every view, texts break. A number never does: with a
+        # missing digit it would be another number.
         table.add_column(
             Text("\n".join(lines)),
             justify=cast(JustifyMethod, side),
-            overflow="ellipsis",
-            no_wrap=True,
+            overflow="fold",
+            no_wrap=side == "right",
         )
     for row in view.rows:
         table.add_row(*map(_cell, row))

@@ -41,9 +41,10 @@ ATTENTION_MATMULS = ("scores", "attention output")
 _SHOWN_MODULES = 3
 _TOP = 8  # kernels of each phase
 _DIFFERENT = 20  # kernels in which two cells differ
+_NAME = "name"  # title of the column that every view shows
 # The columns of nsys's cuda_gpu_kern_sum, with the class and the modules.
 _TOP_TITLES = (
-    "time", "total ms", "instances", "class", "name", "modules",
+    "time", "total ms", "instances", "class", _NAME, "modules",
     "avg µs", "med µs", "min µs", "max µs", "sd µs",
 )  # fmt: skip
 _SOFTMAX_TITLES = ("softmax ms", "matmul ms", "softmax / matmul", "in FLOPs")
@@ -116,7 +117,7 @@ def top_kernels(results: Results) -> TableGrid:
             total_ms = columns["ms"][rows].sum()
             for kernel in _top_by_name(columns, rows):
                 found.append((cell, [Entry(scope + suffix), *_kernel_entries(kernel, total_ms)]))
-    return grid_of(results, [PHASE], _TOP_TITLES, found)
+    return grid_of(results, [PHASE], _TOP_TITLES, found)._replace(label=_NAME)
 
 
 def by_class(results: Results) -> TableGrid:
@@ -192,7 +193,8 @@ def difference_between(cells: tuple[pd.DataFrame, pd.DataFrame], names: Sequence
         more = quantity(row["more_ms"], "+.3f", "ms")
         rows.append([*entries, more, Entry(short_kernel_name(row["name"]))])
     counts = [Heading(title, name) for name in names for title in ("kernels", "ms")]
-    return TableGrid([PHASE, "class"], [*counts, Heading("more ms"), Heading("name")], rows)
+    headings = [*counts, Heading("more ms"), Heading(_NAME)]
+    return TableGrid([PHASE, "class"], headings, rows, label=_NAME)
 
 
 def _pair(results: Results) -> tuple[Row, Row] | None:

@@ -112,7 +112,8 @@ class TableGrid(NamedTuple):
     """Keys, which tell rows apart, measures, and the rows with an entry for each of both.
 
     compared: the key whose values a reader compares, so that no view is of one value. notes: of
-    rows, which refer to them in the column NOTES by number, starting at 1.
+    rows, which refer to them in the column NOTES by number, starting at 1. label: the measure that
+    names the rows, such as the names of kernels, which every view shows.
     """
 
     keys: list[str]
@@ -120,6 +121,7 @@ class TableGrid(NamedTuple):
     rows: Rows
     compared: str = ""
     notes: tuple[str, ...] = ()
+    label: str = ""
 
 
 TableLayout = Callable[[Results], TableGrid]  # turns cells into the grid of a table

@@ -28,7 +28,7 @@ class Measure:
     """A measure of a view.
 
     group: the compared value, such as `bf16`. is_text: true if no entry is a number or a flag.
-    priority: 0 is the most important; a narrow screen shows only the first ones.
+    priority: the least is the most important; a narrow screen shows only the first ones.
     """
 
     name: str
@@ -98,7 +98,8 @@ def view_of(
     if max_columns is not None:
         lifted = _constants(keys, key_columns)
         key_columns = list(map(_with_short_names, key_columns))
-        room = max(max_columns - len(keys) + len(lifted), 1)
+        fewest = 2 if page.grid.label else 1  # a name of rows without a number says nothing
+        room = max(max_columns - len(keys) + len(lifted), fewest)
         chosen = _chosen(measures, measured, room)
     is_shown = [key not in lifted for key in keys]
     is_chosen = [index in chosen for index in range(len(measures))]
@@ -181,7 +182,7 @@ def _measures(page: RenderedTable, columns: Sequence[Sequence[Entry]]) -> list[M
         titles[heading.group].append(heading.title)
     # The baseline, which comes first, has no comparisons: the fullest group has the order.
     fullest = max(titles.values(), key=len)
-    order = list(dict.fromkeys(chain(fullest, *titles.values())))
+    order = list(dict.fromkeys(chain([page.grid.label], fullest, *titles.values())))
     measures = []
     for heading, entries in zip(page.grid.measures, columns, strict=True):
         unit = next(filter(None, map(attrgetter("unit"), entries)), "")

@@ -233,6 +233,30 @@ def test_every_table_fits_a_page_and_a_terminal(every_page: list[RenderedTable])
         assert "scalebox" not in to_latex(page)
 
 
+def named_rows(count: int) -> RenderedTable:
+    """A table with a long name behind several numbers, as that of kernels has it."""
+    values = ("12,345,678.90", "98.7%", "3,964,123.4")
+    numbers = [Entry(text, float(index)) for index, text in enumerate(values * 2)]
+    name = Entry("autograd::engine::evaluate_function: AddmmBackward0")
+    rows = [[Entry("forward + backward"), *numbers, name] for _ in range(count)]
+    headings = [*(Heading(f"measure {index}") for index in range(6)), Heading("name")]
+    return RenderedTable(TABLES[0], TableGrid(["phase"], headings, rows, label="name"), "")
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80, 100])
+def test_names_are_shortened_and_numbers_never_are(width: int) -> None:
+    page = named_rows(3)
+    text = table_text(page, Screen(width), None, "sweep report RUN")
+    head, table = text.split("──", 1)
+    assert "name" in head
+    assert "measure" in head
+    assert "…" not in head
+    assert "autograd" in table
+    assert "12,345,678.90" in table
+    assert not re.search(r"\d…", table)
+    assert "more column" in table  # of those that had no room
+
+
 def test_nothing_of_a_name_is_markup(ugly: RenderedTable) -> None:
     assert (
         r"a\_b \& 50\% \{x\} \textbackslash{} \textasciitilde{} \^{} \$1 \# \ensuremath{<}script"
