@@ -23,6 +23,10 @@ from orchestrator.analysis.timing_columns import step_attempts, step_kernel_time
 from orchestrator.store.run import Run
 
 AGREEMENT = 0.02
+LARGE_DIFFERENCE = 0.25  # a difference that anybody would call one
+# As wide as from half to twice the time. In 120 pairs of equal cells on an H200, the ends of the
+# interval differed by a factor of at most 2.8.
+_VAGUE_FACTOR = 4.0
 _MIN_COVERAGE = 0.95  # with fewer than six steps, the interval has less
 
 
@@ -35,8 +39,19 @@ class RatioInterval(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """True if the two intervals overlap or the times are within AGREEMENT of each other."""
+        """True if the times are within AGREEMENT of each other or their intervals overlap.
+
+        Very wide intervals overlap although the times differ a lot.
+        """
+        is_large = abs(math.log(self.middle)) > math.log1p(LARGE_DIFFERENCE)
+        if is_large and self.is_vague:
+            return False
         return self.low <= 1 <= self.high or abs(self.middle - 1) <= AGREEMENT
+
+    @property
+    def is_vague(self) -> bool:
+        """True if the interval is so wide that it says nothing about the ratio."""
+        return self.high > _VAGUE_FACTOR * self.low
 
 
 @dataclass(frozen=True)

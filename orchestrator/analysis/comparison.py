@@ -19,7 +19,13 @@ from types import MappingProxyType
 import pandas as pd
 
 from orchestrator.analysis.axes import axis_text, axis_texts, key_axes, sort_cells
-from orchestrator.analysis.cell_timing import CellTiming, RatioInterval, RunTimings, load_timings
+from orchestrator.analysis.cell_timing import (
+    LARGE_DIFFERENCE,
+    CellTiming,
+    RatioInterval,
+    RunTimings,
+    load_timings,
+)
 from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
 from orchestrator.analysis.noise import SIGNIFICANCE, Noise, noise_per_cell, pooled_noise
 from orchestrator.analysis.results import Results
@@ -31,8 +37,6 @@ from tasks.spec.messages import assignments
 # If all attempts of two equal cells are drawn from any one distribution, those of one side are all
 # longer in 2 of 252 cases, less than SIGNIFICANCE. With 4 on each side it is 2 of 70.
 _DISTRIBUTION_FREE_ATTEMPTS = 5
-# With more noise than this, a difference that anybody would call one could be called SAME.
-_MAX_NOISE = 0.25
 _CLOCK_TOLERANCE = 0.01
 _TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
@@ -44,8 +48,9 @@ class Verdict(StrEnum):
     SAME = "SAME"  # no difference beyond the noise
     FASTER = "FASTER"
     SLOWER = "SLOWER"
-    # The noise is unknown; or beyond it, but the intervals overlap, the repetitions disagree, or
-    # the clock or other processes explain it.
+    # The noise is unknown; or too large to call a large difference one; or the difference is beyond
+    # it, but the intervals overlap, the repetitions disagree, or the clock or other processes
+    # explain it.
     AMBIGUOUS = "AMBIGUOUS"
 
 
@@ -197,9 +202,11 @@ def _verdict(a: CellTiming, b: CellTiming, noise: Noise) -> tuple[Verdict, str]:
     by_mean = math.log(b.mean_ms / a.mean_ms)
     differ = abs(by_median) > threshold, abs(by_mean) > threshold
     if not any(differ):
-        is_large = has_gap or abs(by_median) > math.log1p(_MAX_NOISE)
-        if relative > _MAX_NOISE and is_large:
+        is_large = has_gap or abs(by_median) > math.log1p(LARGE_DIFFERENCE)
+        if relative > LARGE_DIFFERENCE and is_large:
             return Verdict.AMBIGUOUS, "repetitions differ by as much"
+        if b.over(a).is_vague:
+            return Verdict.AMBIGUOUS, "the interval is too wide"
         return Verdict.SAME, ""
     if not all(differ) or by_median * by_mean < 0:
         return Verdict.AMBIGUOUS, "median and mean disagree"

@@ -19,8 +19,11 @@ from orchestrator.common.text import cell_count, cells_and_verb
 from orchestrator.report.text.numbers import HOST_MARK, format_ms
 
 _KERNELS = "kernels, B / A"
-# A factor of ten either way: too few repetitions to estimate the noise.
-_UNKNOWN_NOISE = 10.0
+# Of a relative difference. From here on, it is printed as a factor: as a percentage, a time could
+# not be so much shorter.
+_LARGE_NOISE = 1.0
+# Above this factor, the repetitions are too few to estimate the noise any better.
+_MAX_FACTOR = 10
 _UNKNOWN = "unknown"
 _BOUND_BY = {
     BoundBy.GPU: f"{BoundBy.GPU} on both sides",
@@ -48,16 +51,34 @@ def _noise(report: ComparisonReport) -> str:
     known_count = sum(map(attrgetter("noise_is_known"), report.comparisons))
     unknown = len(report.comparisons) - known_count
     if unknown == len(report.comparisons):
-        problem = "measured once on each side, so the noise between processes is not known"
-        return f"{problem}. Measure both sides with --repeat 5"
-    deviations = [one.noise.deviation for one in report.comparisons]
-    least, middle, most = np.quantile(deviations, [0, 0.5, 1])
-    spread = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
+        reasons = set(map(attrgetter("reason"), report.comparisons))
+        problem = reasons.pop() if len(reasons) == 1 else "measured once on one side or on both"
+        remedy = "Measure both sides with --repeat 5"
+        return f"{problem}, so the noise between processes is not known. {remedy}"
+    deviations = [one.noise.deviation for one in report.comparisons if one.noise_is_known]
+    least, middle, most = map(_deviation, np.quantile(deviations, [0, 0.5, 1]))
+    spread = f"{middle} in the median cell, {least} to {most}"
     known = f"noise between processes: {spread}, with {degrees} degrees of freedom"
     if unknown:
         cells = cells_and_verb(unknown, "was", "were")
         known += f". {cells} measured once: measure again with --repeat 5"
     return known
+
+
+def _deviation(logarithmic: float) -> str:
+    """Return the deviation of the logarithm of a time, such as `±0.60%`, as a factor if large."""
+    if logarithmic < _LARGE_NOISE:
+        return f"±{logarithmic:.2%}"
+    return _factor(math.exp(logarithmic))
+
+
+def _threshold(relative: float) -> str:
+    """Return the relative difference that noise may cause, such as `±0.6%`."""
+    return f"±{relative:.1%}" if relative < _LARGE_NOISE else _factor(1 + relative)
+
+
+def _factor(factor: float) -> str:
+    return f"factor {factor:.1f}" if factor <= _MAX_FACTOR else f"factor > {_MAX_FACTOR}"
 
 
 def _table(report: ComparisonReport) -> str:
@@ -77,8 +98,8 @@ def _table(report: ComparisonReport) -> str:
 
 def _row(one: Comparison) -> dict[str, str]:
     noise, kernels = _UNKNOWN, NOTHING
-    if one.noise_is_known and one.noise_threshold < _UNKNOWN_NOISE:
-        noise = f"±{one.noise_threshold:.1%}"
+    if one.noise_is_known:
+        noise = _threshold(one.noise_threshold)
     if one.kernel_ratio:
         kernels = f"{one.kernel_ratio.middle:.4f}"
     return {

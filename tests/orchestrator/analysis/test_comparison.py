@@ -18,6 +18,7 @@ from click.testing import Result
 from orchestrator.analysis import comparison
 from orchestrator.analysis.cell_timing import CellTiming, load_timings
 from orchestrator.analysis.comparison import (
+    Comparison,
     ComparisonReport,
     Verdict,
     compare_cell,
@@ -303,6 +304,46 @@ def test_a_large_difference_is_ambiguous_if_the_noise_is_larger() -> None:
         Verdict.AMBIGUOUS,
         "repetitions differ by as much",
     )
+
+
+# Five attempts that differ by a factor of 20, as on a busy CPU.
+BUSY = CellTiming((1.0, 2.0, 5.0, 12.0, 20.0), 0.7, 14.0)
+BUSY_NOISE = Noise(1.79, 8)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.1, 10.4])
+def test_a_very_wide_interval_is_ambiguous(scale: float) -> None:
+    after = CellTiming(tuple(scale * ms for ms in BUSY.medians_ms), scale * 0.7, scale * 14)
+    comparison = compare_cell("", BUSY, after, BUSY_NOISE)
+    assert comparison.verdict is Verdict.AMBIGUOUS
+    assert comparison.ratio.agrees is (scale < 1.25)
+    calm = compare_cell("", AT_10_MS, CellTiming((10.0, 10.0), 4.0, 21.0), CALM)
+    assert (calm.verdict, calm.reason) == (Verdict.AMBIGUOUS, "the interval is too wide")
+
+
+def lines_for(*comparisons: Comparison) -> list[str]:
+    noise = comparisons[0].noise
+    return list(describe_comparison(ComparisonReport(comparisons, noise, {}, 0, of_kernels=False)))
+
+
+def test_large_noise_is_a_factor_in_the_heading_and_in_the_rows() -> None:
+    heading, table, *_ = lines_for(compare_cell("cell", BUSY, BUSY, BUSY_NOISE))
+    assert "noise between processes: factor 6.0 in the median cell" in heading
+    assert "| factor > 10 |" in table
+    heading, table, *_ = lines_for(compare_cell("cell", BUSY, BUSY, Noise(0.25, 8)))
+    assert "±25.00% in the median cell" in heading
+    assert "| ±70.0% |" in re.sub(" +", " ", table)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "where"),
+    [(1, 1, "on each side"), (1, 2, "in A"), (2, 1, "in B")],
+)
+def test_the_heading_says_which_side_was_measured_once(a: int, b: int, where: str) -> None:
+    before, after = CellTiming((10.0,) * a, 9.9, 10.1), CellTiming((10.0,) * b, 9.9, 10.1)
+    heading, table, *_ = lines_for(compare_cell("cell", before, after, CALM))
+    assert heading.startswith(f"measured once {where}, so the noise")
+    assert f"AMBIGUOUS: measured once {where}" in table
 
 
 def test_the_ratio_lies_within_its_interval() -> None:
