@@ -12,11 +12,27 @@ CLASSES = (
     "optimizer", "communication", UNKNOWN_CLASS,
 )  # fmt: skip
 
+# Operators of torch that a trace of the CPU has, without `aten::` and the `_` of those in place.
 _ELEMENTWISE_OPERATORS = (
-    "add|sub|rsub|mul|div|neg|exp|log|sqrt|rsqrt|pow|reciprocal|sigmoid|silu|gelu|relu|tanh|where|"
-    "maximum|minimum|clamp|lerp|addcmul|addcdiv|fill|zero|masked_fill|eq|ne|ge|gt|le|lt|"
-    "bitwise_not|logical_not|abs|arange|sigmoid_backward|silu_backward|gelu_backward|"
-    "threshold_backward|dropout|native_dropout|normal|uniform|random"
+    "add|sub|rsub|mul|div|true_divide|floor_divide|remainder|fmod|neg|abs|sign|sgn|reciprocal|"
+    "exp2?|expm1|log|log2|log10|log1p|logaddexp|logit|sqrt|rsqrt|square|pow|float_power|erf|erfinv|"
+    "sin|cos|tan|sinh|cosh|tanh|asin|acos|atan|atan2|hypot|floor|ceil|round|trunc|frac|"
+    "sigmoid|silu|gelu|relu6?|leaky_relu|prelu|rrelu|elu|celu|selu|mish|softplus|"
+    "hardtanh|hardswish|hardsigmoid|hardshrink|softshrink|log_sigmoid|glu|threshold|dropout|"
+    "native_dropout|feature_dropout|alpha_dropout|clamp|clamp_min|clamp_max|clip|nan_to_num|"
+    "maximum|minimum|fmax|fmin|where|lerp|addcmul|addcdiv|masked_fill|tril|triu|"
+    "eq|ne|ge|gt|le|lt|isnan|isinf|isfinite|logical_(not|and|or|xor)|"
+    "bitwise_(not|and|or|xor|left_shift|right_shift)|"
+    "fill|zero|zeros|ones|full|zeros_like|ones_like|full_like|arange|linspace|"
+    "normal|uniform|random|bernoulli|exponential|rand|randn|randint|rand_like|randn_like|"
+    "(sigmoid|silu|gelu|tanh|threshold|leaky_relu|elu|softplus|hardtanh|hardswish|hardsigmoid|"
+    "log_sigmoid|mish|glu|logit|native_dropout)_backward|"
+    "(mse|l1|smooth_l1|huber)_loss_backward"
+)
+_REDUCTION_OPERATORS = (
+    "sum|mean|max|amax|min|amin|aminmax|var|std|var_mean|std_mean|norm|prod|argmax|argmin|any|all|"
+    "cumsum|cumprod|logcumsumexp|logsumexp|nansum|nanmean|median|count_nonzero|linalg_vector_norm|"
+    "cross_entropy_loss|(mse|l1|smooth_l1|huber)_loss|binary_cross_entropy|kl_div"
 )
 _VIEWS = "_?unsafe_view|view|reshape|permute|transpose|t|expand|squeeze|unsqueeze|select|slice"
 
@@ -47,7 +63,7 @@ _PATTERNS = (
     # The forward pass, and the backward pass of an RMSNorm.
     ("norm", r"^triton_(red|per)_fused_.*(rsqrt|pow_sum)"),
     ("reduction", r"reduce|Scan|ReduceOp|cumsum|^triton_(red|per|split_scan)_|cunn_Clas|nll_loss|"
-     r"aten::(sum|mean|max|amax|min|amin|var|norm|prod|argmax|any|all|cumsum|linalg_vector_norm)$"),
+     rf"aten::({_REDUCTION_OPERATORS})$"),
     ("copy", rf"^triton_poi_fused_((_to_copy|clone|copy_?|cat|stack|{_VIEWS})_)+\d+$"),
     ("elementwise", r"elementwise|Functor|^triton_poi_|masked_fill|fused_dropout|triu_tril|"
      rf"aten::({_ELEMENTWISE_OPERATORS})_?$|distribution|arange|cpp_fused"),
