@@ -14,10 +14,12 @@ from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
 TEXT_PT = 345
 # Widths of letters of Computer Modern in \\small, rounded up; any other letter is a common one.
 _LETTERS_PT = {
+    **dict.fromkeys("0123456789†", 4.8),
     **dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 7.8),
     **dict.fromkeys("mw%×±≈≥≤→·", 8.4),
     **dict.fromkeys("MW", 10.3),
-    **dict.fromkeys("ijlfrtI.,:;|'!()[]- ", 4.0),
+    **dict.fromkeys("ijlfrtI|'!()[]-", 4.0),
+    **dict.fromkeys(".,:; ", 3.2),
 }
 _COMMON_PT = 5.6
 BETWEEN_COLUMNS_PT = 8

@@ -101,16 +101,19 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     if len(rows) + len(notes) <= _PAGE_ROWS:
         table = [rf"\begin{{tabular}}{{{columns}}}", *head, *rows, r"\bottomrule", r"\end{tabular}"]
         lines = [r"\begin{table}", r"\centering", *size, caption, *table, reading, *notes]
-        return _joined("booktabs", [*lines, r"\end{table}"])
+        return _joined("booktabs", view, [*lines, r"\end{table}"])
     table = [rf"\begin{{longtable}}{{{columns}}}", rf"{caption}\\", *head, r"\endfirsthead"]
     table += [*head, r"\endhead", r"\bottomrule", r"\endfoot", *rows, r"\end{longtable}"]
     width = r"\setlength{\LTcapwidth}{\textwidth}"
     lines = [r"\begingroup", *size, width, *table, reading, *notes, r"\par\endgroup"]
-    return _joined("booktabs,longtable", lines)
+    return _joined("booktabs,longtable", view, lines)
 
 
-def _joined(packages: str, lines: list[str]) -> str:
-    return "\n".join([rf"% needs \usepackage{{{packages}}}", *lines]) + "\n"
+def _joined(packages: str, view: TableView, lines: list[str]) -> str:
+    comments = [rf"% needs \usepackage{{{packages}}}"]
+    if view.left_out:
+        comments.append(f"% {_escaped(view.left_out)}")
+    return "\n".join([*comments, *lines]) + "\n"
 
 
 def _head(view: TableView) -> str:

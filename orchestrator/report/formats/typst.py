@@ -19,7 +19,9 @@ def to_typst(page: RenderedTable, max_rows: int | None = None) -> str:
     view = fitting_view(page, max_rows)
     caption = _STRING.encode(printable(f"{page.table.title}. {view.caption} {page.provenance}"))
     titles = list(map("\n".join, heads(view)))
+    comments = [f"// {printable(view.left_out)}"] if view.left_out else []
     lines = [
+        *comments,
         "#[",
         "#show figure: set block(breakable: true)",
         "#set text(size: 9pt)",

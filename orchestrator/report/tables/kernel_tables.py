@@ -19,6 +19,7 @@ from orchestrator.report.tables.formatters import short_kernel_name
 from orchestrator.report.tables.layouts import cell_rows, each, each_cell, grid_of, groups
 from orchestrator.report.tables.table import (
     MISSING,
+    ColumnNote,
     Entry,
     Heading,
     Rows,
@@ -399,25 +400,40 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "Top kernels by phase",
         "The kernels that take longest, and the longest that is no matrix product (GEMM), of each"
         " phase, of forward and backward together and of the step. Share of the phase's kernel"
-        " time; total and instances of one step; then of one instance. A median"
-        " with ≈ is calculated from the medians of several modules. On the CPU, operators by their"
-        " own time.",
+        " time; total and instances of one step. On the CPU, operators by their own time.",
         top_kernels,
         _WITH_KERNELS,
         is_default=True,
+        column_notes=(
+            ColumnNote(("avg µs", "med µs", "min µs"), "Microseconds: of one instance."),
+            ColumnNote(
+                ("med µs",),
+                "A median with ≈ is calculated from the medians of several modules.",
+            ),
+        ),
     ),
     Table(
         "kernel-classes",
         "Kernel time by class of work",
         "Milliseconds of kernels in a step, and the share of each class; GEMM: matrix products. A"
-        " share with ≥ is a lower bound: some kernels (other) have no known class. Then the"
-        " milliseconds and the number of kernels of each class, which shows what compiling fused;"
-        " the softmax and the two matrix products of attention (scores, and weights times values):"
-        " milliseconds, and their ratio in time and in FLOPs of the forward pass. A part that is"
-        " fused with another one has no time. `pass` forward is inference.",
+        " share with ≥ is a lower bound: some kernels (other) have no known class. `pass` forward"
+        " is inference.",
         by_class,
         _WITH_KERNELS,
         is_default=True,
+        column_notes=(
+            ColumnNote(
+                ("softmax ms", "matmul ms", "softmax / matmul"),
+                "The softmax and the two matrix products of attention (scores, and weights times"
+                " values): milliseconds, and their ratio in time and in FLOPs of the forward pass."
+                " A part that is fused with another one has no time.",
+            ),
+            ColumnNote(
+                ("ms of", "kernels of"),
+                "Then the milliseconds and the number of kernels of each class, which shows what"
+                " compiling fused.",
+            ),
+        ),
     ),
     Table(
         "kernel-modules",
@@ -438,14 +454,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
     Table(
         "coverage",
         "Coverage of the kernel trace and of the memory snapshot",
-        "Kernels: shares of kernel time that have a phase, a module, a class. Busy: share of the"
-        " time from the first kernel to the last, with the profiler, which slows the CPU; when"
-        " timed: kernel time over the median of a step without it. Idle: milliseconds of a step"
-        " between kernels, and those in which the CPU was late to launch. Cost: a profiled step"
-        " over a timed one. Processing: reading the trace, as a share of the whole attempt."
-        " Memory: peaks of the recorded step in GiB, as the allocator counts them; replayed: the"
-        " peak of requested bytes that its record adds up to. Unlabelled: share of the peak with"
-        " unknown use. Wrapped: the record was too short for the step.",
+        "Kernels: shares of kernel time that have a phase, a module, a class.",
         cell_rows(
             ("phase known", show.number("attributed_to_phase", ".2%")),
             ("module known", show.number("attributed_to_module", ".2%")),
@@ -471,5 +480,36 @@ KERNEL_TABLES: tuple[Table, ...] = (
             ("wrapped", show.yes_or_no("snapshot_wrapped")),
         ),
         having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
+        column_notes=(
+            ColumnNote(
+                ("busy",),
+                "Busy: share of the time from the first kernel to the last, with the profiler,"
+                " which slows the CPU.",
+            ),
+            ColumnNote(
+                ("busy when timed",),
+                "Busy when timed: kernel time over the median of a step without the profiler.",
+            ),
+            ColumnNote(
+                ("idle",),
+                "Idle: milliseconds of a step between kernels, and those in which the CPU was late"
+                " to launch.",
+            ),
+            ColumnNote(("cost",), "Cost: a profiled step over a timed one."),
+            ColumnNote(
+                ("processing",),
+                "Processing: reading the trace, as a share of the whole attempt.",
+            ),
+            ColumnNote(
+                ("allocated", "requested", "replayed", "reserved"),
+                "Memory: peaks of the recorded step in GiB, as the allocator counts them.",
+            ),
+            ColumnNote(
+                ("replayed",),
+                "Replayed: the peak of requested bytes that the allocator's record adds up to.",
+            ),
+            ColumnNote(("unlabelled",), "Unlabelled: share of the peak with unknown use."),
+            ColumnNote(("wrapped",), "Wrapped: the record was too short for the step."),
+        ),
     ),
 )

@@ -93,7 +93,11 @@ def shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-_SETTINGS = ("precision", "compile", "pass", "attention", "batch_size")
+_SETTINGS = (
+    # Three ways to name a model; `size` is a key of every table.
+    "model", "d_model", "d_ff", "num_layers", "num_heads",
+    "precision", "compile", "pass", "attention", "batch_size",
+)  # fmt: skip
 NOTES = "note"  # title of the column with the numbers of notes
 Rows = list[list[Entry]]
 
@@ -127,11 +131,19 @@ class TableGrid(NamedTuple):
 TableLayout = Callable[[Results], TableGrid]  # turns cells into the grid of a table
 
 
+class ColumnNote(NamedTuple):
+    """A sentence of a caption about columns whose titles begin with one of `titles`."""
+
+    titles: tuple[str, ...]
+    text: str
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of the report. It is left out if no cell passes its filter.
 
-    read: how to read the table, for its caption. layout: its first measures are the most important.
+    read: how to read the table, for its caption. column_notes: sentences that follow it if one of
+    their columns is shown. layout: its first measures are the most important.
     is_default: shown by `sweep report` and on the page without being asked for.
     """
 
@@ -141,6 +153,7 @@ class Table:
     layout: TableLayout
     cells: CellFilter = lambda cells: cells
     is_default: bool = False
+    column_notes: tuple[ColumnNote, ...] = ()
 
     def choose(self, results: Results) -> Results:
         """Return the results of the cells that pass the filter."""

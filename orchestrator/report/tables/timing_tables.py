@@ -19,6 +19,7 @@ from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import Column, CompareColumns, cell_rows, groups
 from orchestrator.report.tables.table import (
     MISSING,
+    ColumnNote,
     Entry,
     Heading,
     Rows,
@@ -35,9 +36,13 @@ _STEP_AND_PHASES = (
     ("backward", "backward"),
     ("optimizer step", "optimizer"),  # `optimizer` is the parameter
 )
-_KERNELS_NOTE = (
-    " The speed-up of kernels, where their time was measured, is what the GPU alone gains,"
-    " independent of its CPU."
+_SPEED_UP_NOTES = (
+    ColumnNote(
+        ("speed-up of kernels",),
+        "The speed-up of kernels, where their time was measured, is what the GPU alone gains,"
+        " independent of its CPU.",
+    ),
+    ColumnNote(("speed-up",), show.NOISE_NOTE.strip()),
 )
 _SPEED_UPS = (("speed-up", show.speed_up), ("speed-up of kernels", show.kernels_speed_up))
 
@@ -94,12 +99,8 @@ TIMING_TABLES: tuple[Table, ...] = (
     Table(
         "timings",
         "Step time",
-        "Milliseconds, mean ± sample standard deviation. The timing waits at the end of each"
-        " phase, but not between the phases of a whole step, so the phases may add up to more than"
-        " the total; synced: the whole step with such waits. Backward / forward and tokens/s use"
-        " medians, which one slow step does not change. Without warm-up steps the total waits too."
-        " SM MHz: the GPU's clock after the timing. Capped s: how long the power limit slowed it"
-        " down. The interval contains the median with 95 % confidence (order statistics).",
+        "Milliseconds, mean ± sample standard deviation. Without warm-up steps, the total has waits"
+        " between its phases.",
         cell_rows(
             *_of_phases("", _mean),
             # One slow step would move a quotient of means, and hardly a quotient of medians.
@@ -117,6 +118,25 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         of_task("train_step"),
         is_default=True,
+        column_notes=(
+            ColumnNote(
+                ("forward", "backward", "optimizer step"),
+                "The timing waits at the end of each phase, but not between the phases of a whole"
+                " step, so the phases may add up to more than the total.",
+            ),
+            ColumnNote(
+                ("backward / forward",),
+                "Backward / forward: of the medians, which one slow step does not change.",
+            ),
+            ColumnNote(("tokens/s",), "Tokens/s: by the median of the total."),
+            ColumnNote(("SM MHz",), "SM MHz: the GPU's clock after the timing."),
+            ColumnNote(("capped s",), "Capped s: how long the power limit slowed the GPU down."),
+            ColumnNote(("synced",), "Synced: the whole step with waits between its phases."),
+            ColumnNote(
+                tuple(f"{name} median" for name, _ in _STEP_AND_PHASES),
+                "The interval contains the median with 95 % confidence (order statistics).",
+            ),
+        ),
     ),
     Table(
         "warmup",
@@ -133,9 +153,7 @@ TIMING_TABLES: tuple[Table, ...] = (
     Table(
         "precision",
         "Precision",
-        "Median of the whole step in milliseconds, speed-up over the first column, and peak memory."
-        + _KERNELS_NOTE
-        + show.NOISE_NOTE,
+        "Median of the whole step in milliseconds.",
         CompareColumns(
             "precision",
             ("ms", show.step_ms),
@@ -144,14 +162,16 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         varying("precision", "train_step"),
         is_default=True,
+        column_notes=(
+            ColumnNote(("speed-up",), "Speed-up: over the first column."),
+            *_SPEED_UP_NOTES,
+            ColumnNote(("peak GiB",), "Peak GiB: peak memory."),
+        ),
     ),
     Table(
         "utilisation",
         "Utilisation",
-        "TFLOP/s counts the model's own FLOPs. MFU is their share of the GPU's dense peak in that"
-        " precision, if a source gives this peak. The ceiling is the speed of one large matrix"
-        " product of random matrices in the same run, under the GPU's power limit: the rows"
-        " without a size.",
+        "TFLOP/s counts the model's own FLOPs.",
         cell_rows(
             ("step ms", show.step_ms),
             ("TFLOP/s", show.number("achieved_tflops", ".1f")),
@@ -164,16 +184,23 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         both(of_task("train_step", "matmul"), having("achieved_tflops")),
         is_default=True,
+        column_notes=(
+            ColumnNote(
+                ("MFU",),
+                "MFU is their share of the GPU's dense peak in that precision, if a source gives"
+                " this peak.",
+            ),
+            ColumnNote(
+                ("of ceiling",),
+                "The ceiling is the speed of one large matrix product of random matrices in the"
+                " same run, under the GPU's power limit: the rows without a size.",
+            ),
+        ),
     ),
     Table(
         "compile",
         "Eager and compiled",
-        "Median of the whole step in milliseconds, speed-up over eager, and the seconds of the"
-        " first step including its compilation. Breaks even after: the number of steps after which"
-        " a compilation with a cold cache has paid off. Then peak memory, the cost of compiling"
-        " each pass, and the graphs, graph breaks and recompilations that torch counted."
-        + _KERNELS_NOTE
-        + show.NOISE_NOTE,
+        "Median of the whole step in milliseconds.",
         CompareColumns(
             "compile",
             ("ms", show.step_ms),
@@ -195,18 +222,32 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         compiled_with_eager,
         is_default=True,
+        column_notes=(
+            ColumnNote(("speed-up",), "Speed-up: over eager."),
+            ColumnNote(
+                ("breaks even after",),
+                "Breaks even after: the number of steps after which a compilation with a cold cache"
+                " has paid off.",
+            ),
+            *_SPEED_UP_NOTES,
+            ColumnNote(("first step s",), "First step: in seconds, including its compilation."),
+            ColumnNote(("GiB",), "GiB: peak memory."),
+            ColumnNote(
+                ("first forward s", "first backward s", "until ready s"),
+                "Then the cost of compiling each pass.",
+            ),
+            ColumnNote(
+                ("graphs", "breaks", "recompiled"),
+                "Then the graphs, graph breaks and recompilations that torch counted.",
+            ),
+        ),
     ),
     Table(
         "bound",
         "CPU-bound and GPU-bound steps",
-        "Median of the whole step in milliseconds: synced, the timing waits after each phase;"
-        " pipelined, once after the step. If the CPU is hardly ahead of the GPU at the end of a"
-        " phase, the GPU waited for the CPU to launch its kernels. A step is CPU-bound if such"
-        " phases take more than a tenth of it: another CPU gives another time. Kernels: their time"
-        " in a step, which does not depend on the CPU; busy: that time over the step's. Other"
-        " cells: how many ran on the same host. Waited for a core: the share of the timing in"
-        " which other processes had the core. Operations a ms: how many small torch operations the"
-        " CPU dispatched before and after the timing.",
+        "Median of the whole step in milliseconds. If the CPU is hardly ahead of the GPU at the end"
+        " of a phase, the GPU waited for the CPU to launch its kernels. A step is CPU-bound if such"
+        " phases take more than a tenth of it: another CPU gives another time.",
         cell_rows(
             ("step", show.of_steps(show.median_interval("step_ms"))),
             ("CPU-bound", show.yes_or_no("cpu_bound")),
@@ -226,6 +267,24 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         # Without pipelined steps it is unknown how far the CPU was ahead.
         having("step_pipelined_ms_median", "step_kernel_time_ms_median"),
+        column_notes=(
+            ColumnNote(
+                ("kernels",), "Kernels: their time in a step, which does not depend on the CPU."
+            ),
+            ColumnNote(("busy",), "Busy: the time of kernels over the step's."),
+            ColumnNote(("synced",), "Synced: the timing waits after each phase."),
+            ColumnNote(("pipelined",), "Pipelined: it waits once, after the step."),
+            ColumnNote(("other cells",), "Other cells: how many ran on the same host."),
+            ColumnNote(
+                ("waited for a core",),
+                "Waited for a core: the share of the timing in which other processes had the core.",
+            ),
+            ColumnNote(
+                ("operations a ms",),
+                "Operations a ms: how many small torch operations the CPU dispatched before and"
+                " after the timing.",
+            ),
+        ),
     ),
     Table(
         "scaling",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, compress
-from operator import attrgetter
+from operator import attrgetter, not_
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
@@ -49,8 +49,8 @@ class Measure:
 class TableView:
     """A table as it is shown.
 
-    rows: an entry for each key, then one for each measure. hidden_rows, hidden_columns: how many
-    the table has besides.
+    rows: an entry for each key, then one for each measure. hidden_rows: how many rows the table has
+    besides. hidden_measures: its other measures.
     """
 
     page: RenderedTable
@@ -59,7 +59,7 @@ class TableView:
     measures: tuple[Measure, ...]
     rows: Rows
     hidden_rows: int = 0
-    hidden_columns: int = 0
+    hidden_measures: tuple[Measure, ...] = ()
 
     @property
     def header(self) -> list[str]:
@@ -70,6 +70,16 @@ class TableView:
         """The alignment of each column: `right` for numbers, `left` for keys and other texts."""
         of_measures = ["left" if one.is_text else "right" for one in self.measures]
         return ["left"] * len(self.keys) + of_measures
+
+    @property
+    def hidden_columns(self) -> int:
+        return len(self.hidden_measures)
+
+    @property
+    def left_out(self) -> str:
+        """A line for the source of a document with the columns that had no room, if there are any."""
+        titles = ", ".join(map(attrgetter("title"), self.hidden_measures))
+        return f"columns left out: {titles}" if titles else ""
 
     @property
     def numbered_notes(self) -> list[str]:
@@ -104,14 +114,15 @@ def view_of(
     is_shown = [key not in lifted for key in keys]
     is_chosen = [index in chosen for index in range(len(measures))]
     entries = compress([*key_columns, *measured], [*is_shown, *is_chosen])
+    shown_measures = tuple(compress(measures, is_chosen))
     return TableView(
         page,
-        _caption(page.table, {**page.settings, **lifted}, sliced),
+        _caption(page.table, shown_measures, {**page.settings, **lifted}, sliced),
         tuple(compress(keys, is_shown)),
-        tuple(compress(measures, is_chosen)),
+        shown_measures,
         list(map(list, zip(*entries, strict=True)))[:max_rows],
         hidden_rows=len(page.rows) - len(rows[:max_rows]),
-        hidden_columns=len(measures) - len(chosen),
+        hidden_measures=tuple(compress(measures, map(not_, is_chosen))),
     )
 
 
@@ -210,9 +221,17 @@ def _chosen(measures: Sequence[Measure], columns: Sequence[Sequence[Entry]], roo
     return set(chosen)
 
 
-def _caption(table: Table, lifted: Mapping[str, str], sliced: Mapping[str, str]) -> str:
-    """Return how to read the table, with the settings that all rows have."""
+def _caption(
+    table: Table,
+    shown: Sequence[Measure],
+    lifted: Mapping[str, str],
+    sliced: Mapping[str, str],
+) -> str:
+    """Return how to read the shown columns, with the settings that all rows have."""
     parts = [table.read]
+    for note in table.column_notes:
+        if any(measure.name.startswith(note.titles) for measure in shown):
+            parts.append(note.text)
     of_all = {key: text for key, text in lifted.items() if key not in sliced}
     for title, values in (("All rows", of_all), ("Shown", sliced)):
         settings = [f"{key}={text}" for key, text in values.items() if text != NOTHING]

@@ -481,7 +481,7 @@ def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -
     (page,) = lay_out(results, ["precision"])
     titles = ("tf32 speed-up", "bf16 speed-up")
     assert [texts_of(page)[0][page.header.index(title)] for title in titles] == ["1.05×~", "1.96×"]
-    assert "~: within noise" in page.table.read
+    assert "~: within noise" in view_of(page).caption
     without_bf16 = replace(results, cells=results.cells[results.cells["precision"] != "bf16"])
     assert answers(without_bf16)[0].conclusion == "tf32 makes no clear difference."
     bound = replace(results, cells=results.cells.assign(cpu_bound=True))
@@ -810,7 +810,7 @@ def test_caption_says_which_columns_use_medians(results_of: Callable[..., Result
     (page,) = lay_out(results_of(outcome(step_ms=(10.0, 10.0, 10.0, 56.0))), ["timings"])
     shown = dict(zip(page.header, texts_of(page)[0], strict=True))
     assert (shown["total"].split()[0], shown["tokens/s"]) == ("21.50", "100,000")
-    assert "Backward / forward and tokens/s use medians" in page.table.read
+    assert "Tokens/s: by the median of the total" in view_of(page).caption
 
 
 def test_growth(results_of: Callable[..., Results]) -> None:

@@ -257,6 +257,26 @@ def test_names_are_shortened_and_numbers_never_are(width: int) -> None:
     assert "more column" in table  # of those that had no room
 
 
+def test_a_document_has_the_optimizer_step_and_names_the_columns_that_it_leaves_out(
+    make_outcome: MakeOutcome, tmp_path: Path
+) -> None:
+    axes = {"model": "tinynet:Net", "size": None}
+    with open_for_writing(Run(tmp_path / "run")) as writer:
+        writer.write_manifest({"name": "run"})
+        for context in (32, 64):
+            writer.append(make_outcome(context_length=context, **axes), None)
+    (page,) = lay_out(load_results(Run(tmp_path / "run")), ["timings"])
+    view = fitting_view(page, MAX_ROWS)
+    assert "model=tinynet:Net" in view.caption
+    names = [measure.name for measure in view.measures]
+    assert names[:4] == ["total", "forward", "backward", "optimizer step"]
+    assert "The interval contains" not in view.caption
+    for text, comment in ((to_latex(page, MAX_ROWS), "%"), (to_typst(page, MAX_ROWS), "//")):
+        (line,) = [one for one in text.splitlines() if one.startswith(f"{comment} columns left")]
+        assert "total n" in line
+        assert "optimizer step," not in line
+
+
 def test_nothing_of_a_name_is_markup(ugly: RenderedTable) -> None:
     assert (
         r"a\_b \& 50\% \{x\} \textbackslash{} \textasciitilde{} \^{} \$1 \# \ensuremath{<}script"

@@ -11,6 +11,7 @@ from orchestrator.report.tables.formatters import col
 from orchestrator.report.tables.layouts import cell_rows
 from orchestrator.report.tables.table import (
     MISSING,
+    ColumnNote,
     Entry,
     Heading,
     RenderedTable,
@@ -109,6 +110,18 @@ def test_the_first_measures_are_the_most_important() -> None:
     view = view_of(table_of(grid_of("blocks", measures=9)))
     assert [measure.name for measure in view.measures] == ["m0", "m1", "m2", "m3", "m4"]
     assert view.hidden_columns == 4
+
+
+def test_a_caption_explains_the_shown_columns_alone() -> None:
+    page = table_of(grid_of("blocks", measures=9))
+    notes = (ColumnNote(("m1",), "M1: shown."), ColumnNote(("m7", "m8"), "M8: left out."))
+    page = replace(page, table=replace(page.table, column_notes=notes))
+    assert "M1: shown." in view_of(page).caption
+    assert "M8" not in view_of(page).caption
+    assert view_of(page).left_out == "columns left out: m5 (ms), m6 (ms), m7 (ms), m8 (ms)"
+    whole = view_of(page, None, None)
+    assert "How to read. M1: shown. M8: left out." in whole.caption
+    assert whole.left_out == ""
 
 
 def test_a_comparison_comes_before_other_measures_of_the_baseline() -> None:
