@@ -159,18 +159,19 @@ def memory_failures_text(results: Results, screen: Screen) -> str:
 
 
 def _out_of_memory(results: Results) -> Iterator[RenderableType]:
-    found = memory_failures(results)
-    if not found.rows:
-        return
-    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
-    for title in found.header:
-        table.add_column(Text(title, style="bold"))
-    for name, *others in found.rows[:_MAX_FAILURES]:
-        table.add_row(Text(f"  {name}"), *others)
-    yield ""
-    if found.caption:
-        yield Text(found.caption, style="bold")
-    yield table
+    left = _MAX_FAILURES
+    for found in memory_failures(results):
+        table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+        for title in found.header:
+            table.add_column(Text(title, style="bold"))
+        for name, *others in found.rows[:left]:
+            table.add_row(Text(f"  {name}"), *others)
+        if table.rows:
+            yield ""
+            if found.caption:
+                yield Text(found.caption, style="bold")
+            yield table
+        left -= len(table.rows)
 
 
 def _other_failures(results: Results, command: str) -> Iterator[RenderableType]:

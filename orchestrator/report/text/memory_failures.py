@@ -32,31 +32,37 @@ class TextTable:
 NO_TABLE = TextTable((), ())
 
 
-def memory_failures(results: Results) -> TextTable:
-    """Return the failures of each model that ran out of memory, the most failures first.
+def memory_failures(results: Results) -> list[TextTable]:
+    """Return tables of the models that ran out of memory, the most failures first.
 
-    With several memory limits, a column for each says which contexts fit.
+    With several memory limits, the first one has a column for each, which says which contexts fit.
+    Models that were measured without a limit are in the last one.
     """
     cells = results.cells.filter(items=_READ)
     cells = cells.assign(is_out=cells["status"].isin(OUT_OF_MEMORY), named=names_of(cells))
-    titles: Sequence[str] = ("ran out in", "first context that fails")
-    of_limits: dict[str, Sequence[str]] = {}
-    caption = ""
     limits = contexts_by_limit(limited_steps(results), results.axes)
+    of_limits: dict[str, Sequence[str]] = {}
     if len(limits.header) > 2:
-        titles, caption = limits.header[1:], limits.caption
         of_limits = {name: texts for name, *texts in limits.rows}
-    rows = []
+    by_share = []
     for model, own in cells.groupby("named", sort=False):
         failed = own[own["is_out"]]
-        texts: Sequence[str] = [_phases(failed), _first(failed)]
-        if of_limits:
-            texts = of_limits.get(str(model), [NOTHING] * len(titles))
         if len(failed):
-            counts = f"{len(failed)} of {len(own)}"
-            rows.append((len(failed) / len(own), [str(model), counts, *texts]))
-    rows.sort(key=itemgetter(0), reverse=True)
-    return TextTable(("out of memory", "cells", *titles), [texts for _, texts in rows], caption)
+            by_share.append((len(failed) / len(own), str(model), len(own), failed))
+    by_share.sort(key=itemgetter(0), reverse=True)
+    limited, unlimited = [], []
+    for _, model, count, failed in by_share:
+        first = (model, f"{len(failed)} of {count}")
+        if model in of_limits:
+            limited.append([*first, *of_limits[model]])
+        else:
+            unlimited.append([*first, _phases(failed), _first(failed)])
+    titles = ("out of memory", "cells")
+    tables = [
+        TextTable((*titles, *limits.header[1:]), limited, limits.caption),
+        TextTable((*titles, "ran out in", "first context that fails"), unlimited),
+    ]
+    return [table for table in tables if table.rows]
 
 
 def limited_steps(results: Results) -> pd.DataFrame:

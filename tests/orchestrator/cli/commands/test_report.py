@@ -237,7 +237,8 @@ def test_what_ran_out_of_memory_is_counted_by_model(
                 make_outcome(Status.OOM, context_length=context, precision=precision), None
             )
     results = load_results(Run(tmp_path / "run"))
-    (found,) = memory_failures(results).rows
+    (table,) = memory_failures(results)
+    (found,) = table.rows
     assert found == ["tiny", "3 of 4", "3 backward", "32 in fp32, 64 in bf16"]
     assert re.search(r"^  tiny +3 of 4 ", memory_failures_text(results, Screen()), re.MULTILINE)
     fine = replace(results, cells=results.cells[results.cells["status"] == "ok"])

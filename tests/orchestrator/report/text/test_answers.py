@@ -11,6 +11,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.formats.markdown import answers_to_markdown
 from orchestrator.report.text.answers import Answer, answers
+from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import counted, interval, number, percent, ratio
 
 AXES = (
@@ -29,10 +30,14 @@ def step(ms: float, spread: float = 0.01, **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def found(*cells: dict[str, Any]) -> list[Answer]:
+def results_of(*cells: dict[str, Any]) -> Results:
     frame = pd.DataFrame([{"cell": f"id{index}", **cell} for index, cell in enumerate(cells)])
     axes = tuple(axis for axis in AXES if axis in frame)
-    return answers(Results(frame, axes, {}))
+    return Results(frame, axes, {})
+
+
+def found(*cells: dict[str, Any]) -> list[Answer]:
+    return answers(results_of(*cells))
 
 
 def answer(section: str, *cells: dict[str, Any]) -> Answer:
@@ -141,6 +146,16 @@ def test_memory_counts_what_runs_out_under_each_limit() -> None:
     assert only.table.header == ("model", "24 GiB", "80 GiB")
     assert only.table.rows == [["small", "1 / 4", "4 / 9"]]
     assert only.table.caption.startswith("Longest context that fits / first that fails: training")
+
+
+def test_a_model_without_limits_has_its_phase_and_its_first_context() -> None:
+    out = {"status": "oom", "phase": "optimizer"}
+    cells = [step(100, memory_limit_gib=limit, **out) for limit in (24.0, 80.0)]
+    limits, others = memory_failures(results_of(*cells, step(100, size="10B", **out)))
+    assert limits.rows == [["small", "2 of 2", "– / 512", "– / 512"]]
+    assert others.header == ("out of memory", "cells", "ran out in", "first context that fails")
+    assert others.rows == [["10B", "1 of 1", "1 optimizer", "512"]]
+    assert memory_failures(results_of(step(100))) == []
 
 
 def test_a_model_that_always_fits_or_never_has_a_dash() -> None:
