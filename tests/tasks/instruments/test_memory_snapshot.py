@@ -303,9 +303,9 @@ def test_what_filled_the_memory_is_kept(session_of: Any, tmp_path: Path, on_reco
 
 
 def test_what_cannot_be_kept_does_not_hide_that_memory_ran_out(
-    session_of: Any, monkeypatch: pytest.MonkeyPatch
+    session_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    session, _ = session_of(folder=Path("/nowhere"))
+    session, _ = session_of(folder=tmp_path / "missing")
     witness = instrument.OutOfMemoryWitness(session)
     witness.see(0, 1, 1, 1)
     witness.testify(ValueError("another error"))

@@ -230,7 +230,7 @@ def test_live_memory_during_a_step_is_a_chart(
     figure = figures["memory-timeline"]
     assert figure.picture.problem == ""
     assert figure.picture.png.startswith(b"\x89PNG")
-    training_panel, forward_panel = (panel.to_dict() for panel in live_memory(results).panels)
+    training_panel, forward_panel = live_memory(results).panels
     assert training_panel["title"].endswith("training step")
     assert forward_panel["title"].endswith("forward pass")
     rows = pd.DataFrame(training_panel["layer"][0]["data"]["values"])
@@ -238,7 +238,7 @@ def test_live_memory_during_a_step_is_a_chart(
     # Of two samples at one time, the higher one.
     assert activations["at"].tolist() == [0.0, 0.001, 2.0]
     assert activations["gib"].tolist() == [2.0, 6.0, 8.0]
-    begins = pd.DataFrame(training_panel["layer"][1]["data"]["values"])
+    begins = pd.DataFrame(training_panel["data"]["values"])
     assert begins.set_index("phase")["at"]["backward"] == 2.0
     for phase in ("forward", "backward"):
         assert f">{phase}</text>" in figure.picture.svg
