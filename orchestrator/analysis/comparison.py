@@ -31,6 +31,7 @@ from orchestrator.analysis.noise import SIGNIFICANCE, Noise, noise_per_cell, poo
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
+from orchestrator.common.text import shell_path
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.messages import assignments
 
@@ -154,7 +155,10 @@ def compare_runs(a: Run, b: Run, cells: tuple[str, str] | None = None) -> Compar
     timings = (first.kernels, second.kernels) if of_kernels else (first.steps, second.steps)
     for run, measured in zip((a, b), timings, strict=True):
         if not measured:
-            remedy = "`sweep status` lists its cells; traces are compared with --table kernel-diff"
+            remedy = (
+                f"`sweep show {shell_path(run)}` lists its cells;"
+                " traces are compared with --table kernel-diff"
+            )
             raise RunError(f"{run}: has no cell that was timed", remedy)
     parameters: dict[str, tuple[str, str]] = {}
     if cells:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import pandas as pd
 
@@ -15,6 +16,7 @@ from orchestrator.common.files import trim_memory
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.suggestions import suggestion
+from orchestrator.common.text import value_text
 from orchestrator.store.frame_cache import read_frame, write_frame
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import INCOMPLETE, Run
@@ -258,9 +260,18 @@ def choose_where(results: Results, conditions: Mapping[str, Sequence[object]]) -
         if name not in known:
             problem = f"--where {name}: these cells have no such parameter"
             raise ConfigError(problem, suggestion(name, known))
-        matches = [None in wanted if pd.isna(value) else value in wanted for value in cells[name]]
-        cells = cells[matches]
+        if not _has_one_of(results.cells[name], wanted).any():
+            texts = list(map(value_text, wanted))
+            present = sorted(set(results.cells[name].dropna()))
+            problem = f"no cell has {name}={'|'.join(texts)}"
+            raise RunError(problem, suggestion(texts[0], map(value_text, present)))
+        cells = cells[_has_one_of(cells[name], wanted)]
     if cells.empty:
-        remedy = "`sweep report --table timings` shows the parameters in which they differ"
-        raise RunError("no cell matches --where", remedy)
+        raise RunError("no cell meets all conditions of --where", "Leave one of them out")
     return replace(results, cells=cells)
+
+
+def _has_one_of(column: pd.Series[Any], wanted: Sequence[object]) -> pd.Series[bool]:
+    """Return for each cell whether it has one of the values. None stands for no value."""
+    found = [None in wanted if pd.isna(value) else value in wanted for value in column]
+    return pd.Series(found, column.index, dtype=bool)

@@ -35,7 +35,7 @@ def continue_unread() -> None:
     try:
         click.echo(
             "sweep: the output is closed; the sweep continues without it,"
-            " and `sweep status` shows its progress",
+            " and `sweep status RUN` shows its progress",
             err=True,
         )
     except BrokenPipeError:

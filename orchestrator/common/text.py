@@ -64,6 +64,11 @@ def cells_and_verb(count: int, singular: str, plural: str) -> str:
     return f"{cell_count(count)} {singular if count == 1 else plural}"
 
 
+def value_text(value: object) -> str:
+    """Return a value as it is typed after `axis=`."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
 def and_more(count: int) -> str:
     """Return " and 3 more", or an empty text for a count of 0 or less."""
     return f" and {count} more" if count > 0 else ""
@@ -106,8 +111,23 @@ def failure_reason(evidence: Mapping[str, object]) -> str:
     sizes = {name: value for name, value in evidence.items() if isinstance(value, int)}
     if "asked_bytes" in sizes:
         return _failed_allocation(sizes)
-    named = evidence.get("reason") or evidence.get("message") or evidence.get("exception") or ""
+    named = evidence.get("reason") or typed_message(evidence)
     return shorten(escape_unprintable(str(named).strip().split("\n")[0]), _LONGEST_REASON)
+
+
+def typed_message(evidence: Mapping[str, object]) -> str:
+    """Return what an exception said, with its type, such as "ValueError: it is too large".
+
+    A message that has the type already stays as it is, and one of torch's out-of-memory errors too:
+    the status of its attempt says the same.
+    """
+    exception, message = str(evidence.get("exception") or ""), str(evidence.get("message") or "")
+    if not message:
+        return exception
+    kind = exception.rpartition(".")[2]
+    if not kind or kind == "OutOfMemoryError" or message.startswith(kind):
+        return message
+    return f"{kind}: {message}"
 
 
 def parameter_texts(params: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.text import shell_word
+from orchestrator.common.text import shell_word, value_text
 from orchestrator.config.cell_labels import CellLabels
 from orchestrator.config.combinations import grid_factors, include_factors, product
 from orchestrator.config.grid_checks import (
@@ -21,7 +21,7 @@ from orchestrator.config.grid_checks import (
     task_params,
 )
 from orchestrator.config.schema import Grid, SweepConfig
-from orchestrator.config.selection import Selection, choose_sample, matches, value_text
+from orchestrator.config.selection import Selection, choose_sample, matches
 from orchestrator.config.yaml_source import KeyPath, Source, config_error, explain_unknown_key
 from tasks.spec.axes import Values, leave_out, select
 from tasks.spec.cell import Cell, dotted_values

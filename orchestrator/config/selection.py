@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -91,11 +90,6 @@ def matches(values: Mapping[str, object], condition: Mapping[str, object]) -> bo
         if held[key or axis] not in allowed:
             return False
     return True
-
-
-def value_text(value: object) -> str:
-    """Return a value as it is typed after `axis=`."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _conditions(where: str) -> list[str]:

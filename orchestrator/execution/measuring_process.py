@@ -25,7 +25,11 @@ def import_path(others: str | None = None) -> str:
     """
     if others is None:
         others = os.environ.get("PYTHONPATH")
-    return os.pathsep.join(filter(None, [str(SOURCE_ROOT), others]))
+    # A PYTHONPATH that has our packages already would name them twice in every command.
+    names = [str(SOURCE_ROOT)]
+    if others:
+        names += others.split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(names))
 
 
 class ProcessNotStarted(OSError):

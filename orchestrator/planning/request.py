@@ -149,6 +149,17 @@ class SweepRequest:
         # It is compared with entries of run.json, which have lists instead of tuples.
         return dict(json.loads(json.dumps(identity)))
 
+    def is_recorded(self, invocation: Invocation) -> bool:
+        """True if the last sweep of the folder is this command, with the config as it is now.
+
+        A step of a search is recorded only where there is no run yet.
+        """
+        if self.is_search:
+            return self.run.exists
+        stored = self.run.read_manifest().get("config")
+        is_same_config = stored == self.config.model_dump(mode="json")
+        return is_same_config and last_sweep(self.run).is_same_command(invocation)
+
     def manifest(
         self, fingerprints: Mapping[str, Sequence[Mapping[str, object]]], invocation: Invocation
     ) -> Values:

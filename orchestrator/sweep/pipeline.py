@@ -63,7 +63,9 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 writer.append_predictions(preparation.predicted_samples)
                 queue.begin(preparation)
                 error = measure(scheduler, queue, log, runtime.console, interruption)
-        elif not request.run.exists:
+        elif not request.is_recorded(invocation):
+            # `sweep status` and the report are about the last command, also if it found every
+            # cell measured.
             fingerprints = known_fingerprints(request.run)
             writer.write_manifest(request.manifest(fingerprints, invocation))
         writer.copy_files(request.model_configs())  # a cell may have downloaded one

@@ -13,7 +13,7 @@ from orchestrator.cli.commands.options import repeatable
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.run_location import RunLocation
-from orchestrator.common.text import path_argument, shell_command
+from orchestrator.common.text import path_argument, shell_command, shell_path
 from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def _warn_of_missing_tables(
 
 def _warn_of_missing_results(run: Run, results: Results, options: ReportOptions) -> None:
     """Print on stderr which requested cells are not measured, and which have no samples."""
-    from orchestrator.common.text import cell_count
+    from orchestrator.common.text import cell_count, cells_and_verb
 
     warn_of_incomplete(run, results.incomplete)
     missing = 0
@@ -255,9 +255,11 @@ def _warn_of_missing_results(run: Run, results: Results, options: ReportOptions)
         counts = ", ".join(f"{count} of {name}" for name, count in run.unfinished_runs().items())
         click.echo(f"not measured: {counts}", err=True)
     elif missing:
-        click.echo(
-            f"{missing} requested cells are not measured yet. `sweep status` lists them", err=True
-        )
+        commands = [f"`sweep status {shell_path(folder)}`" for folder in options.run_folders]
+        verb = "lists" if len(commands) == 1 else "list"
+        cells = cells_and_verb(missing, "is", "are")
+        asked = f"{cells} asked for and not measured yet"
+        click.echo(f"{asked}: {' and '.join(commands)} {verb} what is left", err=True)
     if results.cells_without_samples:
         click.echo(
             f"{cell_count(results.cells_without_samples)} succeeded but have no samples here. "

@@ -31,27 +31,32 @@ def status(run_folder: RunLocation) -> None:
 
 @click.command()
 @click.argument("run_folder", metavar="RUN", type=RunLocationType())
-@click.argument("cell")
+@click.argument("cell", required=False)
 @click.option(
     "--traceback",
     "with_traceback",
     is_flag=True,
     help="End with the whole message and traceback of the last attempt.",
 )
-def show(run_folder: RunLocation, cell: str, with_traceback: bool) -> None:
+def show(run_folder: RunLocation, cell: str | None, with_traceback: bool) -> None:
     """Show everything about one CELL of RUN.
 
     Prints its parameters, attempts, samples and log, and the command that measures it again by
     hand. CELL is the beginning of the cell's id. If several runs were published together, RUN may
-    be their folder, and CELL is written as in its tables: full:3f2a
+    be their folder, and CELL is written as in its tables: full:3f2a. Without CELL, it lists the
+    cells with their ids.
 
     Example: sweep show results/demo 3f2a
     """
-    from orchestrator.cli.text.cell import describe_cell
+    from orchestrator.cli.text.cell import describe_cell, list_cells
     from orchestrator.store.layout import RUN_SEPARATOR
     from orchestrator.store.mirror import open_run
     from orchestrator.store.publication import is_publication
 
+    if cell is None:
+        for line in list_cells(open_run(run_folder)):
+            click.echo(line)
+        return
     name, separator, cell_of_run = cell.partition(RUN_SEPARATOR)
     if separator and is_publication(run_folder):
         run_folder, cell = Path(run_folder) / name, cell_of_run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.common.text import (
@@ -16,7 +16,7 @@ from orchestrator.common.text import (
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE
-from tasks.spec.axes import leave_out
+from tasks.spec.axes import Values, leave_out
 from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 
 # Evidence that says at length what the reason says in one line.
 _LONG_EVIDENCE = ("reason", "exception", "message", "traceback", "log_tail")
+
+
+def list_cells(run: Run) -> Iterator[str]:
+    """Return the id, the status and the label of each cell."""
+    from orchestrator.analysis.comparison import cell_labels
+    from orchestrator.analysis.results import load_results
+
+    results = load_results(run.require(), every_version=True)
+    statuses = dict(zip(results.cells["cell"], results.cells["status"], strict=True))
+    width = max(map(len, statuses.values()), default=0)
+    for cell, label in cell_labels(results).items():
+        yield escape_unprintable(f"{cell}  {statuses[cell]:{width}}  {label}")
+    yield f"all about one of them: sweep show {shell_path(run)} CELL"
 
 
 def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterator[str]:
@@ -67,8 +80,14 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
         for name, text in texts.items():
             if text:
                 yield f"{name}: " + "\n  ".join(map(_printable, text.split("\n")))
-    elif any(set(texts.values()) - {"", str(evidence.get("exception")), failure_reason(evidence)}):
+    elif _has_more(evidence, texts):
         yield f"message and traceback: sweep show {shell_path(run)} {cell} --traceback"
+
+
+def _has_more(evidence: Values, texts: Mapping[str, str]) -> bool:
+    """True if the evidence has more to read than the reason that is printed."""
+    reason, exception = failure_reason(evidence), str(evidence.get("exception"))
+    return any(set(texts.values()) - {"", exception, reason, reason.removeprefix(f"{exception}: ")})
 
 
 def _attempt(row: Row) -> Iterator[str]:

@@ -51,9 +51,20 @@ def _continuation(run: Run, plan: Plan, to_run: int) -> str:
     """Return how many cells are left to measure, and the command that measures them."""
     requested = cell_count(len(plan.decisions))
     if not to_run:
-        return f"nothing is left to measure of {requested}"
+        return f"nothing is left to measure of {requested}{_given_up(run, plan)}"
     left = f"{to_run} of {requested}{repetition_note(plan)}"
     return f"left to measure: {left}. To continue: {last_command(run)}"
+
+
+def _given_up(run: Run, plan: Plan) -> str:
+    """Return how many cells failed too often, and the command that tries them again."""
+    exhausted = [decision.cell for decision in plan.decisions if decision.exhausted]
+    if not exhausted:
+        return ""
+    statuses = sorted({str(plan.history(cell).status) for cell in exhausted})
+    retry = " ".join(f"--retry {status}" for status in statuses)
+    failed = f"{cell_count(len(exhausted))} failed too often"
+    return f"; {failed}. To try again: {last_command(run)} {retry}"
 
 
 def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
 from orchestrator.analysis.derived_fields import DERIVED_FIELDS
+from orchestrator.common.text import typed_message
 from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
 from orchestrator.report.tables.table import (
@@ -373,7 +374,9 @@ def end_location(row: Row) -> Entry:
 
 def failure_reason(row: Row) -> Entry:
     """Return the first line of the reason or of the error message of a failed attempt."""
-    named = [str(row[name]) for name in ("reason", "message") if has_value(row, name)]
-    if not named or not named[0]:
+    names = ("reason", "exception", "message")
+    evidence = {name: str(row[name]) for name in names if has_value(row, name)}
+    named = evidence.get("reason") or typed_message(evidence)
+    if not named:
         return MISSING
-    return Entry(shorten(named[0].splitlines()[0], _LONGEST_REASON))
+    return Entry(shorten(named.splitlines()[0], _LONGEST_REASON))

@@ -314,7 +314,7 @@ TIMING_TABLES: tuple[Table, ...] = (
     Table(
         "failures",
         "Cells without a result",
-        "`sweep show` prints everything that is known about a cell.",
+        "`sweep show RUN CELL` prints everything that is known about a cell.",
         cell_rows(
             ("status", show.text("status")),
             ("where", show.end_location),

@@ -6,7 +6,14 @@ import subprocess
 
 import pytest
 
-from orchestrator.common.text import shell_command, shell_path, shell_word, without_separator
+from orchestrator.common.text import (
+    cells_and_verb,
+    failure_reason,
+    shell_command,
+    shell_path,
+    shell_word,
+    without_separator,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,3 +35,28 @@ def test_no_path_of_a_command_is_taken_for_an_option() -> None:
 
 def test_a_printable_name_is_quoted_as_usual() -> None:
     assert (shell_word("results/a"), shell_word("a b")) == ("results/a", "'a b'")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "reason"),
+    [
+        ({"exception": "RuntimeError", "message": "it broke\nhere"}, "RuntimeError: it broke"),
+        ({"exception": "Own.Error", "message": "Error: 3 (a.py:1)"}, "Error: 3 (a.py:1)"),
+        (
+            {"exception": "OutOfMemoryError", "message": "CUDA out of memory."},
+            "CUDA out of memory.",
+        ),
+        ({"exception": "RuntimeError", "reason": "a rank ended", "message": "x"}, "a rank ended"),
+        ({"exception": "RuntimeError", "message": ""}, "RuntimeError"),
+        ({"message": "it broke"}, "it broke"),
+    ],
+)
+def test_a_reason_begins_with_the_type_of_its_exception(
+    evidence: dict[str, str], reason: str
+) -> None:
+    assert failure_reason(evidence) == reason
+
+
+def test_a_single_cell_has_a_verb_in_the_singular() -> None:
+    assert cells_and_verb(1, "needs", "need") == "1 cell needs"
+    assert cells_and_verb(0, "needs", "need") == "0 cells need"

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.execution.child_environment import child_environment
-from orchestrator.execution.measuring_process import PROGRAM
+from orchestrator.execution.measuring_process import PROGRAM, import_path
 from tasks.spec.attempt import Attempt
 
 
@@ -61,3 +61,9 @@ def test_a_config_leads_no_process_to_another_program(
         [*PROGRAM, "--help"], cwd=strangers, env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_folder_is_named_once_in_the_path_of_a_command() -> None:
+    ours = str(SOURCE_ROOT)
+    assert import_path(f"/a{os.pathsep}{ours}{os.pathsep}/a") == f"{ours}{os.pathsep}/a"
+    assert import_path("") == ours

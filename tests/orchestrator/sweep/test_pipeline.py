@@ -785,6 +785,34 @@ def test_oom_is_inferred_for_each_kind_of_gpu(
     assert result.counts == {Status.OK: 2, Status.OOM: 1, Status.OOM_INFERRED: 1}
 
 
+def test_a_command_that_finds_every_cell_measured_is_the_last_one(
+    request_of: Callable[..., SweepRequest],
+) -> None:
+    go(request_of(), FakeScheduler(outcome_of))
+    go(request_of(sets=["context_length=256"]), FakeScheduler(outcome_of))
+    run = request_of().run
+    fingerprints = run.read_manifest()["fingerprints"]
+    assert "and 4 cells that the last command did not ask for: 4 ok" in status_lines(run)
+    for _ in range(2):  # the second one adds no entry
+        go(request_of(), FakeScheduler(outcome_of))
+        assert "and 1 cell that the last command did not ask for: 1 ok" in status_lines(run)
+    manifest = run.read_manifest()
+    assert [one["finished"] for one in manifest["invocations"]] == [True, True, True]
+    assert manifest["fingerprints"] == fingerprints
+    assert manifest["asked"] == 4
+
+
+def test_the_status_has_the_command_for_cells_that_failed_too_often(
+    request_of: Callable[..., SweepRequest],
+) -> None:
+    for _ in range(3):
+        go(request_of(), FakeScheduler(lambda attempt: outcome_of(attempt, Status.FAILED)))
+    last = status_lines(request_of().run)[-1]
+    start = "nothing is left to measure of 4 cells; 4 cells failed too often. To try again: sweep"
+    assert last.startswith(start)
+    assert last.endswith(" --retry failed")
+
+
 def test_the_status_counts_cells_that_the_last_command_did_not_select(
     request_of: Callable[..., SweepRequest],
 ) -> None:

@@ -129,7 +129,7 @@ def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missi
         )
     done = report(run.folder)
     assert done.exit_code == 0
-    assert ("are not measured yet" in done.stderr) == bool(missing)
+    assert ("asked for and not measured yet: `sweep status " in done.stderr) == bool(missing)
     page = (run.folder / "report" / "index.html").read_text()
     assert re.findall(r"(\d+) not measured", page) == ([str(missing)] if missing else [])
     assert (
@@ -160,7 +160,7 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
             "context_lenght=16",
             "--where context_lenght: these cells have no such parameter. Did you mean 'context_length'?",
         ),
-        ("context_length=7", "no cell matches --where. "),
+        ("context_length=7", "no cell has context_length=7. Allowed: "),
         ("context_length", "--where context_length: is not an assignment. "),
         ("size=", "--where size=: is not an assignment. "),
     ],

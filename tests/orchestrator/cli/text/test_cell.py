@@ -85,6 +85,16 @@ def test_the_reason_comes_first_and_the_traceback_on_request(
     assert whole.endswith('  File "b.py", line 2, in g\n      raise\n')
 
 
+def test_without_a_cell_the_ids_are_listed(run: Run, sweep_here: Callable[..., Result]) -> None:
+    ids = dict(run.rows("attempts", ["cell", "status"]))
+    done = sweep_here("show", run.folder)
+    assert done.exit_code == 0
+    *cells, last = done.stdout.splitlines()
+    assert {tuple(line.split()[:2]) for line in cells} == set(ids.items())
+    assert any(line.endswith(" context_length=16") for line in cells)
+    assert last == f"all about one of them: sweep show {run} CELL"
+
+
 def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
     tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:

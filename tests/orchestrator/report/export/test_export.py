@@ -249,7 +249,10 @@ def test_cells_that_were_not_measured_yet_are_said(
         assert command("report", folder, "--table", "timings").stderr.splitlines() == [
             "not measured: 3 of 7 of full"
         ]
-    assert "3 requested cells are not measured yet" in command("report", runs[0]).stderr
+    assert (
+        "3 cells are asked for and not measured yet: `sweep status "
+        in command("report", runs[0]).stderr
+    )
 
 
 def test_a_table_alone_is_that_alone(published: Path) -> None:
