@@ -116,7 +116,7 @@ def failure_reason(evidence: Mapping[str, object]) -> str:
 
 
 def typed_message(evidence: Mapping[str, object]) -> str:
-    """Return what an exception said, with its type, such as "ValueError: it is too large".
+    """Return the message of an exception after its type, such as "ValueError: it is too large".
 
     A message that has the type already stays as it is, and one of torch's out-of-memory errors too:
     the status of its attempt says the same.

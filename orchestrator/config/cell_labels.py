@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
+from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names, value_text
 from tasks.spec.axes import FrozenValues, select
 from tasks.spec.cell import Cell, dotted_values, varying_axes, varying_names
 from tasks.spec.messages import escape_unprintable, shorten
 
 _LONGEST_VALUE = 60  # letters
+_LONGEST_LINE = 98  # columns, and two for the ellipsis
+# What decides time and memory: shown also where it is the default.
+_MAIN_AXES = ("model", "size", "context_length", "batch_size", "attention", "precision")
 
 
 class CellLabels:
@@ -43,6 +46,27 @@ class CellLabels:
                 text = self._short.get(str(value), str(value))
                 words.append(f"{title}={shorten(text, _LONGEST_VALUE)}")
         return escape_unprintable(" ".join(words))
+
+
+def shared_settings(cells: Sequence[Cell], chosen: Iterable[str] = ()) -> str:
+    """Return the settings that all cells have in common in one line, which their labels leave out.
+
+    chosen: axes that come first and are never left out, such as those of `--set`. Then come those
+    that decide time and memory, and others that are not the default.
+    """
+    rows = [dotted_values(cell.params.values()) for cell in cells]
+    first, given = rows[0], dotted_values(cells[0].params.non_default())
+    line = "all cells:"
+    always = len(list(dict.fromkeys(chosen)))
+    for position, name in enumerate(dict.fromkeys([*chosen, *_MAIN_AXES, *given])):
+        value = first.get(name)
+        if value is None or any(row.get(name) != value for row in rows):
+            continue
+        word = escape_unprintable(f" {name}={shorten(value_text(value), _LONGEST_VALUE)}")
+        if position >= always and len(line + word) > _LONGEST_LINE:
+            return f"{line} …"
+        line += word
+    return line if "=" in line else f"{line} nothing in common"
 
 
 def _given(cell: Cell, axes: Collection[str]) -> FrozenValues:

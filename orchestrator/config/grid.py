@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.text import shell_word, value_text
-from orchestrator.config.cell_labels import CellLabels
+from orchestrator.config.cell_labels import CellLabels, shared_settings
 from orchestrator.config.combinations import grid_factors, include_factors, product
 from orchestrator.config.grid_checks import (
     check_axes,
@@ -46,6 +46,10 @@ class Expansion:
     def label(self) -> CellLabels:
         """The label of each cell: the task and the axes in which the cells of this task differ."""
         return CellLabels(self.cells)
+
+    def shared_settings(self, selection: Selection) -> str:
+        """Return one line with the settings that all cells share, those of `--set` first."""
+        return shared_settings(self.cells, selection.set)
 
 
 def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:

@@ -62,6 +62,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 preparation = predict_cells(request, preparation, notify)
                 writer.append_predictions(preparation.predicted_samples)
                 queue.begin(preparation)
+                notify(request.expansion.shared_settings(request.selection))
                 error = measure(scheduler, queue, log, runtime.console, interruption)
         elif not request.is_recorded(invocation):
             # `sweep status` and the report are about the last command, also if it found every

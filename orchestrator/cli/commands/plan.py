@@ -55,7 +55,8 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     shown = 0 if memory else SHOWN_CELLS
     if chosen["all"]:
         shown = len(planned.decisions)
-    for line in describe_plan(planned, request.expansion.label, cost, shown):
+    shared = request.expansion.shared_settings(request.selection)
+    for line in describe_plan(planned, request.expansion.label, cost, shown, shared):
         click.echo(line)
     for line in describe_prior_results(request, planned, invocation):
         click.echo(line)

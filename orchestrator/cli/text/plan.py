@@ -18,12 +18,13 @@ SHOWN_CELLS = 20
 
 
 def describe_plan(
-    plan: Plan, label: Callable[[Cell], str], expected: str, shown: int
+    plan: Plan, label: Callable[[Cell], str], expected: str, shown: int, shared: str = ""
 ) -> Iterator[str]:
     """Return how many cells are done, how many will run, for how long, and a line per cell.
 
     expected: the text of describe_cost.
     shown: number of cells that get a line.
+    shared: the line of the settings that all cells have, empty for none.
     """
     statuses = format_counts(sorted(plan.statuses().items()))
     yield f"{cell_count(len(plan.decisions))}: {statuses}"
@@ -31,8 +32,7 @@ def describe_plan(
     if plan.inferred:
         to_run += f", and {len(plan.inferred)} are inferred to run out of memory"
     yield to_run
-    if expected:
-        yield expected
+    yield from filter(None, [expected, shared])
     # Cells that run come first: of a large sweep, only the first cells are shown.
     chosen = sorted(plan.decisions, key=lambda decision: not decision.repetitions)
     for decision in chosen[:shown]:

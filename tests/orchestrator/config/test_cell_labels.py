@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.config.cell_labels import CellLabels
+from orchestrator.config.cell_labels import CellLabels, shared_settings
 from tasks.spec.registry import make_cell
 
 
@@ -40,3 +40,18 @@ def test_a_long_value_is_cut_and_an_axis_can_be_asked_for() -> None:
     long = {"model": "a:B", "model_args": {"text": "x" * 80}}
     assert labels(long, {"model": "a:B"}) == [f"train_step text={'x' * 59}…", "train_step"]
     assert labels({"size": "tiny"}, axis="batch_size") == ["train_step batch_size=4"]
+
+
+def test_the_settings_that_all_cells_share_fit_in_one_line() -> None:
+    own = {"size": "medium", "context_length": 2048, "device": "cpu"}
+    cells = [make_cell("train_step", {**own, "precision": name}) for name in ("fp32", "bf16")]
+    assert shared_settings(cells, ["seed", "precision"]) == (
+        "all cells: seed=0 size=medium context_length=2048 batch_size=4 attention=naive device=cpu"
+    )
+    assert "precision=fp32" in shared_settings(cells[:1])
+    long = {"optimizer": "sgd", "optimizer_args": {"a": "x" * 50, "b": "y" * 50}}
+    line = shared_settings([make_cell("train_step", {**own, **long})])
+    assert line.endswith(" …")
+    assert len(line) <= 100
+    other = make_cell("accumulation", {})
+    assert shared_settings([cells[0], other], ["size"]) == "all cells: nothing in common"
