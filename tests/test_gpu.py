@@ -869,6 +869,7 @@ def test_the_memory_of_a_model_with_checkpoints_is_predicted_within_3_percent(
     assert_predicted_within_3_percent(make_attempt, values)
 
 
+@pytest.mark.filterwarnings("default::SyntaxWarning")  # of packages that transformers imports
 def test_what_a_third_micro_batch_reserves_is_predicted(make_attempt: MakeAttempt) -> None:
     """Its logits do not fit into what the first two have left free."""
     pytest.importorskip("transformers")
