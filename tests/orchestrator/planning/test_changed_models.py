@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.spec.status import Status
+from tests.orchestrator.planning.test_prior_results import without_settings
 from tests.support.fake_sweep import FakeScheduler, go, outcome_of, request_for
 
 CONFIG = """
@@ -36,7 +37,9 @@ def test_a_cell_is_measured_again_after_its_model_has_changed(
 
     assert measured("first", status) == 1
     assert measured("first", status) == 0
-    assert messages == []
+    assert without_settings(messages) == []
     assert measured("second", Status.OK) == 1
-    assert messages == ["1 cell failed with another source of the model; measured again"]
+    assert without_settings(messages) == [
+        "1 cell failed with another source of the model; measured again"
+    ]
     assert measured("third", status) == 0  # a success stays

@@ -359,7 +359,7 @@ def test_a_run_keeps_predictions_beside_measurements(
     said: list[str] = []
     request, result = a_run(write_config, tmp_path, said)
     assert (result.counts[Status.OK], result.predicted_oom) == (4, 0)
-    assert said == ["predicting the memory of 3 cells"]
+    assert said == ["predicting the memory of 3 cells", "all cells: precision=fp32"]
     cells = pd.read_parquet(tmp_path / "run" / "cells.parquet").set_index("task")
     training = cells.loc["train_step"]
     assert list(training["predicted_peak_allocated_bytes"]) == [2 * GIB] * 3
@@ -384,7 +384,7 @@ def test_cells_are_left_out_only_when_asked(
     said: list[str] = []
     _, result = a_run(write_config, tmp_path, said, skip_predicted_oom=True)
     assert (result.counts[Status.OK], result.predicted_oom, result.queue.remaining) == (1, 3, 0)
-    assert [line.split(":")[0] for line in said[1:]] == ["skipped"] * 3
+    assert [line.split(":")[0] for line in said[1:]] == [*["skipped"] * 3, "all cells"]
     assert any("to reserve 2.2 GiB, and there are 1.0" in line for line in said)
     _, result = a_run(write_config, tmp_path, said)
     assert result.counts[Status.OK] == 3

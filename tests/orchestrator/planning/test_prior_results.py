@@ -26,6 +26,11 @@ Messages = list[str]
 A_AND_B = "source of a of commit a (here source of b of commit b): `--retry ok` measures them again"
 
 
+def without_settings(messages: Messages) -> Messages:
+    """Leave out the line of the settings that all cells share."""
+    return [message for message in messages if not message.startswith("all cells: ")]
+
+
 @pytest.fixture
 def measured(
     write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,9 +51,8 @@ def measured(
         messages: Messages = []
         scheduler = FakeScheduler(outcome_of)
         go(request, scheduler, choice, messages=messages, allow_mixed=mixed)
-        return messages, [
-            attempt.cell.params.values()["context_length"] for attempt in scheduler.begun
-        ]
+        lengths = [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
+        return without_settings(messages), lengths
 
     return measure
 
