@@ -54,13 +54,19 @@ def shared_settings(cells: Sequence[Cell], chosen: Iterable[str] = ()) -> str:
     chosen: axes that come first and are never left out, such as those of `--set`. Then come those
     that decide time and memory, and others that are not the default.
     """
-    rows = [dotted_values(cell.params.values()) for cell in cells]
-    first, given = rows[0], dotted_values(cells[0].params.non_default())
+    # Of thousands of cells, only what is not the default is read: cells of one task have the same
+    # defaults.
+    examples: dict[str, Cell] = {}
+    for cell in cells:
+        examples.setdefault(cell.task, cell)
+    rows = [dotted_values(cell.params.values()) for cell in examples.values()]
+    given = [dotted_values(cell.params.non_default()) for cell in cells]
+    varying = set(varying_names(given))
     line = "all cells:"
     always = len(list(dict.fromkeys(chosen)))
-    for position, name in enumerate(dict.fromkeys([*chosen, *_MAIN_AXES, *given])):
-        value = first.get(name)
-        if value is None or any(row.get(name) != value for row in rows):
+    for position, name in enumerate(dict.fromkeys([*chosen, *_MAIN_AXES, *given[0]])):
+        value = rows[0].get(name)
+        if value is None or name in varying or any(row.get(name) != value for row in rows):
             continue
         word = escape_unprintable(f" {name}={shorten(value_text(value), _LONGEST_VALUE)}")
         if position >= always and len(line + word) > _LONGEST_LINE:

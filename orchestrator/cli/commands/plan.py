@@ -32,7 +32,6 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
 
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
-    from orchestrator.cli.text.memory import describe_memory
     from orchestrator.cli.text.plan import SHOWN_CELLS, describe_cost, describe_plan
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.cell_decisions import plan_request
@@ -61,6 +60,8 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     for line in describe_prior_results(request, planned, invocation):
         click.echo(line)
     if memory:
+        from orchestrator.cli.text.memory import describe_memory
+
         for line in describe_memory(request, model or _gpu_here()):
             click.echo(line)
 
