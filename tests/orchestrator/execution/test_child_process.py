@@ -258,9 +258,9 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(
     attempt = make_attempt()
     attempt.path.mkdir(parents=True)
     code = (
-        "import os, threading; from orchestrator.execution.fork_client import start_fork_server; from tasks.process.fork_server import ForkPreparation;"
+        "import os, time; from orchestrator.execution.fork_client import start_fork_server; from tasks.process.fork_server import ForkPreparation;"
         "parent = start_fork_server('cpu', dict(os.environ), 2);"
-        "threading.Thread(target=parent.prepare, args=(ForkPreparation(compiled=True),)).start()"
+        "parent.begin_to_prepare(ForkPreparation(compiled=True)); time.sleep(60)"
     )
     supervisor = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, **child_environment(attempt)}
