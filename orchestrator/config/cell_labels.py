@@ -63,7 +63,7 @@ def shared_settings(cells: Sequence[Cell], chosen: Iterable[str] = ()) -> str:
     given = [dotted_values(cell.params.non_default()) for cell in cells]
     varying = set(varying_names(given))
     line = "all cells:"
-    always = len(list(dict.fromkeys(chosen)))
+    always = len(set(chosen))
     for position, name in enumerate(dict.fromkeys([*chosen, *_MAIN_AXES, *given[0]])):
         value = rows[0].get(name)
         if value is None or name in varying or any(row.get(name) != value for row in rows):

@@ -347,19 +347,19 @@ grids:
 
 
 def a_run(
-    write_config: Callable[..., Path], tmp_path: Path, said: list[str], **execution: Any
+    write_config: Callable[..., Path], tmp_path: Path, messages: list[str], **execution: Any
 ) -> Any:
     request = request_for(write_config(CONFIG), [], [], tmp_path / "run")
-    return request, go(request, Measuring(), messages=said, **execution)
+    return request, go(request, Measuring(), messages=messages, **execution)
 
 
 def test_a_run_keeps_predictions_beside_measurements(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    request, result = a_run(write_config, tmp_path, said)
+    messages: list[str] = []
+    request, result = a_run(write_config, tmp_path, messages)
     assert (result.counts[Status.OK], result.predicted_oom) == (4, 0)
-    assert said == ["predicting the memory of 3 cells", "all cells: precision=fp32"]
+    assert messages == ["predicting the memory of 3 cells", "all cells: precision=fp32"]
     cells = pd.read_parquet(tmp_path / "run" / "cells.parquet").set_index("task")
     training = cells.loc["train_step"]
     assert list(training["predicted_peak_allocated_bytes"]) == [2 * GIB] * 3
@@ -381,12 +381,12 @@ def test_a_run_keeps_predictions_beside_measurements(
 def test_cells_are_left_out_only_when_asked(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    _, result = a_run(write_config, tmp_path, said, skip_predicted_oom=True)
+    messages: list[str] = []
+    _, result = a_run(write_config, tmp_path, messages, skip_predicted_oom=True)
     assert (result.counts[Status.OK], result.predicted_oom, result.queue.remaining) == (1, 3, 0)
-    assert [line.split(":")[0] for line in said[1:]] == [*["skipped"] * 3, "all cells"]
-    assert any("to reserve 2.2 GiB, and there are 1.0" in line for line in said)
-    _, result = a_run(write_config, tmp_path, said)
+    assert [line.split(":")[0] for line in messages[1:]] == [*["skipped"] * 3, "all cells"]
+    assert any("to reserve 2.2 GiB, and there are 1.0" in line for line in messages)
+    _, result = a_run(write_config, tmp_path, messages)
     assert result.counts[Status.OK] == 3
 
 
@@ -461,8 +461,10 @@ def test_why_no_memory_is_predicted_is_said_once(
         "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
     ]  # fmt: skip
     assert list(describe_memory(on_cpu, find_gpu("RTX 5090")))[-1].endswith("add --set device=cuda")
-    said = list(describe_memory(request_for(write_config(CONFIG), [], [], tmp_path / "run"), None))
-    assert said[-2] == "1 cell not predicted: the memory of matmul is not predicted"
+    messages = list(
+        describe_memory(request_for(write_config(CONFIG), [], [], tmp_path / "run"), None)
+    )
+    assert messages[-2] == "1 cell not predicted: the memory of matmul is not predicted"
     assert not asked or all(request.cell.params.device == "cuda" for request in asked)
 
 
