@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, compress
-from operator import attrgetter, not_
+from operator import attrgetter
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
@@ -122,7 +122,7 @@ def view_of(
         shown_measures,
         list(map(list, zip(*entries, strict=True)))[:max_rows],
         hidden_rows=len(page.rows) - len(rows[:max_rows]),
-        hidden_measures=tuple(compress(measures, map(not_, is_chosen))),
+        hidden_measures=tuple(one for one in measures if one not in shown_measures),
     )
 
 

@@ -25,7 +25,6 @@ from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.messages import typed_error_text
 from tasks.spec.status import OUT_OF_MEMORY
 
-_ON_CPU = " on a CPU"
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 
 
@@ -95,8 +94,7 @@ def about_kernels(results: Results) -> Iterator[str]:
         shares = (products.sum() / total).dropna().sort_values(ascending=False)
         texts = [f"{percent(share)} in {precision}" for precision, share in shares.items()]
         if texts:
-            on_cpu = _device(results.cells) == _ON_CPU
-            profiled = "time of operators" if on_cpu else "kernel time"
+            profiled = "time of operators" if _is_on_cpu(results.cells) else "kernel time"
             yield f"Matrix products are {', '.join(texts)} of the profiled {profiled}."
 
 
@@ -233,7 +231,11 @@ def _device(cells: pd.DataFrame) -> str:
         return f" on one {gpus[0]}"
     if gpus:
         return f" on {len(gpus)} kinds of GPU"
-    return _ON_CPU if "device" in cells and (cells["device"] == "cpu").all() else ""
+    return " on a CPU" if _is_on_cpu(cells) else ""
+
+
+def _is_on_cpu(cells: pd.DataFrame) -> bool:
+    return "device" in cells and bool((cells["device"] == "cpu").all())
 
 
 def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:
