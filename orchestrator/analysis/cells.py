@@ -33,7 +33,7 @@ from orchestrator.common.files import trim_memory
 from orchestrator.store.layout import RUN_SEPARATOR
 from tasks.spec.cell import dotted_values
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
-from tasks.spec.fields import Dtype, Fact, Format
+from tasks.spec.fields import Dtype, Fact
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS, Metric, metric_named
 
 # Stage of an attempt -> group of TIME_SPENT. All other stages are those of instruments.
@@ -68,13 +68,12 @@ _ATTEMPT_COLUMNS = (
     "commit",
 )
 RUN_FIELDS: tuple[DerivedField, ...] = (
-    DerivedField("run", "name of the run, if several are read as one", format=Format.TEXT),
-    DerivedField("attempts", "number of attempts at the cell", format=Format.COUNT),
+    DerivedField("run", "name of the run, if several are read as one"),
+    DerivedField("attempts", "number of attempts at the cell"),
     DerivedField(
         "repetitions",
         "number of successful attempts that were not replaced: the row shows the last one, and "
         "`sweep compare` uses all",
-        format=Format.COUNT,
     ),
     DerivedField(
         "concurrent_attempts",
@@ -84,7 +83,7 @@ RUN_FIELDS: tuple[DerivedField, ...] = (
         "flops", "operations of a step, by the closed form, or else `counted_flops`", "FLOP"
     ),
     *(
-        DerivedField(f"time_{group}_s", f"part of `wall_s`: {doc}", "s", Format.SECONDS)
+        DerivedField(f"time_{group}_s", f"part of `wall_s`: {doc}", "s")
         for group, doc in TIME_SPENT.items()
     ),
 )

@@ -13,7 +13,6 @@ import pandas as pd
 from orchestrator.analysis.concurrency import SOME
 from orchestrator.analysis.derived_fields import derived
 from orchestrator.analysis.sound_cells import quotients
-from tasks.spec.fields import Format
 
 # The GPU waits for the CPU in a phase if the CPU is ahead by less than this share of the phase...
 _SMALL_LEAD = 0.1
@@ -40,7 +39,6 @@ class BoundBy(StrEnum):
 @derived(
     "cpu_bound_share",
     "share of a step in phases at whose end the CPU is ahead by less than a tenth and 15 ms",
-    style=Format.PERCENT,
     needs=("host_lead_ms", "step_ms_median"),
 )
 def cpu_bound_share(cells: pd.DataFrame) -> pd.Series[float]:

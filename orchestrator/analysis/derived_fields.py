@@ -1,7 +1,7 @@
 """Declarations of the columns of `cells` that are computed from other columns.
 
-A function with `@derived` declares one: its name, unit and description for docs/columns.md, and how
-it is shown. Nothing else has to be changed for a new column, except that a table may show it.
+A function with `@derived` declares one: its name, unit and description for docs/columns.md. Nothing
+else has to be changed for a new column, except that a table may show it.
 Columns that are measured are declared in tasks/spec/metrics.py and tasks/spec/facts.py.
 """
 
@@ -14,7 +14,7 @@ from graphlib import TopologicalSorter
 import pandas as pd
 
 from orchestrator.analysis.sound_cells import apply_to_sound_cells, quotients
-from tasks.spec.fields import Format, name_pattern
+from tasks.spec.fields import name_pattern
 
 Compute = Callable[[pd.DataFrame], pd.Series | pd.DataFrame]
 
@@ -31,7 +31,6 @@ class DerivedField:
     name: str
     doc: str
     unit: str = ""
-    format: Format = Format.NUMBER
     needs: tuple[str, ...] = ()
     compute: Compute | None = None
 
@@ -40,7 +39,7 @@ DERIVED_FIELDS: list[DerivedField] = []  # in the order of their declarations
 
 
 def derived(
-    name: str, doc: str, unit: str = "", style: Format = Format.NUMBER, needs: Sequence[str] = ()
+    name: str, doc: str, unit: str = "", needs: Sequence[str] = ()
 ) -> Callable[[Compute], Compute]:
     """Declare the decorated function as a derived field. It takes the cells and returns a column.
 
@@ -48,26 +47,20 @@ def derived(
     """
 
     def declare(compute: Compute) -> Compute:
-        DERIVED_FIELDS.append(DerivedField(name, doc, unit, style, tuple(needs), compute))
+        DERIVED_FIELDS.append(DerivedField(name, doc, unit, tuple(needs), compute))
         return compute
 
     return declare
 
 
-def derived_ratio(
-    name: str,
-    doc: str,
-    ratio: tuple[str, str, float],
-    unit: str = "",
-    style: Format = Format.PERCENT,
-) -> None:
+def derived_ratio(name: str, doc: str, ratio: tuple[str, str, float], unit: str = "") -> None:
     """Declare a field from `ratio`: numerator, denominator, and a factor that converts units."""
     numerator, denominator, factor = ratio
 
     def compute(cells: pd.DataFrame) -> pd.Series[float]:
         return quotients(cells[numerator], cells[denominator]) * factor
 
-    derived(name, doc, unit, style, (numerator, denominator))(compute)
+    derived(name, doc, unit, (numerator, denominator))(compute)
 
 
 def add_derived_fields(

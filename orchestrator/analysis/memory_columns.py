@@ -13,7 +13,6 @@ from orchestrator.analysis.derived_fields import (
     derived_ratio,
 )
 from orchestrator.analysis.pivot import join_columns
-from tasks.spec.fields import Format
 from tasks.spec.metrics import CLOSED_FORM_BYTES, VERDICT
 
 DERIVED_FIELDS += [
@@ -21,13 +20,11 @@ DERIVED_FIELDS += [
         "predicted_how",
         "how memory was predicted: tracked, modelled, compiled, as blocks (of a model that is"
         " compiled as a whole), as eager (with `may take more` where that is so), or closed form",
-        format=Format.TEXT,
     ),
-    DerivedField("predicted_reason", "why there is no prediction", format=Format.TEXT),
+    DerivedField("predicted_reason", "why there is no prediction"),
     DerivedField(
         "flops_reason",
         "why `counted_flops` is empty: operations of other packages without a formula",
-        format=Format.TEXT,
     ),
 ]
 
@@ -85,7 +82,6 @@ derived_ratio(
     "in `attention`, memory of the tensors over all pairs of positions, by formula: saved for the "
     "backward pass, or at the peak of a pass",
     "bytes",
-    Format.GIB,
     needs=("square_bytes",),
 )
 def formula_squares(cells: pd.DataFrame) -> pd.DataFrame:
@@ -118,13 +114,11 @@ derived(
     "in `attention`, memory that is saved for the backward pass over all pairs of positions, or "
     "the peak of a pass above the memory after the build",
     "bytes",
-    Format.GIB,
     needs=("square_bytes",),
 )(partial(_squares, prefix=""))
 derived(
     "predicted_{what}_squares_bytes",
     "predicted `{what}_squares_bytes`",
     "bytes",
-    Format.GIB,
     needs=("square_bytes",),
 )(partial(_squares, prefix="predicted_"))

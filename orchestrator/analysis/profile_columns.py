@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator.analysis.derived_fields import derived_ratio
-from tasks.spec.fields import Format
 
 _SUFFIX = "_kernel_time_ms"
 
@@ -18,7 +17,6 @@ derived_ratio(
     "profile_cost",
     "duration of the profiled step over that of a timed step",
     ("profiled_step_ms", "step_ms_median", 1),
-    style=Format.NUMBER,
 )
 derived_ratio(
     "processing_share",

@@ -11,21 +11,18 @@ import pandas as pd
 from orchestrator.analysis.derived_fields import derived, derived_ratio
 from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
 from orchestrator.store.layout import RUN_SEPARATOR
-from tasks.spec.fields import Format
 
 derived_ratio(
     "tokens_per_s",
     "tokens per second, from the median step time",
     ("tokens", "step_ms_median", 1e3),
     "tokens/s",
-    Format.COUNT,
 )
 derived_ratio(
     "achieved_tflops",
     "`flops` per second, from the median step time",
     ("flops", "step_ms_median", 1e-9),
     "TFLOP/s",
-    Format.NUMBER,
 )
 
 
@@ -51,7 +48,6 @@ derived_ratio(
 @derived(
     "hfu",
     "hardware FLOPs utilisation: `mfu` with what the backward pass computes again",
-    style=Format.PERCENT,
     needs=("mfu", "flops", "recomputed_flops"),
 )
 def hfu(cells: pd.DataFrame) -> pd.Series[float]:

@@ -8,7 +8,6 @@ from orchestrator.analysis.derived_fields import derived
 from orchestrator.analysis.pivot import ATTEMPT_KEY, metric_rows, pivot_samples, with_text_columns
 from orchestrator.analysis.sound_cells import quotients
 from orchestrator.analysis.statistics import STATISTICS
-from tasks.spec.fields import Format
 
 # An interval wider than this share of its median hides most differences that a reader looks for.
 # Seen on a virtual machine whose host slowed down: half of 265 cells had one wider than 10 %.
@@ -36,7 +35,6 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     "step_ms_{statistic}",
     "whole step as in training: pipelined, or synced if there are no pipelined steps",
     "ms",
-    Format.MS,
 )
 def step_time(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the statistics of the whole step."""
@@ -70,7 +68,6 @@ def interval_wide(cells: pd.DataFrame) -> pd.Series[bool]:
     "compile_cost_ms",
     "`compile_total_ms` less the same number of steps that are not compiled",
     "ms",
-    Format.MS,
     needs=("compile_total_ms", "compile_steps", "step_ms_median"),
 )
 def compile_cost(cells: pd.DataFrame) -> pd.Series[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content, trim_memory
-from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
+from orchestrator.report.charts.registry import PICTURES, Figure, begin_drawing, figure_files
 from orchestrator.report.formats.files import FORMATS, copies_of, files_of, without_tags
 from orchestrator.report.formats.markdown import answers_to_markdown
 from orchestrator.report.page.cell_details import read_details
@@ -30,7 +30,7 @@ class RenderedReport:
     results: Results
     answers: Sequence[Answer]
     pages: Sequence[RenderedTable]
-    drawing: Drawing
+    figures: Sequence[Figure]
     run_argument: str  # names the run in commands of the page
     page: str = "index.html"
 
@@ -49,13 +49,13 @@ class RenderedReport:
             copies[page.table.name] = copies_of(page)
         if self.words:
             yield ANSWERS, without_tags(self.words)
-        yield from figure_files(self.drawing.figures(), pictures).items()
+        yield from figure_files(self.figures, pictures).items()
         self.run.fetch_artifacts()
         content = PageContent(
             self.results,
             self.answers,
             self.pages,
-            self.drawing,
+            self.figures,
             read_details(self.run, self.results),
             run_argument=self.run_argument,
             missing=self.run.unfinished_count(),
@@ -72,18 +72,11 @@ def make_report(
     references: tables of the published numbers of others. folder: where readers will find the
     run, if it is not there yet.
     """
-    drawing = begin_drawing(results)
-    report = RenderedReport(
-        run,
-        results,
-        answers(results),
-        lay_out(results, (), (*TABLES, *references)),
-        drawing,
-        _shown_path(folder or run.folder),
-    )
+    figures = begin_drawing(results)
+    found, pages = answers(results), lay_out(results, (), (*TABLES, *references))
     trim_memory()  # another process may still draw
-    drawing.figures()  # once they are drawn, there is memory for what is written
-    return report
+    # Once the charts are drawn, there is memory for what is written.
+    return RenderedReport(run, results, found, pages, figures(), _shown_path(folder or run.folder))
 
 
 def _shown_path(folder: Path) -> str:

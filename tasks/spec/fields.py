@@ -1,9 +1,9 @@
 """Declarations of recorded values: columns of stored tables, and facts of an attempt.
 
 Everything that a reader of results needs to know about a value is declared once, here or in
-`tables.py`, `metrics.py`, `facts.py` and `axes.py`. Arrow schemas, the columns of `cells`,
-formatters and docs/columns.md are generated from the declarations. This module imports no torch,
-pandas or pyarrow.
+`tables.py`, `metrics.py`, `facts.py` and `axes.py`. Arrow schemas, the columns of `cells`
+and docs/columns.md are generated from the declarations. This module imports no torch, pandas or
+pyarrow.
 """
 
 from __future__ import annotations
@@ -27,30 +27,6 @@ class Dtype(StrEnum):
     TIMESTAMP = "timestamp"  # UTC, microseconds
     JSON = "json"  # a JSON object as text
     BOOL = "bool"
-
-
-class Format(StrEnum):
-    """Notation of a value in tables, charts and `sweep show`."""
-
-    TEXT = "text"
-    NUMBER = "number"  # a few significant digits
-    COUNT = "count"  # an integer with separators
-    PERCENT = "percent"  # of a fraction
-    MS = "ms"
-    SECONDS = "seconds"
-    GIB = "GiB"  # of bytes
-    MIB = "MiB"  # of bytes
-
-
-# Formats of values whose declaration names none; values with other units are shown as numbers.
-UNIT_FORMATS: Mapping[str, Format] = {
-    "ms": Format.MS,
-    "s": Format.SECONDS,
-    "bytes": Format.GIB,
-    "ratio": Format.PERCENT,
-    "tensors": Format.COUNT,
-    "events": Format.COUNT,
-}
 
 
 class Aggregate(StrEnum):

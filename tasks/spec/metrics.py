@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tasks.spec.fields import UNIT_FORMATS, Aggregate, Format
+from tasks.spec.fields import Aggregate
 from tasks.spec.tables import PHASES, Sample
 
 STEP = "step"  # the phase that names a whole step
@@ -30,7 +30,7 @@ class CellColumn:
     mode, phase: only samples with these; None: with any. Without `{phase}` in the name, samples of
         all phases are aggregated.
 
-    A metric fills in its own name, doc and unit; the format follows from the unit.
+    A metric fills in its own name, doc and unit.
     """
 
     name: str = ""
@@ -39,11 +39,10 @@ class CellColumn:
     mode: str | None = None
     phase: str | None = None
     unit: str | None = None
-    format: Format | None = None
 
 
-# Aggregates whose columns have neither the metric's unit nor its format.
-_WITHOUT_UNIT = {Aggregate.NOTE: Format.TEXT, Aggregate.SIZE: Format.COUNT}
+# Aggregates whose columns do not have the metric's unit.
+_WITHOUT_UNIT = (Aggregate.NOTE, Aggregate.SIZE)
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,7 @@ class Metric:
     def _filled(self, column: CellColumn) -> CellColumn:
         has_unit = column.aggregate not in _WITHOUT_UNIT
         unit = (column.unit or self.unit) if has_unit else ""
-        style = column.format or (column.aggregate and _WITHOUT_UNIT.get(column.aggregate))
-        return replace(
-            column,
-            name=column.name or self.name,
-            doc=column.doc or self.doc,
-            unit=unit,
-            format=style or UNIT_FORMATS.get(unit, Format.NUMBER),
-        )
+        return replace(column, name=column.name or self.name, doc=column.doc or self.doc, unit=unit)
 
     def sample(
         self,
@@ -273,8 +265,7 @@ _TELEMETRY = (
         "",
         "fraction of the timing for which the thread that waited longest waited for a core that "
         "other processes used",
-        (CellColumn(format=Format.PERCENT),),
-        ("timing",),
+        modes=("timing",),
     ),
     _state("host_pace", "1/ms", "small operations that one CPU thread submits to torch per ms"),
 )
@@ -327,7 +318,6 @@ _KERNELS = (
         "trace_bytes",
         "bytes",
         "size of the trace that is stored with the log",
-        (CellColumn(format=Format.MIB),),
     ),
 )
 _KERNEL_TIME = Metric(
@@ -466,7 +456,6 @@ PREDICTED_METRICS: tuple[Metric, ...] = (
         "square_bytes",
         "bytes",
         "in `attention`, a tensor over all pairs of positions",
-        (CellColumn(format=Format.MIB),),
     ),
     *(
         _prediction(f"formula_{what}_squares", "tensors", f"{_SQUARES}: {what}")

@@ -141,15 +141,8 @@ PLOTS: tuple[Plot, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """The charts of a report, possibly still being drawn. `figures()` waits for them."""
-
-    figures: Callable[[], list[Figure]] = list
-
-
-def begin_drawing(results: Results) -> Drawing:
-    """Start to draw the charts that the data supports."""
+def begin_drawing(results: Results) -> Callable[[], list[Figure]]:
+    """Start to draw the charts that the data supports, and return a function that waits for them."""
     figures, charts = [], []
     for plot in PLOTS:
         try:
@@ -163,9 +156,9 @@ def begin_drawing(results: Results) -> Drawing:
             charts.append([])
             figures.append(Figure(plot, picture=Picture(problem=typed_error_text(error))))
     if not any(charts):
-        return Drawing(lambda: figures)
+        return lambda: figures
     pictures = begin(len(results.cells), draw, charts)
-    return Drawing(lambda: list(map(_with_picture, figures, pictures())))
+    return lambda: list(map(_with_picture, figures, pictures()))
 
 
 def _with_picture(figure: Figure, picture: Picture) -> Figure:

@@ -148,10 +148,10 @@ def _rounded(number: re.Match[str]) -> str:
 def begin(cells: int, work: Callable[..., T], *given: object) -> Callable[[], T]:
     """Start `work` and return a function that waits for its result.
 
-    Many cells are drawn in a separate process, few when the result is first needed.
+    Many cells are drawn in a separate process, few when the result is needed.
     """
     if cells < MANY:
-        return cache(partial(work, *given))
+        return partial(work, *given)
     return _ONE_BY_ONE.submit(_in_a_process, work, *given).result
 
 

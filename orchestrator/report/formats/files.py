@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import partial
 from types import SimpleNamespace
 
 from orchestrator.report.formats.latex import to_latex
@@ -85,23 +85,11 @@ def without_tags(text: str) -> str:
     return text.replace("<", r"\<")
 
 
-@lru_cache(maxsize=1)  # the text of a file is also that of a copy button
-def to_latex_file(page: RenderedTable) -> str:
-    """Return a table as LaTeX for a file, with MAX_ROWS rows."""
-    return to_latex(page, MAX_ROWS)
-
-
-@lru_cache(maxsize=1)
-def to_typst_file(page: RenderedTable) -> str:
-    """Return a table as Typst for a file, with MAX_ROWS rows."""
-    return to_typst(page, MAX_ROWS)
-
-
 FORMATS: Mapping[str, Callable[[RenderedTable], str]] = {
     "md": to_markdown_file,
     "csv": to_csv,
-    "tex": to_latex_file,
-    "typ": to_typst_file,
+    "tex": partial(to_latex, max_rows=MAX_ROWS),
+    "typ": partial(to_typst, max_rows=MAX_ROWS),
 }
 
 
@@ -111,8 +99,8 @@ def copies_of(page: RenderedTable) -> dict[str, str]:
     return {
         "Markdown": to_markdown(view),
         "CSV": to_csv(page, view),
-        "LaTeX": to_latex_file(page),
-        "Typst": to_typst_file(page),
+        "LaTeX": to_latex(page, MAX_ROWS),
+        "Typst": to_typst(page, MAX_ROWS),
     }
 
 

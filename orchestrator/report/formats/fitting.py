@@ -61,7 +61,7 @@ def _shortened(entry: Entry, longest: int) -> Entry:
     return entry._replace(text=text, spread=spread)
 
 
-@lru_cache(maxsize=1)  # LaTeX and Typst of a table are written one after the other
+@lru_cache(maxsize=1)  # LaTeX and Typst of a table follow each other, as files and as copies
 def fitting_view(page: RenderedTable, max_rows: int | None) -> TableView:
     """Return the view with the most columns that are no wider than TEXT_PT together."""
     return narrowed(page, max_rows, lambda view: estimated_pt(view) <= TEXT_PT)

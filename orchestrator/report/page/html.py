@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import shell_command
-from orchestrator.report.charts.registry import Drawing
+from orchestrator.report.charts.registry import Figure
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.sections import sections
@@ -49,7 +49,7 @@ class PageContent:
     results: Results
     answers: Sequence[Answer]
     tables: Sequence[RenderedTable]
-    drawing: Drawing
+    figures: Sequence[Figure]
     details: Iterable[dict[str, object]]
     run_argument: str = "RUN"
     missing: int = 0
@@ -65,7 +65,7 @@ def to_html(content: PageContent) -> Iterator[str]:
         "run": content.run_argument,
         **cell_columns(results),
     }
-    found = sections(results, content.drawing.figures(), content.tables)
+    found = sections(results, content.figures, content.tables)
     return (
         _environment()
         .get_template("index.html")

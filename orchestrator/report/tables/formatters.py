@@ -8,12 +8,11 @@ its status, so that a reader sees OOM and not an empty field. Columns are named 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
-from orchestrator.analysis.derived_fields import DERIVED_FIELDS
 from orchestrator.common.text import typed_message
 from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
@@ -27,8 +26,6 @@ from orchestrator.report.tables.table import (
     shorten,
 )
 from orchestrator.report.text.numbers import format_ms
-from tasks.spec.fields import Format, name_pattern
-from tasks.spec.metrics import METRICS
 
 Value = Callable[[Row], Entry]
 
@@ -87,27 +84,9 @@ def _yes_or_no(flag: object) -> Entry:
     return Entry("yes" if flag else "no", bool(flag))
 
 
-def col(column: str, title: str = "") -> tuple[str, Value]:
-    """Return title and formatter of a column, with the unit and the format of its declaration."""
-    name = title or column.replace("_", " ")
-    return name, measured(column, _SHOWN_AS[_declared_format(column)])
-
-
-@cache
-def _declared_format(column: str) -> Format:
-    """Return the declared format of a column of `cells`. Raise LookupError if there is none."""
-    formats: list[tuple[str, Format | None]] = [(one.name, one.format) for one in DERIVED_FIELDS]
-    for metric in METRICS:
-        formats += [(one.name, one.format) for one in metric.columns]
-    for name, declared in formats:
-        if declared and name_pattern(name).fullmatch(column):
-            return declared
-    raise LookupError(f"no column {column!r} is declared")
-
-
-def number(column: str, form: str = ".1f", scale: float = 1.0, unit: str = "") -> Value:
+def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
     """Return a formatter of a number, multiplied by `scale` and written with the format `form`."""
-    return measured(column, lambda found: quantity(found * scale, form, unit))
+    return measured(column, lambda found: quantity(found * scale, form))
 
 
 def to_gib(nbytes: float, form: str = ".2f") -> Entry:
@@ -118,18 +97,6 @@ def to_gib(nbytes: float, form: str = ".2f") -> Entry:
 def to_mib(nbytes: float, form: str = ",.2f") -> Entry:
     """Return an entry in MiB."""
     return quantity(nbytes / MIB, form, "MiB")
-
-
-_SHOWN_AS: Mapping[Format, Callable[[Any], Entry]] = {
-    Format.TEXT: _as_text,
-    Format.NUMBER: lambda value: quantity(value, ".2f"),
-    Format.COUNT: lambda value: quantity(value, ",.0f"),
-    Format.PERCENT: lambda value: quantity(value, ".1%"),
-    Format.MS: milliseconds,
-    Format.SECONDS: lambda value: quantity(value, ".1f", "s"),
-    Format.GIB: to_gib,
-    Format.MIB: to_mib,
-}
 
 
 text = partial(measured, show=_as_text)

@@ -19,7 +19,6 @@ from orchestrator.report.tables.formatters import short_kernel_name
 from orchestrator.report.tables.layouts import cell_rows, each, each_cell, grid_of, groups
 from orchestrator.report.tables.table import (
     MISSING,
-    ColumnNote,
     Entry,
     Heading,
     Rows,
@@ -404,13 +403,10 @@ KERNEL_TABLES: tuple[Table, ...] = (
         top_kernels,
         _WITH_KERNELS,
         is_default=True,
-        column_notes=(
-            ColumnNote(("avg µs", "med µs", "min µs"), "Microseconds: of one instance."),
-            ColumnNote(
-                ("med µs",),
-                "A median with ≈ is calculated from the medians of several modules.",
-            ),
-        ),
+        column_notes={
+            "avg µs|med µs|min µs": "Microseconds: of one instance.",
+            "med µs": "A median with ≈ is calculated from the medians of several modules.",
+        },
     ),
     Table(
         "kernel-classes",
@@ -421,19 +417,13 @@ KERNEL_TABLES: tuple[Table, ...] = (
         by_class,
         _WITH_KERNELS,
         is_default=True,
-        column_notes=(
-            ColumnNote(
-                ("softmax ms", "matmul ms", "softmax / matmul"),
-                "The softmax and the two matrix products of attention (scores, and weights times"
-                " values): milliseconds, and their ratio in time and in FLOPs of the forward pass."
-                " A part that is fused with another one has no time.",
-            ),
-            ColumnNote(
-                ("ms of", "kernels of"),
-                "Then the milliseconds and the number of kernels of each class, which shows what"
-                " compiling fused.",
-            ),
-        ),
+        column_notes={
+            "softmax ms|matmul ms|softmax / matmul": "The softmax and the two matrix products of"
+            " attention (scores, and weights times values): milliseconds, and their ratio in time"
+            " and in FLOPs of the forward pass. A part that is fused with another one has no time.",
+            "ms of|kernels of": "Then the milliseconds and the number of kernels of each class,"
+            " which shows what compiling fused.",
+        },
     ),
     Table(
         "kernel-modules",
@@ -480,36 +470,21 @@ KERNEL_TABLES: tuple[Table, ...] = (
             ("wrapped", show.yes_or_no("snapshot_wrapped")),
         ),
         having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
-        column_notes=(
-            ColumnNote(
-                ("busy",),
-                "Busy: share of the time from the first kernel to the last, with the profiler,"
-                " which slows the CPU.",
-            ),
-            ColumnNote(
-                ("busy when timed",),
-                "Busy when timed: kernel time over the median of a step without the profiler.",
-            ),
-            ColumnNote(
-                ("idle",),
-                "Idle: milliseconds of a step between kernels, and those in which the CPU was late"
-                " to launch.",
-            ),
-            ColumnNote(("cost",), "Cost: a profiled step over a timed one."),
-            ColumnNote(
-                ("processing",),
-                "Processing: reading the trace, as a share of the whole attempt.",
-            ),
-            ColumnNote(
-                ("allocated", "requested", "replayed", "reserved"),
-                "Memory: peaks of the recorded step in GiB, as the allocator counts them.",
-            ),
-            ColumnNote(
-                ("replayed",),
-                "Replayed: the peak of requested bytes that the allocator's record adds up to.",
-            ),
-            ColumnNote(("unlabelled",), "Unlabelled: share of the peak with unknown use."),
-            ColumnNote(("wrapped",), "Wrapped: the record was too short for the step."),
-        ),
+        column_notes={
+            "busy": "Busy: share of the time from the first kernel to the last, with the profiler,"
+            " which slows the CPU.",
+            "busy when timed": "Busy when timed: kernel time over the median of a step without the"
+            " profiler.",
+            "idle": "Idle: milliseconds of a step between kernels, and those in which the CPU was"
+            " late to launch.",
+            "cost": "Cost: a profiled step over a timed one.",
+            "processing": "Processing: reading the trace, as a share of the whole attempt.",
+            "allocated|requested|replayed|reserved": "Memory: peaks of the recorded step in GiB, as"
+            " the allocator counts them.",
+            "replayed": "Replayed: the peak of requested bytes that the allocator's record adds up"
+            " to.",
+            "unlabelled": "Unlabelled: share of the peak with unknown use.",
+            "wrapped": "Wrapped: the record was too short for the step.",
+        },
     ),
 )

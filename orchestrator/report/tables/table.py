@@ -131,19 +131,12 @@ class TableGrid(NamedTuple):
 TableLayout = Callable[[Results], TableGrid]  # turns cells into the grid of a table
 
 
-class ColumnNote(NamedTuple):
-    """A sentence of a caption about columns whose titles begin with one of `titles`."""
-
-    titles: tuple[str, ...]
-    text: str
-
-
 @dataclass(frozen=True)
 class Table:
     """A table of the report. It is left out if no cell passes its filter.
 
-    read: how to read the table, for its caption. column_notes: sentences that follow it if one of
-    their columns is shown. layout: its first measures are the most important.
+    read: how to read the table, for its caption. column_notes: sentences that follow it if a column
+    is shown whose title begins with their pattern. layout: its first measures are the most important.
     is_default: shown by `sweep report` and on the page without being asked for.
     """
 
@@ -153,7 +146,7 @@ class Table:
     layout: TableLayout
     cells: CellFilter = lambda cells: cells
     is_default: bool = False
-    column_notes: tuple[ColumnNote, ...] = ()
+    column_notes: Mapping[str, str] = field(default_factory=dict)
 
     def choose(self, results: Results) -> Results:
         """Return the results of the cells that pass the filter."""

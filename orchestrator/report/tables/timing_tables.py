@@ -19,7 +19,6 @@ from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import Column, CompareColumns, cell_rows, groups
 from orchestrator.report.tables.table import (
     MISSING,
-    ColumnNote,
     Entry,
     Heading,
     Rows,
@@ -36,14 +35,11 @@ _STEP_AND_PHASES = (
     ("backward", "backward"),
     ("optimizer step", "optimizer"),  # `optimizer` is the parameter
 )
-_SPEED_UP_NOTES = (
-    ColumnNote(
-        ("speed-up of kernels",),
-        "The speed-up of kernels, where their time was measured, is what the GPU alone gains,"
-        " independent of its CPU.",
-    ),
-    ColumnNote(("speed-up",), show.NOISE_NOTE.strip()),
-)
+_SPEED_UP_NOTES = {
+    "speed-up of kernels": "The speed-up of kernels, where their time was measured, is what the GPU"
+    " alone gains, independent of its CPU.",
+    "speed-up( of kernels)?": show.NOISE_NOTE.strip(),
+}
 _SPEED_UPS = (("speed-up", show.speed_up), ("speed-up of kernels", show.kernels_speed_up))
 
 
@@ -118,25 +114,18 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         of_task("train_step"),
         is_default=True,
-        column_notes=(
-            ColumnNote(
-                ("forward", "backward", "optimizer step"),
-                "The timing waits at the end of each phase, but not between the phases of a whole"
-                " step, so the phases may add up to more than the total.",
-            ),
-            ColumnNote(
-                ("backward / forward",),
-                "Backward / forward: of the medians, which one slow step does not change.",
-            ),
-            ColumnNote(("tokens/s",), "Tokens/s: by the median of the total."),
-            ColumnNote(("SM MHz",), "SM MHz: the GPU's clock after the timing."),
-            ColumnNote(("capped s",), "Capped s: how long the power limit slowed the GPU down."),
-            ColumnNote(("synced",), "Synced: the whole step with waits between its phases."),
-            ColumnNote(
-                tuple(f"{name} median" for name, _ in _STEP_AND_PHASES),
-                "The interval contains the median with 95 % confidence (order statistics).",
-            ),
-        ),
+        column_notes={
+            "forward|backward|optimizer step": "The timing waits at the end of each phase, but not"
+            " between the phases of a whole step, so the phases may add up to more than the total.",
+            "backward / forward": "Backward / forward: of the medians, which one slow step does not"
+            " change.",
+            "tokens/s": "Tokens/s: by the median of the total.",
+            "SM MHz": "SM MHz: the GPU's clock after the timing.",
+            "capped s": "Capped s: how long the power limit slowed the GPU down.",
+            "synced": "Synced: the whole step with waits between its phases.",
+            ".* median": "The interval contains the median with 95 % confidence (order"
+            " statistics).",
+        },
     ),
     Table(
         "warmup",
@@ -162,11 +151,11 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         varying("precision", "train_step"),
         is_default=True,
-        column_notes=(
-            ColumnNote(("speed-up",), "Speed-up: over the first column."),
-            *_SPEED_UP_NOTES,
-            ColumnNote(("peak GiB",), "Peak GiB: peak memory."),
-        ),
+        column_notes={
+            "speed-up": "Speed-up: over the first column.",
+            **_SPEED_UP_NOTES,
+            "peak GiB": "Peak GiB: peak memory.",
+        },
     ),
     Table(
         "utilisation",
@@ -175,8 +164,8 @@ TIMING_TABLES: tuple[Table, ...] = (
         cell_rows(
             ("step ms", show.step_ms),
             ("TFLOP/s", show.number("achieved_tflops", ".1f")),
-            show.col("mfu", "MFU"),
-            show.col("ceiling_share", "of ceiling"),
+            ("MFU", show.number("mfu", ".1%")),
+            ("of ceiling", show.number("ceiling_share", ".1%")),
             ("peak TFLOP/s", show.number("peak_tflops", ".1f")),
             ("tf32 allowed", show.text("matmul_allow_tf32")),
             ("autocast dtype", show.text("autocast_dtype")),
@@ -184,18 +173,12 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         both(of_task("train_step", "matmul"), having("achieved_tflops")),
         is_default=True,
-        column_notes=(
-            ColumnNote(
-                ("MFU",),
-                "MFU is their share of the GPU's dense peak in that precision, if a source gives"
-                " this peak.",
-            ),
-            ColumnNote(
-                ("of ceiling",),
-                "The ceiling is the speed of one large matrix product of random matrices in the"
-                " same run, under the GPU's power limit: the rows without a size.",
-            ),
-        ),
+        column_notes={
+            "MFU": "MFU is their share of the GPU's dense peak in that precision, if a source gives"
+            " this peak.",
+            "of ceiling": "The ceiling is the speed of one large matrix product of random matrices"
+            " in the same run, under the GPU's power limit: the rows without a size.",
+        },
     ),
     Table(
         "compile",
@@ -222,25 +205,18 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         compiled_with_eager,
         is_default=True,
-        column_notes=(
-            ColumnNote(("speed-up",), "Speed-up: over eager."),
-            ColumnNote(
-                ("breaks even after",),
-                "Breaks even after: the number of steps after which a compilation with a cold cache"
-                " has paid off.",
-            ),
-            *_SPEED_UP_NOTES,
-            ColumnNote(("first step s",), "First step: in seconds, including its compilation."),
-            ColumnNote(("GiB",), "GiB: peak memory."),
-            ColumnNote(
-                ("first forward s", "first backward s", "until ready s"),
-                "Then the cost of compiling each pass.",
-            ),
-            ColumnNote(
-                ("graphs", "breaks", "recompiled"),
-                "Then the graphs, graph breaks and recompilations that torch counted.",
-            ),
-        ),
+        column_notes={
+            "speed-up": "Speed-up: over eager.",
+            "breaks even after": "Breaks even after: the number of steps after which a compilation"
+            " with a cold cache has paid off.",
+            **_SPEED_UP_NOTES,
+            "first step s": "First step: in seconds, including its compilation.",
+            "GiB": "GiB: peak memory.",
+            "first forward s|first backward s|until ready s": "Then the cost of compiling each"
+            " pass.",
+            "graphs|breaks|recompiled": "Then the graphs, graph breaks and recompilations that"
+            " torch counted.",
+        },
     ),
     Table(
         "bound",
@@ -253,7 +229,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             ("CPU-bound", show.yes_or_no("cpu_bound")),
             ("phases that wait", show.number("cpu_bound_share", ".0%")),
             ("kernels", show.median_interval("step_kernel_time_ms")),
-            show.col("busy_timed", "busy"),
+            ("busy", show.number("busy_timed", ".1%")),
             ("CPU ahead, at most ms", show.ms("host_lead_ms")),
             ("synced", show.of_steps(show.median_interval("step_synced_ms"))),
             ("pipelined", show.of_steps(show.median_interval("step_pipelined_ms"))),
@@ -267,24 +243,17 @@ TIMING_TABLES: tuple[Table, ...] = (
         ),
         # Without pipelined steps it is unknown how far the CPU was ahead.
         having("step_pipelined_ms_median", "step_kernel_time_ms_median"),
-        column_notes=(
-            ColumnNote(
-                ("kernels",), "Kernels: their time in a step, which does not depend on the CPU."
-            ),
-            ColumnNote(("busy",), "Busy: the time of kernels over the step's."),
-            ColumnNote(("synced",), "Synced: the timing waits after each phase."),
-            ColumnNote(("pipelined",), "Pipelined: it waits once, after the step."),
-            ColumnNote(("other cells",), "Other cells: how many ran on the same host."),
-            ColumnNote(
-                ("waited for a core",),
-                "Waited for a core: the share of the timing in which other processes had the core.",
-            ),
-            ColumnNote(
-                ("operations a ms",),
-                "Operations a ms: how many small torch operations the CPU dispatched before and"
-                " after the timing.",
-            ),
-        ),
+        column_notes={
+            "kernels": "Kernels: their time in a step, which does not depend on the CPU.",
+            "busy": "Busy: the time of kernels over the step's.",
+            "synced": "Synced: the timing waits after each phase.",
+            "pipelined": "Pipelined: it waits once, after the step.",
+            "other cells": "Other cells: how many ran on the same host.",
+            "waited for a core": "Waited for a core: the share of the timing in which other"
+            " processes had the core.",
+            "operations a ms": "Operations a ms: how many small torch operations the CPU dispatched"
+            " before and after the timing.",
+        },
     ),
     Table(
         "scaling",

@@ -11,7 +11,6 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import of_task
 from orchestrator.report.tables.formatters import (
     NOISE_NOTE,
-    col,
     number,
     peak_gib,
     speed_up,
@@ -47,7 +46,7 @@ _HEADINGS = (
 )  # fmt: skip
 _peak = peak_gib()
 _tokens_per_s = number("tokens_per_s", ",.0f")
-_, _mfu = col("mfu")
+_mfu = number("mfu", ".1%")
 
 
 def _option_rows(results: Results) -> TableGrid:

@@ -6,6 +6,7 @@ its rows are lifted into the caption. Of a longer table it shows one slice, and 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -229,9 +230,9 @@ def _caption(
 ) -> str:
     """Return how to read the shown columns, with the settings that all rows have."""
     parts = [table.read]
-    for note in table.column_notes:
-        if any(measure.name.startswith(note.titles) for measure in shown):
-            parts.append(note.text)
+    for pattern, note in table.column_notes.items():
+        if any(re.match(pattern, measure.name) for measure in shown):
+            parts.append(note)
     of_all = {key: text for key, text in lifted.items() if key not in sliced}
     for title, values in (("All rows", of_all), ("Shown", sliced)):
         settings = [f"{key}={text}" for key, text in values.items() if text != NOTHING]

@@ -186,7 +186,7 @@ def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
 @pytest.mark.render
 def test_a_panel_for_the_page_follows_the_theme_and_links_to_cells() -> None:
     rows = [{"context_length": n, "precision": p} for n in (128, 512) for p in ("fp32", "bf16")]
-    figures = begin_drawing(results_of(*rows)).figures()
+    figures = begin_drawing(results_of(*rows))()
     assert [figure.picture.problem for figure in figures] == [""] * len(figures)
     (figure,) = (figure for figure in figures if figure.plot.name == "step-time")
     (panel,) = figure.picture.panels

@@ -21,16 +21,16 @@ def test_charts_of_many_cells_are_drawn_in_a_separate_process() -> None:
     assert begin(MANY, os.getpid)() != os.getpid()
 
 
-def test_drawings_are_made_one_at_a_time_and_can_be_read_repeatedly() -> None:
+def test_several_drawings_can_be_begun_at_once() -> None:
     first, second = begin(MANY, divmod, 7, 2), begin(MANY, divmod, 9, 2)
-    assert (second(), first(), first()) == ((4, 1), (3, 1), (3, 1))
+    assert (second(), first()) == ((4, 1), (3, 1))
 
 
-def test_charts_of_few_cells_are_drawn_once_when_they_are_needed() -> None:
+def test_charts_of_few_cells_are_drawn_when_they_are_needed() -> None:
     drawn: list[int] = []
     picture = begin(1, drawn.append, 1)
     assert drawn == []
-    assert (picture(), picture()) == (None, None)
+    picture()
     assert drawn == [1]
 
 

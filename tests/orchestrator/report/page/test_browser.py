@@ -38,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     details = read_details(run, results)
     tables = lay_out(results)
     content = PageContent(
-        results, answers(results), tables, begin_drawing(results), details, "results/h200",
+        results, answers(results), tables, begin_drawing(results)(), details, "results/h200",
         copies={table.table.name: copies_of(table) for table in tables},
     )  # fmt: skip
     path = tmp_path_factory.mktemp("page") / "index.html"

@@ -18,7 +18,7 @@ import pytest
 import orchestrator
 from orchestrator.analysis.results import load_results
 from orchestrator.execution.child_environment import write_rerun_script
-from orchestrator.report.charts.registry import PLOTS, Drawing, Plot, begin_drawing, figure_files
+from orchestrator.report.charts.registry import PLOTS, Plot, begin_drawing, figure_files
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.tables.registry import lay_out
@@ -78,10 +78,10 @@ class Outline(HTMLParser):
 
 def page_of(run: Run, with_figures: bool = False) -> str:
     results = load_results(run)
-    drawing = begin_drawing(results) if with_figures else Drawing()
+    figures = begin_drawing(results)() if with_figures else []
     details = read_details(run, results)
     content = PageContent(
-        results, answers(results), lay_out(results), drawing, details, "results/x"
+        results, answers(results), lay_out(results), figures, details, "results/x"
     )
     return "".join(to_html(content))
 
@@ -201,7 +201,7 @@ def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.render
 def test_figures_are_files_of_their_kind(run: Run) -> None:
-    files = figure_files(begin_drawing(load_results(run)).figures())
+    files = figure_files(begin_drawing(load_results(run))())
     assert {name for name in files if name.endswith(".svg")} >= {
         "figures/step-time.svg",
         "figures/precision-speed-up.svg",
@@ -229,9 +229,7 @@ def test_a_chart_that_fails_takes_nothing_with_it(
     text = page_of(run, with_figures=True)
     assert "could not be drawn: ValueError: &lt;b&gt;no" in text
     assert 'id="chart-step-time"' in text
-    assert not any(
-        "failing" in name for name in figure_files(begin_drawing(load_results(run)).figures())
-    )
+    assert not any("failing" in name for name in figure_files(begin_drawing(load_results(run))()))
 
 
 @pytest.mark.render

@@ -18,7 +18,6 @@ from orchestrator.cli.commands.option_types import ReferenceDevice
 from orchestrator.cli.main import main
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.reference_devices import DEVICES
-from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.files import FORMATS, to_csv
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import to_markdown
@@ -240,7 +239,7 @@ def test_markdown_has_numbered_notes_and_csv_has_them_in_full(run: Run) -> None:
 def test_the_page_has_numbered_notes(run: Run) -> None:
     results = load_results(run)
     page = reference(results)
-    content = PageContent(results, [], [page], Drawing(), [])
+    content = PageContent(results, [], [page], [], [])
     html = "".join(to_html(content))
     assert '<ol class="notes">' in html
     assert "<code>with float32</code>" in html

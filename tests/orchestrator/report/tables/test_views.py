@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-import pytest
-
-from orchestrator.report.tables.formatters import col
+from orchestrator.report.tables.formatters import number
 from orchestrator.report.tables.layouts import cell_rows
 from orchestrator.report.tables.table import (
     MISSING,
-    ColumnNote,
     Entry,
     Heading,
     RenderedTable,
@@ -25,7 +22,9 @@ SIZES, LENGTHS, PASSES = ("small", "xl"), ("128", "256", "512"), ("forward", "tr
 
 
 def table_of(grid: TableGrid) -> RenderedTable:
-    return RenderedTable(Table("t", "Title", "How to read.", cell_rows(col("mfu"))), grid, "")
+    return RenderedTable(
+        Table("t", "Title", "How to read.", cell_rows(("MFU", number("mfu")))), grid, ""
+    )
 
 
 def grid_of(*compiles: str, measures: int = 1) -> TableGrid:
@@ -114,7 +113,7 @@ def test_the_first_measures_are_the_most_important() -> None:
 
 def test_a_caption_explains_the_shown_columns_alone() -> None:
     page = table_of(grid_of("blocks", measures=9))
-    notes = (ColumnNote(("m1",), "M1: shown."), ColumnNote(("m7", "m8"), "M8: left out."))
+    notes = {"m1": "M1: shown.", "m7|m8": "M8: left out."}
     page = replace(page, table=replace(page.table, column_notes=notes))
     assert "M1: shown." in view_of(page).caption
     assert "M8" not in view_of(page).caption
@@ -146,14 +145,3 @@ def test_numbers_and_flags_stand_at_the_right() -> None:
     assert view.sides == ["left", "right", "right", "right", "left"]
     assert view.measures[0].unit == "ms"
     assert view.measures[0].title == "step (ms)"
-
-
-def test_a_column_is_shown_as_it_is_declared() -> None:
-    title, show = col("mfu")
-    assert (title, str(show({"status": "ok", "mfu": 0.5}))) == ("mfu", "50.0%")
-    assert str(show({"status": "oom", "mfu": None})) == "OOM"
-    _, show = col("peak_reserved_bytes")
-    entry = show({"status": "ok", "peak_reserved_bytes": 2.0**31})
-    assert (str(entry), entry.number, entry.unit) == ("2.00", 2.0, "GiB")
-    with pytest.raises(LookupError, match="no column 'mfuu' is declared"):
-        col("mfuu")
