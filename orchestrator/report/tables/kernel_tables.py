@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ _SHOWN_MODULES = 3
 _TOP = 8  # kernels of each phase
 _DIFFERENT = 20  # kernels in which two cells differ
 _NAME = "name"  # title of the column that every view shows
+_STATISTICS = attrgetter("count", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "sd_ns")
 # The columns of nsys's cuda_gpu_kern_sum, with the class and the modules.
 _TOP_TITLES = (
     "time", "total ms", "instances", "class", _NAME, "modules",
@@ -53,7 +55,11 @@ _PAIRING_AXES = ("compile", "precision", "attention", "pass")
 
 
 class TimedKernel(NamedTuple):
-    """Kernels of one name: milliseconds and number, of a step if the number of steps is known."""
+    """Kernels of one name, class, phase and module.
+
+    ms, kernels: milliseconds and number, of a step if the number of steps is known. The others are
+    statistics of all instances in the trace.
+    """
 
     name: str
     phase: str
@@ -61,6 +67,13 @@ class TimedKernel(NamedTuple):
     module: str
     ms: float
     kernels: float
+    count: int
+    total_ns: float
+    mean_ns: float
+    median_ns: float
+    min_ns: float
+    max_ns: float
+    sd_ns: float
 
 
 def inside_operators(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -103,20 +116,14 @@ def top_kernels(results: Results) -> TableGrid:
 
     The longest one that is no matrix product is always among them.
     """
-    kernels = _in_ms(inside_operators(results.kernels()))
-    indices = kernels.groupby("cell", observed=True).indices
-    columns = {column: kernels[column].to_numpy() for column in map(str, kernels)}
     found = []
-    for cell in each_cell(results):
-        if cell["cell"] not in indices:
-            continue
-        own = indices[cell["cell"]]
-        suffix = WHOLE_TRACE if any(map(is_null, columns["steps"][own])) else ""
-        for scope, phases in _scopes(set(columns["phase"][own])).items():
-            rows = [index for index in own if columns["phase"][index] in phases]
-            total_ms = columns["ms"][rows].sum()
-            for kernel in _top_by_name(columns, rows):
-                found.append((cell, [Entry(scope + suffix), *_kernel_entries(kernel, total_ms)]))
+    for cell, suffix, own in _by_cell(results, results.kernels()):
+        for scope, phases in _scopes({one.phase for one in own}).items():
+            among = [one for one in own if one.phase in phases]
+            total_ms = float(np.sum([one.ms for one in among]))
+            for name in _top_names(among):
+                same = [one for one in among if one.name == name]
+                found.append((cell, [Entry(scope + suffix), *_kernel_entries(same, total_ms)]))
     return grid_of(results, [PHASE], _TOP_TITLES, found)._replace(label=_NAME)
 
 
@@ -148,7 +155,7 @@ def by_module(results: Results) -> TableGrid:
         total_ms = math.fsum(one.ms for one in own)
         named = [one for one in own if not is_null(one.module)]
         by_module = sums(named, "module")
-        for module in sorted(sorted(by_module), key=lambda module: -by_module[module]):
+        for module in _largest_first(by_module):
             times_ms = sums([one for one in named if one.module == module], "phase")
             name = Entry((module or "not attributed") + suffix)
             share = quotient(by_module[module], total_ms, ".1%")
@@ -236,11 +243,6 @@ def sums(kernels: Iterable[TimedKernel], key: str, summed: str = "ms") -> dict[s
     return {value: math.fsum(own) for value, own in values.items()}
 
 
-def _in_ms(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return kernels with `ms`: of one step, or of the whole trace if the steps are unknown."""
-    return kernels.assign(ms=kernels["ms"].fillna(kernels["total_ns"] / 1e6))
-
-
 def _whole_trace(kernels: pd.DataFrame) -> str:
     return WHOLE_TRACE if kernels["steps"].isna().any() else ""
 
@@ -294,53 +296,52 @@ def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> list[
     return [*entries, quotient(softmax_ms, matmul_ms), flops]
 
 
-def _top_by_name(columns: Mapping[str, np.ndarray], rows: Iterable[int]) -> list[dict[str, object]]:
-    by_name: dict[str, list[int]] = defaultdict(list)
-    not_gemm = set()
-    for row in rows:
-        name = columns["name"][row]
-        by_name[name].append(row)
-        # A kernel of unknown class may be a matrix product.
-        if columns["kernel_class"][row] not in (GEMM, UNKNOWN_CLASS):
-            not_gemm.add(name)
-    sums_ms = {name: math.fsum(columns["ms"][by_name[name]]) for name in sorted(by_name)}
-    names = sorted(sums_ms, key=lambda name: -sums_ms[name])
-    longest_other = [name for name in names if name in not_gemm][:1]
-    # Merging the rows of a name is slow, so that only the shown names are merged.
-    merged = []
-    for name in dict.fromkeys([*names[:_TOP], *longest_other]):
-        own = by_name[name]
-        merged.append(_merge({column: values[own] for column, values in columns.items()}))
-    return merged
+def _top_names(kernels: Sequence[TimedKernel]) -> Iterable[str]:
+    """Return the names of the kernels that take longest, and of the longest that is no GEMM."""
+    names = _largest_first(sums(kernels, "name"))
+    # A kernel of unknown class may be a matrix product.
+    others = {one.name for one in kernels if one.kernel_class not in (GEMM, UNKNOWN_CLASS)}
+    longest_other = [name for name in names if name in others][:1]
+    return dict.fromkeys([*names[:_TOP], *longest_other])
 
 
-def _merge(rows: Mapping[str, np.ndarray]) -> dict[str, object]:
-    """Return one row for a kernel's name from the columns of its rows of several modules and
-    operators.
+def _largest_first(values: Mapping[str, float]) -> list[str]:
+    """Return the keys by their values, and keys with equal values by name."""
+    return sorted(sorted(values), key=lambda name: -values[name])
+
+
+def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> list[Entry]:
+    """Return the entries of one kernel from its rows, one for each module that launches it.
 
     All statistics are exact but the median: of several rows, it is the median of their medians,
     each counted as often as it has instances.
     """
-    counts, total = rows["count"], rows["count"].sum()
-    mean_ns = rows["total_ns"].sum() / total
-    deviations_ns = np.where(np.isnan(rows["sd_ns"]), 0.0, rows["sd_ns"])
-    within = (counts - 1) * deviations_ns**2
-    between = counts * (rows["mean_ns"] - mean_ns) ** 2
-    medians_ns = _known(np.repeat(rows["median_ns"], counts))
-    steps = rows["steps"][0]
-    return {
-        "name": str(rows["name"][0]),
-        "kernel_class": rows["kernel_class"][0],
-        "modules": _longest_first(rows["module"], rows["ms"]),
-        "instances": total / (1 if is_null(steps) else steps),
-        "ms": np.nansum(rows["ms"]),
-        "mean_ns": mean_ns,
-        "median_ns": np.median(medians_ns) if len(medians_ns) else None,
-        "exact_median": len(counts) == 1,
-        "min_ns": min(_known(rows["min_ns"]), default=None),
-        "max_ns": max(_known(rows["max_ns"]), default=None),
-        "sd_ns": ((within + between).sum() / (total - 1)) ** 0.5 if total > 1 else None,
-    }
+    statistics = np.array(list(map(_STATISTICS, kernels)), dtype=float)
+    counts, total_ns, mean_ns, median_ns, min_ns, max_ns, sd_ns = statistics.T
+    total = counts.sum()
+    mean = total_ns.sum() / total
+    within = (counts - 1) * np.nan_to_num(sd_ns) ** 2
+    between = counts * (mean_ns - mean) ** 2
+    deviation = ((within + between).sum() / (total - 1)) ** 0.5 if total > 1 else None
+    medians = _known(np.repeat(median_ns, counts.astype(int)))
+    median = _us(np.median(medians) if len(medians) else None)
+    if len(kernels) > 1:
+        median = median._replace(text=f"≈{median.text}")
+    ms = np.nansum([one.ms for one in kernels])
+    modules = _largest_first(sums([one for one in kernels if not is_null(one.module)], "module"))
+    return [
+        quantity(ms / total_ms, ".1%"),
+        milliseconds(ms),
+        quantity(math.fsum(one.kernels for one in kernels), "g"),
+        Entry(kernels[0].kernel_class),
+        Entry(short_kernel_name(kernels[0].name)),
+        Entry(_modules(modules)),
+        _us(mean),
+        median,
+        _us(min(_known(min_ns), default=None)),
+        _us(max(_known(max_ns), default=None)),
+        _us(deviation),
+    ]
 
 
 def _known(values: np.ndarray) -> np.ndarray:
@@ -348,47 +349,21 @@ def _known(values: np.ndarray) -> np.ndarray:
     return known
 
 
-def _longest_first(modules: Iterable[str], times_ms: Iterable[float]) -> list[str]:
-    """Return the names of modules by the sum of their times."""
-    by_module: dict[str, list[float]] = defaultdict(list)
-    for module, ms in zip(modules, times_ms, strict=True):
-        if not is_null(module):
-            by_module[module].append(ms)
-    return sorted(sorted(by_module), key=lambda module: -math.fsum(by_module[module]))
-
-
-def _kernel_entries(kernel: Row, total_ms: float) -> list[Entry]:
-    median = _us(kernel["median_ns"])
-    if not kernel["exact_median"]:
-        median = median._replace(text=f"≈{median.text}")
-    return [
-        quantity(kernel["ms"] / total_ms, ".1%"),
-        milliseconds(kernel["ms"]),
-        quantity(kernel["instances"], "g"),
-        Entry(kernel["kernel_class"]),
-        Entry(short_kernel_name(kernel["name"])),
-        Entry(_modules(kernel["modules"])),
-        _us(kernel["mean_ns"]),
-        median,
-        _us(kernel["min_ns"]),
-        _us(kernel["max_ns"]),
-        _us(kernel["sd_ns"]),
-    ]
-
-
 def _us(ns: float | None) -> Entry:
     return quantity(None if ns is None else ns / 1e3, ".1f", "µs")
 
 
-def _modules(modules: Iterable[str]) -> str:
+def _modules(modules: Sequence[str]) -> str:
     names = [name or "not attributed" for name in modules]
     more = f", {len(names) - _SHOWN_MODULES} more" if len(names) > _SHOWN_MODULES else ""
     return ", ".join(names[:_SHOWN_MODULES]) + more
 
 
 def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
-    counts = kernels["count"] / kernels["steps"]
-    return _in_ms(kernels).assign(kernels=counts.fillna(kernels["count"]))
+    """Return kernels with `ms` and number of a step, or of the whole trace without its steps."""
+    times_ms = kernels["ms"].fillna(kernels["total_ns"] / 1e6)
+    counts = (kernels["count"] / kernels["steps"]).fillna(kernels["count"])
+    return kernels.assign(ms=times_ms, kernels=counts)
 
 
 _WITH_KERNELS = having("attributed_to_phase")

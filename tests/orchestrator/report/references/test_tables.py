@@ -199,12 +199,12 @@ def test_ranks_and_parts_of_kernels() -> None:
     from orchestrator.report.tables.kernel_tables import TimedKernel
 
     rows = [
-        TimedKernel("a", "forward", "GEMM", "scores", 3.0, 1),
-        TimedKernel("b", "forward", "GEMM", "attention output", 1.0, 1),
-        TimedKernel("c", "forward", "softmax", "softmax", 2.0, 1),
-        TimedKernel("c", "backward", "softmax", "softmax", 2.0, 1),
+        ("a", "forward", "GEMM", "scores", 3.0),
+        ("b", "forward", "GEMM", "attention output", 1.0),
+        ("c", "forward", "softmax", "softmax", 2.0),
+        ("c", "backward", "softmax", "softmax", 2.0),
     ]
-    figures = KernelFigures(rows)
+    figures = KernelFigures([TimedKernel(*row, *[1.0] * 8) for row in rows])
     assert figures.gemm_share == 0.5
     assert [figures.share("forward", "", rank) for rank in (1, 2, 4)] == [0.5, 2 / 6, None]
     assert figures.share("forward", NOT_GEMM, 1) == 2 / 6
