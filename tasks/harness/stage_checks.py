@@ -2,48 +2,110 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor, nn
+
 from tasks.harness.compilation import require_compiled
 from tasks.harness.precision import require_precision, require_threads
+from tasks.harness.process_settings import changed_settings, read_settings
 from tasks.harness.stage import Session
+from tasks.harness.workload import Workload
 from tasks.spec.parameters import Params
 
 # In their steps, the gradient scaler of fp16 may still look for its scale.
 _WARM_UP_STAGES = ("compile", "warm-up")
 
 
+# Compared of each parameter. A copy of all values would take as much memory as the model.
+_COMPARED_VALUES = 64
+
+
+class SettingsBefore:
+    """Settings of the process before the cell's code is imported."""
+
+    def __init__(self) -> None:
+        self.threads = torch.get_num_threads()
+        self.others = read_settings()
+
+
 class StageChecks:
-    """Checks of one session: `check(stage)` raises RuntimeError for a stage without its work.
+    """Checks of one session: `check(stage)` raises RuntimeError for a stage without its work."""
 
-    threads: number of threads of torch before the cell was built.
-    """
-
-    def __init__(self, session: Session, threads: int) -> None:
+    def __init__(self, session: Session, before: SettingsBefore) -> None:
         self._session = session
-        self._threads = threads
+        self._before = before
         self._steps = 0
         self._optimizer_steps = 0
+        self._parameters = _Parameters(session.workload)
 
     def check(self, stage: str) -> None:
-        """Check the stage that has just ended, and set the fact `optimizer_steps_skipped`."""
+        """Check the stage that has just ended.
+
+        Set the facts `settings_changed`, if the cell's code has changed one, and
+        `optimizer_steps_skipped`.
+        """
         session = self._session
         require_precision(session.params)
-        require_threads(self._threads, session.params)
+        require_threads(self._before.threads, session.params)
+        if changes := changed_settings(self._before.others):
+            session.facts["settings_changed"] = changes
         if session.workload.compiled and session.steps:
             require_compiled()
-        count_steps = session.workload.optimizer_steps
-        if count_steps is None or not session.steps:
+        self._check_optimizer(stage)
+
+    def _check_optimizer(self, stage: str) -> None:
+        session, count_steps = self._session, self._session.workload.optimizer_steps
+        steps = session.steps - self._steps
+        if count_steps is None or not steps:
             return
         # Without a warm-up stage, the first step of another stage is the warm-up.
-        spare = session.steps - self._steps if stage in _WARM_UP_STAGES else int(not self._steps)
+        spare = steps if stage in _WARM_UP_STAGES else int(not self._steps)
         before = self._steps - self._optimizer_steps
         self._steps, self._optimizer_steps = session.steps, count_steps()
         skipped = self._steps - self._optimizer_steps
         session.facts["optimizer_steps_skipped"] = skipped
-        if skipped - before > spare:
-            raise RuntimeError(
-                f"the optimizer changed nothing in {skipped - before} steps of {stage}. "
-                f"{_reason(session.params)}"
+        idle, reason = skipped - before, _reason(session.params)
+        if not self._parameters.have_changed() and not idle:
+            idle = steps
+            reason = (
+                "It ran, but no parameter changed: check whether its step() writes to the "
+                "parameters that it was given"
             )
+        if idle > spare:
+            raise RuntimeError(
+                f"the optimizer changed nothing in {idle} steps of {stage}. {reason}"
+            )
+
+
+class _Parameters:
+    """The trained parameters of a model, if it has an optimizer, and their state when last read."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._trained: list[nn.Parameter] = []
+        if workload.model is not None and workload.optimizer_steps is not None:
+            self._trained = [one for one in workload.model.parameters() if one.requires_grad]
+        self._states = [_state_of(one) for one in self._trained]
+
+    def have_changed(self) -> bool:
+        """Return True if any parameter differs from the last time that they were read."""
+        before, self._states = self._states, [_state_of(one) for one in self._trained]
+        for (version, values), (version_now, values_now) in zip(before, self._states, strict=True):
+            if version != version_now or not torch.equal(values, values_now):
+                return True
+        return False
+
+
+def _state_of(parameter: nn.Parameter) -> tuple[int, Tensor]:
+    """Return the number of writes that torch knows of, and the first values, on the CPU.
+
+    Course code writes to `parameter.data`, which torch does not count.
+    """
+    version = parameter._version
+    # Only of these is the slice a view. Another slice would be an allocation on the device.
+    if type(parameter) is not nn.Parameter or not parameter.is_contiguous():
+        return version, torch.empty(0)
+    first = parameter.detach().flatten()[:_COMPARED_VALUES]
+    return version, first.to("cpu", copy=True)
 
 
 def _reason(params: Params) -> str:

@@ -36,7 +36,7 @@ from typing import NoReturn
 
 from tasks.process.cpu_affinity import reset_niceness
 from tasks.process.lifeline import die_with_parent
-from tasks.process.subreaper import become_subreaper, children, kill_orphans
+from tasks.process.subreaper import become_subreaper, kill_orphans
 
 # The server itself must not use CUDA, run a backward pass, or compute on several cores: neither
 # CUDA's context nor the threads of autograd and of OpenMP survive a fork, and each child would hang
@@ -144,7 +144,6 @@ def run_fork_server(
     proven: preparations after which children are known to compute, so that no probe is needed.
     """
     become_subreaper()
-    own = children()  # the process that ends this one with its lifeline; it must survive
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
         if not message:
@@ -152,7 +151,7 @@ def run_fork_server(
         body = json.loads(message)
         if descriptors:
             _fork(channel, ForkRequest(**body), measure, descriptors)
-            kill_orphans(own)
+            kill_orphans()
         elif "probe_with" in body:
             _probe_host(channel, ProbeRequest(**body))
         else:

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,11 +35,11 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_orphans(own: Collection[int] = ()) -> None:
-    """Kill all children but `own` (process ids), so that nothing runs during the next cell."""
+def kill_orphans() -> None:
+    """Kill all children, so that nothing runs during the next cell."""
     # A child in uninterruptible sleep, in a driver for example, cannot be killed.
     deadline = time.monotonic() + ORPHANS_S
-    while (orphans := children() - set(own)) and time.monotonic() < deadline:
+    while (orphans := children()) and time.monotonic() < deadline:
         for pid in orphans:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

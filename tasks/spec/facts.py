@@ -54,6 +54,9 @@ _CELL_FACTS = (
         "optimizer_steps_skipped",
         doc="optimizer steps that changed nothing, because gradients in fp16 overflowed",
     ),
+    _text(
+        "settings_changed", doc="settings of the process that the cell's code changed, before → now"
+    ),
     # Attention.
     _text("attention_asked", doc="attention backend that was requested"),
     _text("attention_used", doc="attention of a model of transformers, as its config names it"),

@@ -74,8 +74,14 @@ class _Chunked:
         head.forward = _identity
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        hidden = _logits_in(self._model(tokens)).flatten(0, 1)
-        return self._mean(hidden, targets.flatten())
+        hidden = _logits_in(self._model(tokens))
+        if not isinstance(hidden, Tensor) or hidden.shape[:-1] != targets.shape:
+            expected = f"({', '.join(map(str, targets.shape))}, width)"
+            raise ValueError(
+                f"the model gives {_described(hidden)} without its head, where loss: chunked needs "
+                f"a tensor of {expected}: batch, context, width"
+            )
+        return self._mean(hidden.flatten(0, 1), targets.flatten())
 
     @part("loss")
     def _mean(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -111,9 +117,26 @@ def _loss_of_model(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ValueError(
             "loss: model needs a model that returns a scalar, or an output with a loss, for "
-            "model(tokens, labels=targets)"
+            f"model(tokens, labels=targets), and this one gives {_described(loss)}"
         )
     return loss
+
+
+def require_loss(loss: object, name: str) -> None:
+    """Raise an error for anything but a tensor with one element that has a gradient.
+
+    name: of the loss, as the cell gives it.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ValueError(
+            f"loss: {name} gives {_described(loss)}, where a tensor with one element is needed: "
+            "return the mean loss of the batch"
+        )
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "the loss has no gradient: check whether the model detaches its logits, the loss is "
+            "computed with .item() or .detach(), or torch.set_grad_enabled(False) is called"
+        )
 
 
 @part("loss")
@@ -148,15 +171,25 @@ def require_logits(logits: object, params: TrainStepParams) -> None:
     Only the shape is checked. A model may pad its vocabulary, so the last dimension may be larger.
     """
     batch, context, vocab = params.batch_size, params.context_length, params.vocab_size
-    if not isinstance(logits, Tensor):
-        given = f"a {type(logits).__name__}"
-    else:
-        shape = tuple(logits.shape)
-        if len(shape) == 3 and shape[:2] == (batch, context) and shape[2] >= vocab:
+    if isinstance(logits, Tensor) and logits.dim() == 3:
+        *sizes, width = logits.shape
+        if sizes == [batch, context] and width >= vocab:
             return
-        given = f"a tensor of {shape}"
     expected = f"({batch}, {context}, {vocab} or more)"
     raise ValueError(
-        f"the model gives {given}, where logits are a tensor of {expected}: "
-        "batch, context, vocabulary"
+        f"the model gives {_described(logits)}, where logits are a tensor of {expected}: batch, "
+        'context, vocabulary. Return them, as .logits of an object, as "logits" of a dict, or in a '
+        "tuple"
     )
+
+
+def _described(value: object) -> str:
+    """Return what a model or a loss has given, in words: `a tensor of (2, 16)`, `a tuple`."""
+    if value is None:
+        return "None"
+    if isinstance(value, Tensor):
+        return f"a tensor of {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {', '.join(map(str, value)) or 'none'}"
+    kind = type(value).__name__
+    return f"a {kind}" if type(value).__module__ == "builtins" else f"an object of class {kind}"

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from tasks.harness.compilation import begin_step
 from tasks.harness.precision import autocast
 from tasks.harness.workload import PhaseMarker
-from tasks.training.losses import Logits, make_loss
+from tasks.training.losses import Logits, make_loss, require_loss
 from tasks.training.parameters import TrainStepParams
 
 
@@ -60,11 +60,6 @@ class TrainingStep:
         for inputs, targets in self._micro_batches:
             with phase("forward"):
                 loss = self._share_of_loss(inputs, targets)
-            if not loss.requires_grad:
-                raise RuntimeError(
-                    "the loss has no gradient: check whether the model detaches its logits or calls "
-                    "torch.set_grad_enabled(False)"
-                )
             if "backward" in phases:
                 with phase("backward"):
                     self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -78,5 +73,6 @@ class TrainingStep:
         """Return the loss of a micro-batch: its share of the mean over the whole step."""
         with self._autocast():
             loss = self._loss(inputs, targets)
+        require_loss(loss, self._params.loss)
         count = self._params.gradient_accumulation
         return loss / count if count > 1 else loss

@@ -33,6 +33,16 @@ PROOFS: dict[str, list[str]] = {
     "a model changes the tf32 setting": [
         "orchestrator/execution/test_child_supervision.py::test_an_fp32_that_became_tf32_is_no_result"
     ],
+    "a model changes another setting": [
+        "tasks/harness/test_stage_checks.py::test_a_setting_that_the_cell_changes_is_recorded"
+    ],
+    "an optimizer runs": [
+        "tasks/harness/test_stage_checks.py::test_an_optimizer_that_ran_has_changed_a_parameter"
+    ],
+    "a model waits": [
+        "tasks/process/test_lifeline.py"
+        "::test_a_process_with_a_lifeline_ends_with_it_and_has_no_child"
+    ],
     "a process needs minutes": [
         "orchestrator/execution/test_child_supervision.py"
         "::test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time"

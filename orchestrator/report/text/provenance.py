@@ -31,6 +31,9 @@ def provenance(results: Results) -> str:
         _flagged(cells, "cpu_contended", "while other processes used their cores"),
         _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),
         _flagged(cells, "interval_wide", "with an interval wider than 5 %"),
+        _with_value(
+            cells, "settings_changed", "changed settings of their process (settings_changed)"
+        ),
         _unrequested(results),
         _labelled("commit", _value(cells, "commit")),
         _dates(cells),
@@ -77,6 +80,10 @@ def _flagged(cells: pd.DataFrame, column: str, text: str) -> str:
     if column not in cells:
         return ""
     return _counted(cells[column].astype("Float64") > 0, text)
+
+
+def _with_value(cells: pd.DataFrame, column: str, text: str) -> str:
+    return _counted(cells[column].notna(), text) if column in cells else ""
 
 
 def _counted(found: pd.Series[bool], text: str) -> str:

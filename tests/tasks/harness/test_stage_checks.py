@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,13 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.optim import Optimizer
 
 from tasks.harness import precision
 from tasks.harness.compilation import compile_module
 from tasks.harness.model_parts import blocks_of, first_block
+from tasks.harness.process_settings import changed_settings, read_settings
 from tasks.harness.stage import Session
-from tasks.harness.stage_checks import StageChecks
+from tasks.harness.stage_checks import SettingsBefore, StageChecks, _state_of
 from tasks.instruments.timing import SyncedTimer
+from tasks.process.cpu_affinity import spans
 from tasks.process.phase_file import Progress
 from tasks.train_step import build
 from tasks.training.parameters import TrainStepParams
@@ -61,7 +65,7 @@ def session_of(**values: Any) -> Session:
 
 
 def checks_of(session: Session) -> StageChecks:
-    return StageChecks(session, torch.get_num_threads())
+    return StageChecks(session, SettingsBefore())
 
 
 @pytest.mark.parametrize("optimizer", ["course", "foreach", "fused"])
@@ -135,6 +139,88 @@ def test_an_optimizer_without_gradients_fails_the_cell(optimizer: str) -> None:
         RuntimeError, match=r"1 steps of timing synced\. No parameter of the optimizer had"
     ):
         checks.check("timing synced")
+
+
+class Idle(Optimizer):
+    """An optimizer that counts its steps and changes nothing."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
+            self.change(parameter)
+
+    def change(self, parameter: Tensor) -> None:
+        """Change nothing."""
+
+
+class ThroughData(Idle):
+    """An optimizer that writes as course code does: torch counts no write to `.data`."""
+
+    def change(self, parameter: Tensor) -> None:
+        parameter.data -= 0.1 * parameter.grad  # type: ignore[operator]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"precision": "fp16"},
+    {"optimizer_step": "in_backward"},
+    {"gradient_accumulation": 2},
+    {"model": None, "size": "tiny", "lora": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("optimizer", ["Idle", "ThroughData"])
+def test_an_optimizer_that_ran_has_changed_a_parameter(
+    optimizer: str, options: dict[str, Any]
+) -> None:
+    session = session_of(optimizer=f"{HERE}:{optimizer}", **options)
+    checks = checks_of(session)
+    session.step()
+    checks.check("warm-up")
+    checks.check("cores before")  # a stage without steps
+    session.step()
+    if optimizer == "ThroughData":
+        checks.check("timing synced")
+        return
+    with pytest.raises(RuntimeError, match=r"1 steps of timing synced\. It ran, but no param"):
+        checks.check("timing synced")
+
+
+def test_only_the_version_of_a_parameter_is_read_where_values_would_need_memory() -> None:
+    turned = nn.Parameter(torch.ones(2, 3).t())
+    version, values = _state_of(turned)
+    assert (version, values.numel()) == (0, 0)
+    with torch.no_grad():
+        turned += 1
+    assert _state_of(turned)[0] == 1
+
+
+def test_a_setting_that_the_cell_changes_is_recorded() -> None:
+    before = SettingsBefore()
+    session = session_of()
+    StageChecks(session, before).check("warm-up")
+    assert "settings_changed" not in session.facts
+    with torch.autograd.set_detect_anomaly(True):
+        torch.backends.cudnn.benchmark = True
+        try:
+            StageChecks(session, before).check("timing synced")
+        finally:
+            torch.backends.cudnn.benchmark = False
+    assert session.facts["settings_changed"] == (
+        "anomaly mode of torch.autograd False → True, torch.backends.cudnn.benchmark False → True"
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity is for Linux")
+def test_niceness_and_cores_are_settings_of_the_process() -> None:
+    values = read_settings()
+    assert values["niceness"] == os.nice(0)
+    assert values["CPU cores"] == spans(sorted(os.sched_getaffinity(0)))
+    assert changed_settings({**values, "niceness": -1}) == f"niceness -1 → {os.nice(0)}"
 
 
 def make_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -273,6 +274,8 @@ class Labelled(nn.Module):
                 return {"loss": loss, "logits": logits}
             case "loss first":
                 return logits.mean(), logits
+            case "nothing":
+                return None
         return logits, loss
 
 
@@ -301,6 +304,40 @@ def test_the_loss_of_a_model_or_of_a_function_is_used(loss: str, returns: str) -
     plain, doubled = gradients(built(**model)), gradients(built(**model, loss=loss))
     for name, gradient in plain.items():
         assert torch.allclose(2 * gradient, doubled[name])
+
+
+def pair(model: nn.Module, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return model(tokens).logits, targets
+
+
+NO_LOSSES: list[tuple[object, str]] = [
+    (None, "None"),
+    (1.5, "a float"),
+    (torch.ones(2, 3), "a tensor of (2, 3)"),
+    ({"all": 1}, "a dict with the keys all"),
+    (Output(torch.ones(1), None), "an object of class Output"),
+]
+
+
+@pytest.mark.parametrize(("loss", "given"), NO_LOSSES)
+def test_what_is_no_loss_is_named(loss: object, given: str) -> None:
+    message = f"loss: own:loss gives {given}, where a tensor with one element is needed"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        losses.require_loss(loss, "own:loss")
+    with pytest.raises(RuntimeError, match="the loss has no gradient"):
+        losses.require_loss(torch.ones(()), "own:loss")
+
+
+def test_a_step_names_what_is_no_loss() -> None:
+    values = own("Labelled", loss=f"{__name__}:pair", gradient_accumulation=2)
+    with pytest.raises(ValueError, match="pair gives a tuple, where a tensor with one element is"):
+        built(**values).step(lambda name: nullcontext())
+
+
+def test_a_loss_in_chunks_names_what_are_no_hidden_states() -> None:
+    workload = built(**own("Labelled", model_args={"returns": "nothing"}, loss="chunked"))
+    with pytest.raises(ValueError, match="the model gives None without its head, where loss: chu"):
+        workload.step(lambda name: nullcontext())
 
 
 def test_a_loss_that_the_model_lacks_is_named() -> None:
