@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from model.config import VOCAB_SIZE, Dimensions
 
@@ -35,6 +36,7 @@ def _projection_parameters(dims: Dimensions) -> int:
     return attention + 3 * dims.d_model * dims.d_ff
 
 
+@cache
 def forward_flops(
     dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE
 ) -> int:

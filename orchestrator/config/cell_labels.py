@@ -7,6 +7,7 @@ A key of a mapping is shown alone (`n_layer=6`), and what is named by a path by 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names, value_text
 from tasks.spec.axes import FrozenValues, select
@@ -31,7 +32,8 @@ class CellLabels:
         for task, members in by_task.items():
             axes = dict.fromkeys([*varying_axes(members), *filter(None, [axis])])
             rows = [_given(cell, axes) for cell in members]
-            names = [name for one in axes for name in _expanded(one, rows)]
+            given = set(chain.from_iterable(rows))
+            names = [name for one in axes for name in _expanded(one, given, rows)]
             self._titles[task] = short_names(names, KEY_NAME)
             for row in rows:
                 texts.update(value for value in row.values() if isinstance(value, str))
@@ -80,9 +82,9 @@ def _given(cell: Cell, axes: Collection[str]) -> FrozenValues:
     return dotted_values(select(cell.params.non_default(), axes))
 
 
-def _expanded(axis: str, rows: Sequence[FrozenValues]) -> list[str]:
+def _expanded(axis: str, given: Collection[str], rows: Sequence[FrozenValues]) -> list[str]:
     """Return an axis, or the keys of its mappings that have several values."""
     prefix = f"{axis}."
-    if not any(name.startswith(prefix) for row in rows for name in row):
+    if not any(name.startswith(prefix) for name in given):
         return [axis]
     return [name for name in varying_names(rows) if name.startswith(prefix)]

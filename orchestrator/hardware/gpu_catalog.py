@@ -241,6 +241,7 @@ def _words(name: str) -> frozenset[str]:
     return words - set(_data()["harmless_words"]) or words
 
 
+@cache
 def peak_tflops(device: str | None, precision: str | None) -> float | None:
     """Return the dense peak of matrix products in this precision, or None if no source is known.
 

@@ -329,13 +329,15 @@ def _read_part(
         if columns is not None:
             columns = [name for name in columns if name in names]
         recorded = _recorded_digests(part)
-        table = _read_rows(path, part, columns, None if _verify_checksum(path) else recorded)
+        is_as_written = _verify_checksum(path)
+        table = _read_rows(path, part, columns, None if is_as_written else recorded)
         fields = []
         for field in table.schema:
             # A column of a newer program stays as it is.
             fields.append(schema.field(field.name) if field.name in schema.names else field)
         table = table.cast(pa.schema(fields))
-        _require_valid_rows(table)
+        if not is_as_written:
+            _require_valid_rows(table)
         owners.add(path, part, recorded)
         return table
 
@@ -392,21 +394,24 @@ def _open_part(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     # address, and "~" for a home.
     with _damage_as_run_error(path), path.open("rb") as file:
         _verify_checksum(path)
-        metadata = pq.read_metadata(file)
-        names = metadata.schema.to_arrow_schema().names
-        missing = sorted(REQUIRED_COLUMNS.intersection(schema.names).difference(names))
-        if missing:
-            raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(missing)}")
-        twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        if twice:
-            raise pa.ArrowInvalid(f"it is no part of a run: it has two columns {', '.join(twice)}")
-        text = [
-            one.name for one in schema if pa.types.is_dictionary(one.type) and one.name in names
-        ]
+        categories = [one.name for one in schema if pa.types.is_dictionary(one.type)]
+        if categories:
+            names = pq.read_metadata(file).schema.names
+            categories = [name for name in categories if name in names]
         with pq.ParquetFile(
-            file, metadata=metadata, read_dictionary=text, page_checksum_verification=True
+            file, read_dictionary=categories, page_checksum_verification=True
         ) as part:
+            _require_columns(part.metadata.schema.names, schema)
             yield part
+
+
+def _require_columns(names: list[str], schema: pa.Schema) -> None:
+    missing = sorted(REQUIRED_COLUMNS.intersection(schema.names).difference(names))
+    if missing:
+        raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(missing)}")
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise pa.ArrowInvalid(f"it is no part of a run: it has two columns {', '.join(twice)}")
 
 
 def _require_valid_rows(table: pa.Table) -> None:
