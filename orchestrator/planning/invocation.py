@@ -129,7 +129,12 @@ def _last_arguments(run: Run) -> list[str]:
     arguments = last.command or ("run", path_argument(run.read_manifest()["config_path"]))
     if last.is_unfinished:
         return _without_options(arguments, ("--out",))
-    return _without_options(arguments, ("--out", *_REPEATS_WORK), flags=("--fresh",))
+    return _without_options(without_repeated_work(arguments), ("--out",))
+
+
+def without_repeated_work(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without options that measure cells again, such as `--retry`."""
+    return _without_options(arguments, _REPEATS_WORK, flags=("--fresh",))
 
 
 def _without_options(

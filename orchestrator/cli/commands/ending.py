@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 def end_with(result: SweepResult) -> NoReturn:
     """Print the end of a sweep and exit. Raise the error that stopped it."""
     from orchestrator.cli.text.sweep_result import OUT_OF_MEMORY, conclude
+    from orchestrator.planning.invocation import without_repeated_work
 
-    command = shell_command(["sweep", *without_separator(sys.argv[1:])])
-    lines, exit_code = conclude(result, command)
+    arguments = without_separator(sys.argv[1:])
+    command = shell_command(["sweep", *arguments])
+    again = shell_command(["sweep", *without_repeated_work(arguments)])
+    lines, exit_code = conclude(result, command, again)
     for line in lines:
         # Not click.echo: a sweep ends well even if nobody reads its output.
         say(line)

@@ -34,10 +34,11 @@ OUT_OF_MEMORY = ("oom", "oom_inferred")
 _FAILURES = ("failed", "crashed", "timeout", "host_oom", "lost")
 
 
-def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
+def conclude(result: SweepResult, command: str, again: str) -> tuple[list[str], int]:
     """Return what to print at the end of a sweep, and the exit code.
 
     command: the command line that continues the sweep.
+    again: the same without its own options that measure cells again.
     """
     lines = [*_counts(result)]
     remaining = cell_count(result.queue.remaining)
@@ -49,12 +50,12 @@ def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
         stopped = f"stopped by {result.stop_reason} with {remaining} left. To continue: {command}"
         return [*lines, stopped], EXIT_INTERRUPTED
     folder = shell_path(result.folder)
-    lines += [*_quality(result, command), f"tables: sweep report {folder}"]
+    lines += [*_quality(result, again), f"tables: sweep report {folder}"]
     if result.exhausted:
         retry = " ".join(f"--retry {name}" for name in _FAILURES if name in result.before)
         lines += [
             f"skipped {cell_count(result.exhausted)}, which failed too often before."
-            f" To try again: {command} {retry}"
+            f" To try again: {again} {retry}"
         ]
     if result.exhausted or set(_FAILURES) & set(result.counts):
         return [*lines, f"what failed: sweep status {folder}"], EXIT_FAILURES
@@ -100,9 +101,9 @@ def _out_of_time(result: SweepResult, command: str) -> list[str]:
     return lines
 
 
-def _quality(result: SweepResult, command: str) -> list[str]:
+def _quality(result: SweepResult, again: str) -> list[str]:
     return [
-        f"{cell_count(result.quality[flag])} {note}: {command} {options}"
+        f"{cell_count(result.quality[flag])} {note}: {again} {options}"
         for flag, (note, options) in _FLAGS.items()
         if result.quality.get(flag)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,12 +143,13 @@ CASES: dict[str, tuple[SweepResult, list[str], int]] = {
 def test_each_end_has_its_lines_and_exit_code(
     result: SweepResult, lines: list[str], code: int
 ) -> None:
-    assert conclude(result, "sweep run c.yaml") == (lines, code)
+    assert conclude(result, "sweep run c.yaml", "sweep run c.yaml") == (lines, code)
 
 
 def test_doubtful_cells_are_counted_with_a_remedy() -> None:
     quality = {"cpu-contended": 1, "interval-wide": 0, "concurrent": 2}
-    lines, code = conclude(ended(**TWO_OK, quality=quality), "sweep run c.yaml")
+    command, again = "sweep run c.yaml --retry ok", "sweep run c.yaml"
+    lines, code = conclude(ended(**TWO_OK, quality=quality), command, again)
     assert code == 0
     assert lines[1].startswith("1 cell timed while another program used the cores")
     assert lines[1].endswith("measure again: sweep run c.yaml --retry cpu-contended")
@@ -155,8 +157,17 @@ def test_doubtful_cells_are_counted_with_a_remedy() -> None:
     assert lines[3:] == [TABLES]
 
 
+def test_a_remedy_does_not_repeat_what_its_command_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--retry", "ok", "--fresh"])
+    with pytest.raises(SystemExit):
+        end_with(ended(**TWO_OK, quality={"interval-wide": 1}))
+    assert "again: sweep run c.yaml --retry interval-wide\n" in capsys.readouterr().out
+
+
 def test_a_folder_with_a_blank_can_be_copied_into_a_shell() -> None:
-    lines, _ = conclude(SweepResult(folder="a b"), "sweep run c.yaml")
+    lines, _ = conclude(SweepResult(folder="a b"), "", "")
     assert lines[-1] == "tables: sweep report 'a b'"
 
 
