@@ -13,7 +13,7 @@ from tasks.spec.source_digest import shadowed_spec
 
 
 def import_named(path: str, axis: str) -> Callable[..., Any]:
-    """Import an object by its path. Raise ImportError or AttributeError with what is missing."""
+    """Import an object by its path. Raise an error that names what is missing or wrong."""
     module, _, name = path.partition(":")
     top, dot, rest = module.partition(".")
     if spec := shadowed_spec(top, sys.path):
@@ -29,6 +29,9 @@ def import_named(path: str, axis: str) -> Callable[..., Any]:
             name=top,
         ) from error
     found: Callable[..., Any] = getattr(imported, name)
+    if not callable(found):
+        kind = type(found).__name__
+        raise TypeError(f"{axis}: {path} is a {kind}, where a class or a function is needed")
     return found
 
 

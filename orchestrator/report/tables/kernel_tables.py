@@ -67,7 +67,7 @@ class TimedKernel(NamedTuple):
     module: str
     ms: float
     kernels: float
-    count: int
+    count: int  # type: ignore[assignment]  # hides the method of tuple
     total_ns: float
     mean_ns: float
     median_ns: float

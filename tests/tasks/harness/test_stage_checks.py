@@ -237,6 +237,12 @@ def test_a_factory_that_gives_no_optimizer_fails_the_cell() -> None:
         session_of(optimizer="builtins:list")
 
 
+@pytest.mark.parametrize("axis", ["model", "optimizer", "loss"])
+def test_what_cannot_be_called_fails_the_cell(axis: str) -> None:
+    with pytest.raises(TypeError, match=f"{axis}: {HERE}:HERE is a str, where a class or a functi"):
+        session_of(**{axis: f"{HERE}:HERE"})
+
+
 class OneHot(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return nn.functional.one_hot(tokens, 101).float()
