@@ -16,16 +16,18 @@ import click
 from pydantic_core import PydanticUndefined
 
 from orchestrator.cli.main import main as sweep
+from orchestrator.config.schema import SweepConfig
 from orchestrator.planning.options import PENDING
 from orchestrator.report.column_docs import cell_columns, parameter_columns
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.run import INCOMPLETE
+from tasks.instruments import instrument_names
 from tasks.spec.facts import EVIDENCE, FACTS
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS
 from tasks.spec.parameters import Params
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
-from tasks.spec.tables import STATUSES, STORED_TABLES, StoredTable
+from tasks.spec.tables import INSTRUMENTS, STATUSES, STORED_TABLES, StoredTable
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Made by `python docs/make_reference.py`: change the code, not this page. -->\n"
@@ -67,6 +69,8 @@ def config_page() -> str:
         "`--set AXIS=VALUE` replaces values from the command line and wins over `override`. `--where` selects cells:",
         "`--where 'precision=fp32|bf16,size=small'`, with `|` between the values of one axis.",
         "Of zipped axes, set all of a group together.",
+        "",
+        *instruments(),
     ]
     shared = set(Params.model_fields)
     for name, task in sorted(all_tasks().items()):
@@ -103,6 +107,22 @@ grids:
     fixed: {model: "my_models:Gpt", model_args: {n_head: 8}}
 ```
 """
+
+
+def instruments() -> Iterator[str]:
+    """Yield the section of the instruments that a config may list."""
+    default = SweepConfig.model_fields["instruments"].get_default(call_default_factory=True)
+    yield "## Instruments"
+    yield ""
+    yield "The key `instruments` of a config lists what is recorded. `--instrument NAME` adds one."
+    yield f"Without the key: `instruments: [{', '.join(default)}]`."
+    yield ""
+    yield "| instrument | what it records |"
+    yield "|---|---|"
+    names = instrument_names()
+    for name, meaning in INSTRUMENTS.items():
+        if name in names:
+            yield f"| `{name}` | {meaning} |"
 
 
 def shared_order() -> list[str]:

@@ -35,7 +35,9 @@ class SweepError(Exception):
         # Names of files and values may hold line breaks, and an error is one line.
         self.message = shorten(escape_unprintable(message), _LONGEST)
         self.remedy = escape_unprintable(remedy)
-        super().__init__(". ".join(filter(None, [self.message, self.remedy])))
+        # A message that quotes another program may end with a full stop.
+        sentence = self.message.removesuffix(".") if remedy else self.message
+        super().__init__(". ".join(filter(None, [sentence, self.remedy])))
 
 
 class ConfigError(SweepError):

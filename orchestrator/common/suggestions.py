@@ -70,11 +70,16 @@ _SYNONYMS = {
 
 
 def suggestion(word: object, allowed: Iterable[object]) -> str:
-    """Return the remedy for a word that is not allowed: the word that was meant, or all of them."""
+    """Return the remedy for a word that is not allowed: the word that was meant, or all of them.
+
+    Empty if no word is allowed.
+    """
     words = list(map(str, allowed))
     meant = _meant(str(word), words)
     if meant:
         return f"Did you mean {meant!r}?"
+    if not words:
+        return ""
     listed = ", ".join(words[:_MOST_LISTED])
     return f"Allowed: {listed}{and_more(len(words) - _MOST_LISTED)}"
 

@@ -133,6 +133,8 @@ def load_config(path: Path) -> tuple[SweepConfig, Source]:
         siblings = sorted(map(str, path.parent.glob("*.yaml")))
         if isinstance(error, FileNotFoundError) and siblings:
             remedy = suggestion(path, siblings)
+        elif isinstance(error, IsADirectoryError):
+            remedy = "Name a YAML file, such as configs/demo.yaml"
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", remedy) from error
     except UnicodeDecodeError as error:
         raise ConfigError(

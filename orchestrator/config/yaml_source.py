@@ -124,7 +124,15 @@ def config_error(
     message = first["msg"].removeprefix("Value error, ")
     if not isinstance(value, dict):
         message += f" (it is {quoted(value)})"
-    return ConfigError(f"{where}: {message}")
+    return ConfigError(f"{where}: {message}", _remedy_for_text(value))
+
+
+def _remedy_for_text(value: object) -> str:
+    """Return how to write a number or no value, for a text that stands in its place."""
+    text = value.strip() if isinstance(value, str) else ""
+    if text.lower() == "none":
+        return "For no value, write null"
+    return "Write it without quotes" if text.isdecimal() else ""
 
 
 def _without_tags(place: KeyPath) -> KeyPath:

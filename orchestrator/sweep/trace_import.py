@@ -103,7 +103,8 @@ _Reader = Callable[[Path, ImportOptions], Mapping[str, _Measured]]
 def _reader(file: Path) -> tuple[str, _Reader]:
     """Return the task and the reader for a file, by its first bytes."""
     if not file.is_file():
-        raise RunError(f"{file}: is not there", "Name a trace or a memory snapshot")
+        problem = "is a folder" if file.is_dir() else "is not there"
+        raise RunError(f"{file}: {problem}", "Name a trace or a memory snapshot")
     with file.open("rb") as opened:
         head = opened.read(256)
     if head.startswith(_SQLITE) or file.suffix == ".nsys-rep":

@@ -103,6 +103,15 @@ def test_a_page_has_no_long_sentence(page: str) -> None:
     assert not long_sentences(TEXTS[page])
 
 
+def test_the_page_for_the_course_names_tables_that_exist() -> None:
+    rows = re.findall(
+        r"^\|.*\| `sweep run .*` \| (.*) \|$", TEXTS["docs/how-to/hand-in-cs336.md"], re.M
+    )
+    names = {name for row in rows for name in re.findall("`([^`]+)`", row)}
+    assert len(rows) == 9
+    assert names <= {table.name for table in TABLES}
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_a_caption_has_no_long_sentence(table: Table) -> None:
     assert not long_sentences(table.read)

@@ -9,7 +9,6 @@ import click
 
 from orchestrator.cli.commands.options import cell_options, config_options, flag, parse_request
 from orchestrator.cli.text import warn_of_incomplete
-from orchestrator.common.text import counted
 
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel
@@ -45,8 +44,8 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     planned = plan_request(request)
     warn_of_incomplete(request.run, planned.incomplete)
     if request.expansion.duplicates:
-        repeated = counted(request.expansion.duplicates, "combination")
-        click.echo(f"{repeated} of axes repeat a cell of another one; each such cell runs once")
+        repeated = request.expansion.duplicates
+        click.echo(f"combinations of axes that repeat a cell: {repeated}. Each cell runs once")
     if message := describe_resumption(request):
         click.echo(message)
     cost = describe_cost(request, planned, model)

@@ -237,7 +237,9 @@ def _warn_of_missing_tables(
 
         click.echo(nothing_in_common(options.reference), err=True)
     elif not pages and has_cells and options.tables:
-        click.echo(f"no cell of these is for {', '.join(options.tables)}")
+        names = ", ".join(options.tables)
+        remedy = "Some tables need an instrument, such as --instrument kernels"
+        click.echo(f"these cells have no numbers for --table {names}. {remedy}")
     elif not pages:
         click.echo("nothing measured yet")
 

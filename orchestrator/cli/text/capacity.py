@@ -22,7 +22,7 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
     if any(group.measured for group in groups):
         measured_bytes = _measured_bytes(request)
     header = [
-        "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "of GiB", "OOM from",
+        "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "limit GiB", "OOM from",
         "its reserved GiB",
         "measured up to", "measured GiB", "OOM at", "note"
     ]  # fmt: skip

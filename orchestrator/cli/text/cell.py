@@ -36,7 +36,10 @@ def list_cells(run: Run) -> Iterator[str]:
 
     results = load_results(run.require(), every_version=True)
     statuses = dict(zip(results.cells["cell"], results.cells["status"], strict=True))
-    width = max(map(len, statuses.values()), default=0)
+    if not statuses:
+        yield f"nothing measured yet: `sweep status {shell_path(run)}` lists what is left"
+        return
+    width = max(map(len, statuses.values()))
     for cell, label in cell_labels(results).items():
         yield escape_unprintable(f"{cell}  {statuses[cell]:{width}}  {label}")
     yield f"all about one of them: sweep show {shell_path(run)} CELL"

@@ -69,6 +69,8 @@ def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[st
     used = {prediction.how for prediction in predictions.values() if prediction.how}
     if used and card:
         yield from _explain_limit(card)
+        if any(cap_bytes(cell, card) != card.usable_bytes for cell in cells):
+            yield "the verdict on a cell with a lower memory_limit_gib is for that limit"
     explained = [f"`{how}`: {meaning}" for how, meaning in _HOW.items() if how in used]
     if explained:
         yield f"how: {'; '.join(explained)}"

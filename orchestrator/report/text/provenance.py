@@ -11,11 +11,12 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import cell_count
 from orchestrator.report.text.numbers import HOST_MARK
 
+_MOST_LISTED = 3  # values of a column; of more, the line has their number
 _SOFTWARE = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"), ("batch", "batch_size"))
 
 
 def provenance(results: Results) -> str:
-    """Return one line. A value that differs between cells is given as `several`."""
+    """Return one line. Of a value that differs between cells, it lists a few or their number."""
     cells = results.cells
     parts = [
         f"run {results.manifest.get('name', '?')}",
@@ -52,8 +53,13 @@ def values_of(cells: pd.DataFrame, column: str) -> list[str]:
 
 
 def _value(cells: pd.DataFrame, column: str) -> str:
-    values = values_of(cells, column)
-    return f"several ({len(values)})" if len(values) > 1 else "".join(values)
+    values = sorted(values_of(cells, column), key=_by_length)
+    return ", ".join(values) if len(values) <= _MOST_LISTED else f"several ({len(values)})"
+
+
+def _by_length(text: str) -> tuple[int, str]:
+    """Return a key that sorts whole numbers by their size."""
+    return len(text), text
 
 
 def _labelled(label: str, text: str) -> str:
@@ -62,8 +68,8 @@ def _labelled(label: str, text: str) -> str:
 
 def _protocol(cells: pd.DataFrame) -> str:
     """Return the numbers of warm-up and measured steps, and `adaptive` if a cell chose its own."""
-    steps = filter(None, (_value(cells, "warmup_steps"), _value(cells, "measured_steps")))
-    parts = [" + ".join(steps)]
+    warmup, measured = _value(cells, "warmup_steps"), _value(cells, "measured_steps")
+    parts = [f"{warmup} warm-up + {measured} measured"] if measured else []
     if _column(cells, "timing").eq("adaptive").any():
         parts.append("adaptive")
     text = " and ".join(filter(None, parts))

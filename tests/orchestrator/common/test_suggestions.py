@@ -78,6 +78,7 @@ def test_settings_of_other_programs_are_known_among_all_axes(axis: str) -> None:
 def test_only_a_list_longer_than_that_of_axes_is_cut() -> None:
     assert suggestion("?", all_axes()).endswith(list(all_axes())[-1])
     assert suggestion("?", range(100)).endswith("58, 59 and 40 more")
+    assert suggestion("?", []) == ""
 
 
 @pytest.mark.parametrize("letter", ["\n", "\r", "\x1b", "\u2028", "\x85", "\ud800"])
@@ -85,3 +86,8 @@ def test_an_error_is_one_line_of_printable_letters(letter: str) -> None:
     error = SweepError(f"a{letter}b: is missing", f"Run sweep run 'c{letter}d'")
     assert str(error).isprintable()
     assert error.message.startswith("a\\")
+
+
+def test_a_message_of_another_program_and_its_remedy_have_one_full_stop_between_them() -> None:
+    assert str(SweepError("a: is torn.", "Copy it again")) == "a: is torn. Copy it again"
+    assert str(SweepError("a: is torn.")) == "a: is torn."

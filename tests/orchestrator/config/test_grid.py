@@ -100,6 +100,8 @@ def test_what_is_set_on_the_command_line_wins_over_an_override() -> None:
         ),
         ("[32, 64]", "0", "greater than or equal to 1"),
         ("[32, 64]", "null", "valid integer"),
+        ("[32, 64]", '"64"', "valid integer (it is '64'). Write it without quotes"),
+        ("[32, 64]", "none", "valid integer (it is 'none'). For no value, write null"),
         (
             "[32, 64]",
             "[]",

@@ -229,7 +229,9 @@ def test_unreadable_file(tmp_path: Path, write_config: Callable[..., Path]) -> N
         match=r"latin.yaml: cannot be read: byte 6 is not UTF-8. Save it as UTF-8$",
     ):
         load_config(tmp_path / "latin.yaml")
-    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory$"):
+    with pytest.raises(
+        ConfigError, match=r"Is a directory. Name a YAML file, such as configs/demo.yaml$"
+    ):
         load_config(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be read: File name too long$"):
         load_config(tmp_path / ("x" * 300))

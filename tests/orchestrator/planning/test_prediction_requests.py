@@ -411,6 +411,9 @@ def test_the_plan_shows_a_table(
     assert "the memory of matmul is not predicted" in text
     assert "oom" in text
     assert "on H200: 139.82 GiB without the CUDA context" in text
+    assert "\nthe verdict on a cell with a lower memory_limit_gib is for that limit\n" in text
+    higher = request_for(write_config(CONFIG), ["memory_limit_gib=200"], [], tmp_path / "run")
+    assert "a lower memory_limit_gib" not in "\n".join(describe_memory(higher, find_gpu("H200")))
     on_amd = list(describe_memory(request, find_gpu("MI300X")))
     assert "modelled with the allocator and libraries of CUDA, which is untested on AMD" in on_amd
 

@@ -781,7 +781,7 @@ def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(
     results = results_of(fixed, cold, replace(adaptive, facts={**adaptive.facts, **timing_facts}))
     (page,) = lay_out(results, ["timings"])
     assert page.header[:4] == ["size", "context_length", "timing", "warmup_steps"]
-    assert "several (2) + 10 and adaptive steps" in to_markdown(
+    assert "0, 5 warm-up + 10 measured and adaptive steps" in to_markdown(
         view_of(page, max_rows=None, max_columns=None)
     )
     assert {column: list(results.cells[column].dropna()) for column in timing_facts} == {
@@ -827,7 +827,7 @@ def test_every_table_carries_its_provenance(results_of: Callable[..., Results]) 
         text = to_markdown(view_of(page, max_rows=None, max_columns=None))
         assert page.table.read in text
         assert (
-            "run test · Test GPU · torch 2.13.0 · batch 4 · 5 + 10 steps · 1 of 2 cells with an interval wider than 5 %"
+            "run test · Test GPU · torch 2.13.0 · batch 4 · 5 warm-up + 10 measured steps · 1 of 2 cells with an interval wider than 5 %"
             in text
         )
         assert "commit abc · 2023-11-14" in text

@@ -125,6 +125,7 @@ def test_an_export_with_invalid_times_is_refused(times: Any, tmp_path: Path) -> 
     ("name", "content", "message"),
     [
         ("none.sqlite", None, "is not there"),
+        (".", None, "is a folder"),
         ("text.sqlite", b"no database at all", "is neither a trace nor a memory snapshot"),
         ("empty.json", b"", "is neither a trace nor a memory snapshot"),
         ("torn.sqlite", b"SQLite format 3\0" + b"x" * 100, "not an export of Nsight Systems"),

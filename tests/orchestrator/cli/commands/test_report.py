@@ -146,6 +146,8 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
     done = report(run.folder, "--where", "context_length=16|18|1000", "--table", "timings")
     assert [row.split()[0] for row in rows(done.stdout)] == ["16", "18"]
     assert not (run.folder / "report").exists()  # of all that was measured
+    none = report(run.folder, "--table", "kernels").stdout
+    assert none.startswith("these cells have no numbers for --table kernels. Some tables need an")
     two = ("--where", "status=ok,task=train_step", "--where", "context_length=16")
     assert "tiny" in report(run.folder, *two, "--table", "timings").stdout
     done = report(run.folder, "--where", "size=tiny")
@@ -160,6 +162,7 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
             "--where context_lenght: these cells have no such parameter. Did you mean 'context_length'?",
         ),
         ("context_length=7", "no cell has context_length=7. Allowed: "),
+        ("model=gpt", "no cell has a model. Leave model out of --where"),
         ("context_length", "--where context_length: is not an assignment. "),
         ("size=", "--where size=: is not an assignment. "),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,10 @@ def test_without_a_cell_the_ids_are_listed(run: Run, sweep_here: Callable[..., R
     assert {tuple(line.split()[:2]) for line in cells} == set(ids.items())
     assert any(line.endswith(" context_length=16") for line in cells)
     assert last == f"all about one of them: sweep show {run} CELL"
+    shutil.rmtree(Path(run.folder) / "attempts")
+    assert sweep_here("show", run.folder).stdout == (
+        f"nothing measured yet: `sweep status {run}` lists what is left\n"
+    )
 
 
 def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
