@@ -69,7 +69,7 @@ def describe_prior_results(
         yield f"{cell_count(len(changed))} failed with another source of the model; measured again"
     for text in sorted(cells):
         count = cell_count(len(cells[text]))
-        yield f"{count} measured earlier {text}: `--retry ok` measures them again"
+        yield f"{count} measured earlier {text}: measure again with `--retry ok`"
 
 
 def _differences(

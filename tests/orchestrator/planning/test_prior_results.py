@@ -23,7 +23,7 @@ from tests.support.fake_sweep import CONFIG, FakeScheduler, go, outcome_of, requ
 
 LATER = CONFIG.replace("[16, 32, 64, 128]", "[16, 32, 64, 128, 256]")
 Messages = list[str]
-A_AND_B = "source of a of commit a (here source of b of commit b): `--retry ok` measures them again"
+A_AND_B = "source of a of commit a (here source of b of commit b): measure again with `--retry ok`"
 
 
 def without_settings(messages: Messages) -> Messages:
@@ -64,7 +64,7 @@ def test_results_without_an_added_instrument_are_reported(
     with_more = LATER + "instruments: [timing, memory, kernels]\n"
     messages, lengths = measured(with_more)
     assert messages == [
-        "4 cells measured earlier without kernels, memory: `--retry ok` measures them again"
+        "4 cells measured earlier without kernels, memory: measure again with `--retry ok`"
     ]
     assert lengths == [256]
     assert measured(with_more, choice=RunOptions(retry=frozenset({Status.OK})))[0] == []
@@ -237,5 +237,5 @@ def test_another_source_of_a_users_model_is_reported(
     source.write_text("class GPT: a = 2")
     assert measured(text)[0] == [
         "4 cells measured earlier with another source of own_gpt:GPT:"
-        " `--retry ok` measures them again"
+        " measure again with `--retry ok`"
     ]
