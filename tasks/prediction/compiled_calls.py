@@ -25,11 +25,14 @@ from torch.overrides import (
     _get_current_function_mode_stack,
     _pop_mode_temporarily,
 )
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tasks.harness.compilation import CompileOptions, compile_module
-from tasks.prediction.inductor import compile_function, compile_without_gpu
+from tasks.prediction.inductor import compile_function, compile_without_gpu, with_inner
 from tasks.prediction.operations.emulation import GpuFunctions
 from tasks.prediction.operations.shapes import Arguments, Keywords
 
@@ -63,33 +66,24 @@ def compiling_models(emulation: GpuFunctions, skips_dynamo: bool) -> Iterator[No
     # Cells of one process have the same code: without this, torch would recompile it for other
     # shapes, and give up after eight.
     torch._dynamo.reset()
-    compiler = _Compiler(emulation, skips_dynamo)
+    compiler = _ModelCompiler(emulation, skips_dynamo)
     with patch("tasks.training.model_sources.compile_module", compiler.compile_module):
         yield
 
 
-class _Compiler:
-    """Compiles modules for a GPU that is not there.
+class FunctionCompiler:
+    """Compiles functions for a GPU that is not there.
 
     emulation: mode of the GPU's functions, which the compiler traces.
     """
 
-    def __init__(self, emulation: GpuFunctions, skips_dynamo: bool) -> None:
+    def __init__(self, emulation: GpuFunctions) -> None:
         self._emulation = emulation
-        self._skips_dynamo = skips_dynamo
-        self._blocks: CompiledBlocks = {}
         self._is_compiling = False
 
-    def compile_module(self, module: nn.Module, options: CompileOptions) -> None:
-        if options["fullgraph"] and self._skips_dynamo:  # the course's model
-            module._compiled_call_impl = partial(self._call_block, module)
-            return
-        with patch("torch.compile", self._replacement):
-            compile_module(module, options)
-
-    def _replacement(self, function: Call, **options: object) -> Call:
-        options.pop("mode", None)
-        compiled = _compile(function, backend=self._backend, **options)
+    def compile(self, function: Call, **options: object) -> Call:
+        """Return the compiled function: takes the place of `torch.compile` without its mode."""
+        compiled = _compile(function, **{**options, "backend": self._backend, "mode": None})
         known: set[tuple[object, ...]] = set()
 
         def call(*args: object, **kwargs: object) -> object:
@@ -101,6 +95,47 @@ class _Compiler:
                 return compiled(*args, **kwargs)
 
         return call
+
+    def _compile_for(
+        self, compiled: Call, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
+        self._is_compiling = True
+        try:
+            with _compiling():
+                compiled(*tree_map(_copied, args), **tree_map(_copied, kwargs))
+        finally:
+            self._is_compiling = False
+
+    def _backend(self, gm: torch.fx.GraphModule, inputs: Sequence[object]) -> object:
+        if not self._is_compiling:
+            raise UnexpectedCompilation("a function was compiled again in a later step")
+        return compile_without_gpu(gm, inputs, self._tracing)
+
+    @contextmanager
+    def _tracing(self) -> Iterator[None]:
+        # AOTAutograd traces without autocast's cache of weights.
+        caches, self._emulation.caches = self._emulation.caches, False
+        try:
+            with self._emulation.resumed():
+                yield
+        finally:
+            self._emulation.caches = caches
+
+
+class _ModelCompiler(FunctionCompiler):
+    """Compiles the modules of a model, and the blocks of the course's model without Dynamo."""
+
+    def __init__(self, emulation: GpuFunctions, skips_dynamo: bool) -> None:
+        super().__init__(emulation)
+        self._skips_dynamo = skips_dynamo
+        self._blocks: CompiledBlocks = {}
+
+    def compile_module(self, module: nn.Module, options: CompileOptions) -> None:
+        if options["fullgraph"] and self._skips_dynamo:  # the course's model
+            module._compiled_call_impl = partial(self._call_block, module)
+            return
+        with patch("torch.compile", self.compile):
+            compile_module(module, options)
 
     def _call_block(self, block: nn.Module, x: Tensor) -> Tensor:
         """Call a block, which is compiled if no block like it was before."""
@@ -132,31 +167,6 @@ class _Compiler:
             compiled = compile_function(call, x, values, self._tracing)
             compiled(x, *values)
         return compiled, names
-
-    def _compile_for(
-        self, compiled: Call, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> None:
-        self._is_compiling = True
-        try:
-            with _compiling():
-                compiled(*tree_map(_copied, args), **tree_map(_copied, kwargs))
-        finally:
-            self._is_compiling = False
-
-    def _backend(self, gm: torch.fx.GraphModule, inputs: Sequence[object]) -> object:
-        if not self._is_compiling:
-            raise UnexpectedCompilation("a function was compiled again in a later step")
-        return compile_without_gpu(gm, inputs, self._tracing)
-
-    @contextmanager
-    def _tracing(self) -> Iterator[None]:
-        # AOTAutograd traces without autocast's cache of weights.
-        caches, self._emulation.caches = self._emulation.caches, False
-        try:
-            with self._emulation.resumed():
-                yield
-        finally:
-            self._emulation.caches = caches
 
 
 class _Uses(TorchFunctionMode):
@@ -220,8 +230,12 @@ def _shape(value: object) -> object:
 
 
 def _copied(value: Any) -> Any:
-    """Return another tensor without data; other values unchanged."""
-    if not isinstance(value, Tensor):
+    """Return another tensor without data; other values, and those on the CPU, unchanged."""
+    if not isinstance(value, Tensor) or value.device.type == "cpu":
         return value
+    if is_traceable_wrapper_subclass(value):
+        return with_inner(value, _copied)
     copied = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, nn.Parameter):  # Dynamo would compile again for another type
+        return nn.Parameter(copied, value.requires_grad)
     return copied.requires_grad_(value.requires_grad)

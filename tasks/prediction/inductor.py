@@ -25,7 +25,7 @@ from torch._inductor import codecache, compile_fx
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import joint_graph
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 
 from tasks.prediction.generated_kernels import GeneratedKernels
@@ -154,16 +154,28 @@ def _moved(value: object, device: torch.device) -> object:
     """Return the value; if it is a fake tensor, it claims to be on this device from now on."""
     if isinstance(value, FakeTensor):
         value.fake_device = device
+    elif isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:
+            _moved(getattr(value, name), device)
     return value
 
 
 def _claimed(value: object, device: torch.device, mode: FakeTensorMode | None) -> object:
     if not isinstance(value, Tensor):
         return value
+    if is_traceable_wrapper_subclass(value):
+        return with_inner(value, lambda inner: _claimed(inner, device, mode))
     size, stride = value.size(), value.stride()
     data = torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
     data.requires_grad_(value.requires_grad)
     return FakeTensor(mode, data, device)
+
+
+def with_inner(value: Any, change: Callable[[Tensor], object]) -> object:
+    """Return a tensor made of others, such as a quantized one, with these changed."""
+    names, context = value.__tensor_flatten__()
+    inner = {name: change(getattr(value, name)) for name in names}
+    return type(value).__tensor_unflatten__(inner, context, value.size(), value.stride())
 
 
 def _move_graph(gm: fx.GraphModule, device: torch.device) -> None:

@@ -17,6 +17,7 @@ from tasks.harness.saved_tensors import SavedTensors
 from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
+from tasks.prediction.compiled_functions import functions_compiled
 from tasks.prediction.composition import compose
 from tasks.prediction.operations.emulation import GpuFunctions, gpu_emulated
 from tasks.prediction.operations.flops import FlopCount
@@ -97,7 +98,10 @@ class Predictor:
         by_role = _composition(trace, peaks)
         counted = [sample for sample in trace.flops if ("steady", sample.phase) in peaks]
         samples = (*_samples(peaks, how), *by_role, *trace.saved, *counted, *_closed_form(params))
-        return Prediction(how, "", samples, verdicts)
+        prediction = Prediction(how, "", samples, verdicts)
+        if not trace.eager_functions:
+            return prediction
+        return prediction.with_eager_functions(trace.eager_functions)
 
     def _trace(self, request: PredictionRequest) -> tuple[Trace, str]:
         """Return the trace of a cell, and how it was made."""
@@ -171,9 +175,13 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     tracker = StorageTracker(workspace_bytes)
     is_compiled = isinstance(params, TrainStepParams) and params.compile != "eager"
     compiling = _load_compiler(params)
-    # An optimizer may compile its step: traced, it runs eager and takes no less memory.
+    # What is compiled already, such as a function of an imported package, runs eagerly.
     eager = torch.compiler.set_stance("force_eager")
-    with eager, gpu_emulated(tracker.labelling) as emulation, tracker:
+    with ExitStack() as stack:
+        stack.enter_context(eager)
+        emulation = stack.enter_context(gpu_emulated(tracker.labelling))
+        functions = stack.enter_context(functions_compiled(emulation))
+        stack.enter_context(tracker)
         with emulation, compiling(emulation):
             workload = _build(params)
             untraced = _untraced_tokens(params)
@@ -193,8 +201,9 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
         for step, watched in steps:
             tracker.begin(step)
             with watched, _Forward(emulation) as forward:
-                run_step(workload, Progress(), tracker, forward)
+                run_step(workload, Progress(), tracker, forward, functions)
             tracker.label(_state_of(optimizers), "optimizer state")
+    tracker.trace.eager_functions |= functions.eager
     if not is_compiled:
         tracker.trace.saved += saved.samples("prediction")
     if isinstance(params, TrainStepParams):

@@ -14,7 +14,7 @@ from tasks.spec.registry import make_cell
 from tasks.spec.source_digest import HUB
 from tasks.spec.tables import Sample
 
-VERSION = 10  # raise it when an unchanged cell would be predicted differently
+VERSION = 11  # raise it when an unchanged cell would be predicted differently
 _COMPILED_VERSION = 2  # the same, for cells whose compiled code is generated
 
 _GIB = 1024**3
@@ -140,6 +140,11 @@ class Prediction:
             if verdict in limits and self.plain_verdict(round(limits[verdict])) != verdict:
                 verdicts[cap_bytes] = "borderline"
         return replace(self._named(AS_BLOCKS), verdicts=verdicts)
+
+    def with_eager_functions(self, names: Iterable[str]) -> Prediction:
+        """Return the prediction of a cell whose own code compiles functions that ran eagerly."""
+        reason = f"functions that its code compiles ran eagerly: {', '.join(sorted(names))}"
+        return self._as_eager(AS_EAGER, reason)
 
     def _as_eager(self, how: str, reason: str) -> Prediction:
         """Return the prediction of a compiled cell from that of the eager one: never `oom`."""

@@ -48,6 +48,7 @@ class Trace:
     flops: operations of the second step by phase, as samples.
     saved: what the second step's forward pass saves for its backward pass, in the samples of
         tasks/harness/saved_tensors.py.
+    eager_functions: names of functions that are compiled on a GPU, but ran eagerly here.
     """
 
     sizes_bytes: list[int] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Trace:
     )
     flops: list[Sample] = field(default_factory=list)
     saved: list[Sample] = field(default_factory=list)
+    eager_functions: set[str] = field(default_factory=set)
 
     def without(self, phase: str) -> Trace:
         """Return the trace as if this phase had not run."""

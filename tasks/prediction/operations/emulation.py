@@ -96,7 +96,8 @@ def gpu_emulated(
         "torch.get_autocast_dtype": lambda device_type=_CUDA: emulation.dtype,
         "torch.amp.GradScaler": lambda device, enabled=True: _Scaler(kind, enabled=enabled),
         "torch.optim.optimizer._get_foreach_kernels_supported_devices": lambda: [kind],
-        "torch.optim.optimizer._get_fused_kernels_supported_devices": lambda: [kind],
+        # Adagrad of torch 2.11 removes `cuda` from this list.
+        "torch.optim.optimizer._get_fused_kernels_supported_devices": lambda: [kind, _CUDA],
     }
     with ExitStack() as stack:
         for name, replacement in replaced.items():
