@@ -76,13 +76,13 @@ def publish_runs(
     from orchestrator.report.charts import require_packages
 
     require_packages()
-    from orchestrator.report.build import make_report
+    from orchestrator.report.build import make_report, report_files
     from orchestrator.report.export.export import publish
     from orchestrator.report.references.tables import reference_tables
 
-    def report_files(run: Run, results: Results) -> Iterator[tuple[str, Content]]:
+    def files_of(run: Run, results: Results) -> Iterator[tuple[str, Content]]:
         report = make_report(run, results, reference_tables(reference), out)
         # `sweep report` makes the other formats from the same data.
-        return report.files(formats=("md",), pictures=("svg",))
+        return report_files(report, run, formats=("md",), pictures=("svg",))
 
-    return publish(folders, out, most_bytes, reference, report_files)
+    return publish(folders, out, most_bytes, reference, files_of)

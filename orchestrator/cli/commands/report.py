@@ -18,7 +18,7 @@ from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results
-    from orchestrator.report.build import RenderedReport
+    from orchestrator.report.page.html import RenderedReport
     from orchestrator.report.tables.table import RenderedTable, Table
     from orchestrator.store.run import Run
 
@@ -130,8 +130,10 @@ def report(**chosen: Any) -> None:
     _warn_of_missing_tables(selected, options, pages, references)
     _warn_of_missing_results(run, results, options)
     if whole:
-        run.write_report(whole.files())
-        page = escape_unprintable(str(run.folder / "report" / whole.page))
+        from orchestrator.report.build import PAGE, report_files
+
+        run.write_report(report_files(whole, run))
+        page = escape_unprintable(str(run.folder / "report" / PAGE))
         click.echo(f"as one page: {page}", err=True)
     elif not options.selects_cells:
         run.write_report(files_of(pages))

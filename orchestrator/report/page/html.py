@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -39,33 +39,38 @@ _LIBRARY = Path(__file__).parent / "vendor"
 
 
 @dataclass(frozen=True)
-class PageContent:
-    """Content of the page.
+class RenderedReport:
+    """A report whose charts are drawn and whose tables are laid out.
 
-    missing: number of cells without a result. copies: what the copy buttons of each table give, by
-    the name of the format.
+    run_argument: names the run in commands of the page.
     """
 
     results: Results
     answers: Sequence[Answer]
-    tables: Sequence[RenderedTable]
+    pages: Sequence[RenderedTable]
     figures: Sequence[Figure]
-    details: Iterable[dict[str, object]]
-    run_argument: str = "RUN"
-    missing: int = 0
-    copies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    run_argument: str
 
 
-def to_html(content: PageContent) -> Iterator[str]:
-    """Yield the page in pieces, so that the details of all cells are never in memory together."""
-    results = content.results
+def to_html(
+    report: RenderedReport,
+    details: Iterable[dict[str, object]],
+    copies: Mapping[str, Mapping[str, str]],
+    missing: int = 0,
+) -> Iterator[str]:
+    """Yield the page in pieces, so that the details of all cells are never in memory together.
+
+    copies: what the copy buttons of each table give, by the name of the format. missing: number of
+    cells without a result.
+    """
+    results = report.results
     grid = heat_map(results)
     data = {
         "heat": grid.views if grid else None,
-        "run": content.run_argument,
+        "run": report.run_argument,
         **cell_columns(results),
     }
-    found = sections(results, content.figures, content.tables)
+    found = sections(results, report.figures, report.pages)
     return (
         _environment()
         .get_template("index.html")
@@ -73,17 +78,17 @@ def to_html(content: PageContent) -> Iterator[str]:
             name=results.manifest.get("name", "run"),
             manifest=results.manifest,
             headline=headline(results),
-            statuses=counts_by_status(results, content.missing),
-            total=len(results.cells) + content.missing,
+            statuses=counts_by_status(results, missing),
+            total=len(results.cells) + missing,
             versions=_versions(results.cells),
             dates=_dates(results.cells),
-            answers=content.answers[:_MOST_ANSWERS],
+            answers=report.answers[:_MOST_ANSWERS],
             grid=grid,
             sections=found,
             links={section.question.name for section in found},
             filters=[name for name in _FILTERS if name in data["columns"] or name in data["axes"]],
             count=len(results.cells),
-            run=content.run_argument,
+            run=report.run_argument,
             citation=_citation(results),
             commands=_commands(results),
             program=_PROGRAM,
@@ -92,8 +97,8 @@ def to_html(content: PageContent) -> Iterator[str]:
             dark=Markup(variables(DARK)),
             data=Markup(packed([json.dumps(data, separators=(",", ":"))])),
             library=Markup(_library()),
-            copies=Markup(packed([json.dumps(content.copies)])),
-            details=Markup(packed_json(content.details)) if len(results.cells) else "",
+            copies=Markup(packed([json.dumps(copies)])),
+            details=Markup(packed_json(details)) if len(results.cells) else "",
         )
     )
 

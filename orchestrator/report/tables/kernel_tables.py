@@ -43,7 +43,9 @@ _SHOWN_MODULES = 3
 _TOP = 8  # kernels of each phase
 _DIFFERENT = 20  # kernels in which two cells differ
 _NAME = "name"  # title of the column that every view shows
-_STATISTICS = attrgetter("count", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "sd_ns")
+_STATISTICS = attrgetter(
+    "instances", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "sd_ns"
+)
 # The columns of nsys's cuda_gpu_kern_sum, with the class and the modules.
 _TOP_TITLES = (
     "time", "total ms", "instances", "class", _NAME, "modules",
@@ -67,7 +69,7 @@ class TimedKernel(NamedTuple):
     module: str
     ms: float
     kernels: float
-    count: int  # type: ignore[assignment]  # hides the method of tuple
+    instances: int
     total_ns: float
     mean_ns: float
     median_ns: float
@@ -363,7 +365,7 @@ def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
     """Return kernels with `ms` and number of a step, or of the whole trace without its steps."""
     times_ms = kernels["ms"].fillna(kernels["total_ns"] / 1e6)
     counts = (kernels["count"] / kernels["steps"]).fillna(kernels["count"])
-    return kernels.assign(ms=times_ms, kernels=counts)
+    return kernels.assign(ms=times_ms, kernels=counts, instances=kernels["count"])
 
 
 _WITH_KERNELS = having("attributed_to_phase")

@@ -16,7 +16,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.report.charts.registry import begin_drawing
 from orchestrator.report.formats.files import copies_of
 from orchestrator.report.page.cell_details import read_details
-from orchestrator.report.page.html import PageContent, to_html
+from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.text.answers import answers
 from orchestrator.store.open import open_runs
@@ -37,12 +37,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = load_results(run)
     details = read_details(run, results)
     tables = lay_out(results)
-    content = PageContent(
-        results, answers(results), tables, begin_drawing(results)(), details, "results/h200",
-        copies={table.table.name: copies_of(table) for table in tables},
-    )  # fmt: skip
+    figures = begin_drawing(results)()
+    report = RenderedReport(results, answers(results), tables, figures, "results/h200")
+    copies = {table.table.name: copies_of(table) for table in tables}
     path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text("".join(to_html(content)))
+    path.write_text("".join(to_html(report, details, copies)))
     return path
 
 

@@ -20,7 +20,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.report.charts.registry import PLOTS, Plot, begin_drawing, figure_files
 from orchestrator.report.page.cell_details import read_details
-from orchestrator.report.page.html import PageContent, to_html
+from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.text.answers import answers
 from orchestrator.store.open import open_for_writing
@@ -80,10 +80,8 @@ def page_of(run: Run, with_figures: bool = False) -> str:
     results = load_results(run)
     figures = begin_drawing(results)() if with_figures else []
     details = read_details(run, results)
-    content = PageContent(
-        results, answers(results), lay_out(results), figures, details, "results/x"
-    )
-    return "".join(to_html(content))
+    report = RenderedReport(results, answers(results), lay_out(results), figures, "results/x")
+    return "".join(to_html(report, details, {}))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from orchestrator.common.reference_devices import DEVICES
 from orchestrator.report.formats.files import FORMATS, to_csv
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import to_markdown
-from orchestrator.report.page.html import PageContent, to_html
+from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.references.tables import reference_table
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.tables.table import RenderedTable, notes_of
@@ -239,8 +239,7 @@ def test_markdown_has_numbered_notes_and_csv_has_them_in_full(run: Run) -> None:
 def test_the_page_has_numbered_notes(run: Run) -> None:
     results = load_results(run)
     page = reference(results)
-    content = PageContent(results, [], [page], [], [])
-    html = "".join(to_html(content))
+    html = "".join(to_html(RenderedReport(results, [], [page], [], "RUN"), [], {}))
     assert '<ol class="notes">' in html
     assert "<code>with float32</code>" in html
 
