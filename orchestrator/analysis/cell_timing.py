@@ -43,10 +43,14 @@ class RatioInterval(NamedTuple):
 
         Very wide intervals overlap although the times differ a lot.
         """
-        is_large = abs(math.log(self.middle)) > math.log1p(LARGE_DIFFERENCE)
-        if is_large and self.is_vague:
+        if self.is_large and self.is_vague:
             return False
         return self.low <= 1 <= self.high or abs(self.middle - 1) <= AGREEMENT
+
+    @property
+    def is_large(self) -> bool:
+        """True if the times differ by more than LARGE_DIFFERENCE."""
+        return abs(math.log(self.middle)) > math.log1p(LARGE_DIFFERENCE)
 
     @property
     def is_vague(self) -> bool:

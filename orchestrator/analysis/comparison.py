@@ -206,10 +206,10 @@ def _verdict(a: CellTiming, b: CellTiming, noise: Noise) -> tuple[Verdict, str]:
     by_mean = math.log(b.mean_ms / a.mean_ms)
     differ = abs(by_median) > threshold, abs(by_mean) > threshold
     if not any(differ):
-        is_large = has_gap or abs(by_median) > math.log1p(LARGE_DIFFERENCE)
-        if relative > LARGE_DIFFERENCE and is_large:
+        ratio = b.over(a)
+        if relative > LARGE_DIFFERENCE and (has_gap or ratio.is_large):
             return Verdict.AMBIGUOUS, "repetitions differ by as much"
-        if b.over(a).is_vague:
+        if ratio.is_vague:
             return Verdict.AMBIGUOUS, "the interval is too wide"
         return Verdict.SAME, ""
     if not all(differ) or by_median * by_mean < 0:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 from orchestrator.analysis.cells import RUN_FIELDS
-from orchestrator.analysis.derived_fields import DERIVED_FIELDS
+from orchestrator.analysis.derived_fields import DERIVED_FIELDS, DerivedField
 from tasks.spec.facts import FACT_COLUMNS
-from tasks.spec.fields import name_pattern
-from tasks.spec.metrics import METRICS, PREDICTED_METRICS
+from tasks.spec.fields import Fact, Field, name_pattern
+from tasks.spec.metrics import METRICS, PREDICTED_METRICS, CellColumn
 from tasks.spec.registry import all_axes
 from tasks.spec.tables import ATTEMPT, STORED_TABLES
 
@@ -74,14 +73,5 @@ def _describe(name: str) -> ColumnDoc:
     return ColumnDoc(name, "", PARAMETER)
 
 
-class _Described(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def unit(self) -> str | None: ...
-    @property
-    def doc(self) -> str: ...
-
-
-def _doc(column: _Described) -> ColumnDoc:
+def _doc(column: Field | Fact | CellColumn | DerivedField) -> ColumnDoc:
     return ColumnDoc(column.name, column.unit or "", column.doc)

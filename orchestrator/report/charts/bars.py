@@ -24,6 +24,7 @@ from orchestrator.report.charts.chart import (
 from orchestrator.report.charts.measures import KEY, of_column
 from orchestrator.report.charts.theme import light
 from orchestrator.report.tables.formatters import short_kernel_name
+from orchestrator.report.tables.kernel_tables import inside_operators
 from orchestrator.report.text.cell_names import (
     COMPILED,
     LENGTH,
@@ -36,7 +37,7 @@ from orchestrator.report.text.cell_names import (
 )
 from orchestrator.report.text.numbers import number
 from orchestrator.report.text.slices import choose_slice, evenly
-from tasks.spec.tables import OUTSIDE_OPERATORS, ROLES
+from tasks.spec.tables import ROLES
 
 _WIDTH = 260
 _ROW = 26  # pixels of a bar
@@ -71,8 +72,7 @@ _ROLE_COLOURS = ("m1", "m2", "m3", "m5", "m6", "m4", "m7", "k5", "k4", "k2", "k3
 
 def kernel_classes(results: Results) -> Drawn | None:
     """Return the kernel time of a step by class of work: one bar for each precision and way to compile."""
-    kernels = _kernels(results)
-    cells, note = _profiled(results, kernels)
+    kernels, cells, note = _profiled(results)
     if cells.empty:
         return None
     own = kernels.merge(cells[["cell", NAME, LENGTH, KEY, "variant", "scope"]], on="cell")
@@ -94,19 +94,17 @@ def kernel_classes(results: Results) -> Drawn | None:
     return Drawn(panels, boxes(colours), note)
 
 
-def _kernels(results: Results) -> pd.DataFrame:
-    kernels = results.kernels()
-    # Without the number of steps, the milliseconds of a step are unknown.
-    known: pd.DataFrame = kernels[(kernels["name"] != OUTSIDE_OPERATORS) & kernels["ms"].notna()]
-    return known
+def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Return all kernels, the cells to show, and what these share.
 
-
-def _profiled(results: Results, kernels: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return the cells whose kernels are shown: of each model, those of its longest context."""
+    They are, of each model, the cells of its longest context.
+    """
+    kernels = inside_operators(results.kernels())
+    kernels = kernels[kernels["ms"].notna()]  # unknown without the number of steps
     cells = of_column("train_step", "step_ms_median")(results)
     cells = cells[cells["cell"].isin(kernels["cell"])]
     if cells.empty or LENGTH not in cells:
-        return cells.iloc[:0], ""
+        return kernels, cells.iloc[:0], ""
     shown = [NAME, LENGTH, "precision", "compile"]
     cells, note = choose_slice(cells, results.axes, shown)
     variants = cells.groupby([NAME, LENGTH])["cell"].transform("count")
@@ -115,7 +113,8 @@ def _profiled(results: Results, kernels: pd.DataFrame) -> tuple[pd.DataFrame, st
     cells = cells[cells[LENGTH] == cells.groupby(NAME)[LENGTH].transform("max")]
     cells = sort_by(cells, ("precision", "compile"))
     words = cells["compile"].replace(COMPILED)
-    return cells.assign(variant=cells["precision"] + " " + words, scope=scopes_of(cells)), note
+    cells = cells.assign(variant=cells["precision"] + " " + words, scope=scopes_of(cells))
+    return kernels, cells, note
 
 
 def _size(order: Sequence[str]) -> dict[str, int]:
@@ -160,8 +159,7 @@ def _texts(encoding: Mapping[str, object]) -> Layer:
 
 def longest_kernels(results: Results) -> Drawn | None:
     """Return the kernels that take most of a step, of the first and the last variant of the largest model."""
-    kernels = _kernels(results)
-    cells, note = _profiled(results, kernels)
+    kernels, cells, note = _profiled(results)
     if cells.empty:
         return None
     largest = cells[cells[NAME] == ordered(NAME, cells)[-1]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.results import Results
@@ -190,9 +191,8 @@ def figure_files(
     figures: Sequence[Figure], pictures: Collection[str] = PICTURES
 ) -> dict[str, str | bytes]:
     """Return the content of the requested formats by path within the report folder."""
-    files: dict[str, str | bytes] = {}
-    for figure in figures:
-        made: dict[str, str | bytes] = {"svg": figure.picture.svg, "png": figure.picture.png}
-        for suffix in pictures if not figure.picture.problem else ():
-            files[f"figures/{figure.plot.name}.{suffix}"] = made[suffix]
+    files = {}
+    for figure, suffix in product(figures, pictures):
+        if not figure.picture.problem:
+            files[f"figures/{figure.plot.name}.{suffix}"] = getattr(figure.picture, suffix)
     return files

@@ -43,26 +43,24 @@ _identity = attrgetter(
 _LONGEST_NAME = 60  # letters of a kernel's name
 
 
-def reference_tables(device: str | None) -> tuple[Table, ...]:
-    """Return the table for a device, as a tuple that is empty without one."""
-    return () if device is None else (reference_table(device),)
-
-
 @cache
-def reference_table(device: str) -> Table:
-    """Return the table of a device, or of all. Raise KeyError for an unknown device."""
+def reference_tables(device: str | None) -> tuple[Table, ...]:
+    """Return the table of a device, or of all, as a tuple that is empty without a device.
+
+    Raise KeyError for an unknown device.
+    """
+    if device is None:
+        return ()
     where = "any device" if device == ALL else DEVICES[device]
     numbers = without_repetitions(published_on(device))
     names = set(map(attrgetter("writeup"), numbers))
     sources = [f"{one.name}: {one.title} ({one.source})" for one in writeups() if one.name in names]
-    return Table(
-        NAME,
-        f"Published on {where}",
+    read = (
         "The ratio is ours / theirs: above 1.00, ours takes longer or needs more. "
         "Ours is the same statistic as theirs, mean ± standard deviation or median. "
-        f"Write-ups: {'; '.join(sources)}.",
-        partial(_rows, numbers),
+        f"Write-ups: {'; '.join(sources)}."
     )
+    return (Table(NAME, f"Published on {where}", read, partial(_rows, numbers)),)
 
 
 def _rows(numbers: Numbers, results: Results) -> TableGrid:

@@ -10,7 +10,7 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.reference_devices import ALL
 from orchestrator.report.references.counterparts import _TENSORS, COUNTERPARTS
 from orchestrator.report.references.records import ReferenceNumber, published, writeups
-from orchestrator.report.references.tables import NAME, reference_table
+from orchestrator.report.references.tables import NAME, reference_tables
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.store.open import open_for_writing
@@ -279,7 +279,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def page(results: Results) -> RenderedTable:
-    (found,) = lay_out(results, [NAME], (reference_table(ALL),))
+    (found,) = lay_out(results, [NAME], reference_tables(ALL))
     return found
 
 

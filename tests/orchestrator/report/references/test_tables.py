@@ -22,7 +22,7 @@ from orchestrator.report.formats.files import FORMATS, to_csv
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.page.html import RenderedReport, to_html
-from orchestrator.report.references.tables import reference_table
+from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.tables.table import RenderedTable, notes_of
 from orchestrator.report.tables.views import view_of
@@ -71,7 +71,7 @@ def run(run_of: MakeRun, make_outcome: MakeOutcome) -> Run:
 
 
 def reference(results: Results, device: str = "h100") -> RenderedTable:
-    (found,) = lay_out(results, ["reference"], (reference_table(device),))
+    (found,) = lay_out(results, ["reference"], reference_tables(device))
     return found
 
 
