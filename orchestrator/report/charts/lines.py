@@ -107,17 +107,13 @@ class Lines:
         ticks = list(map(str, sorted(points["order"].unique())))
         axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
         x = channel("across:N", sort=ticks, title=None, scale={"domain": ticks}, axis=axis)
-        colour = _colour(self.colour, colours)
+        colour = _colour(self.colour, colours, colour_names(self.colour, colours))
         shared = {"x": x, "y": self._vertical(points), "color": colour}
         lines = {**shared, "order": channel("order:Q")}
         if self.dashed:
             dashes = {"domain": ["eager", "blocks", "model"], "range": [[4, 3], [1, 0], [1, 0]]}
             lines["strokeDash"] = channel("compile:N", scale=dashes, legend=None)
-        layers = [marks("line", lines, strokeWidth=1.6, aria=False)]
-        if "low" in own:
-            ends = {**shared, "y": channel("low:Q"), "y2": {"field": "high"}}
-            layers.append(marks("rule", ends, aria=False))
-        layers.append(_points(shared))
+        layers = [marks("line", lines, strokeWidth=1.6, aria=False), *_points(own, shared, "y")]
         if self.baseline is not None:
             rule = marks("rule", {"y": "one:Q"}, aria=False, strokeDash=[4, 3], color=light("ink2"))
             layers.insert(0, with_data([{"one": self.baseline}], rule))
@@ -137,10 +133,9 @@ class Lines:
         return channel("shown:Q", title=None, scale=scale, axis=axis)
 
 
-def _colour(axis: str, values: Sequence[object], names: Sequence[str] = ()) -> Channel:
-    """Return the colours of an axis. names: of the colours, if they are not those of the axis."""
-    colours = names or colour_names(axis, values)
-    return colour_channel(f"{axis}:N", dict(zip(map(str, values), colours, strict=True)))
+def _colour(axis: str, values: Sequence[object], names: Sequence[str]) -> Channel:
+    """Return the channel of an axis whose values have colours of these names."""
+    return colour_channel(f"{axis}:N", dict(zip(map(str, values), names, strict=True)))
 
 
 def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
@@ -156,15 +151,19 @@ def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     return points
 
 
-def _points(shared: Mapping[str, Channel]) -> Layer:
-    """Return a point for each row, which is hollow if the cell is CPU-bound.
+def _points(rows: pd.DataFrame, shared: Mapping[str, Channel], along: str) -> list[Layer]:
+    """Return the intervals, if they are known, and points, hollow ones for CPU-bound cells.
 
-    shared: the channels x, y and color.
+    shared: the channels x, y and color. along: the channel of the value, x or y.
     """
+    layers = []
+    if "low" in rows:
+        ends = {**shared, along: channel("low:Q"), f"{along}2": {"field": "high"}}
+        layers.append(marks("rule", ends, aria=False))
     hollow = {"test": "datum.hollow", "value": light("bg")}
     fill = {**shared["color"], "condition": hollow}
     encoding = {**shared, "fill": fill, "description": "label:N", "href": "href:N"}
-    return marks("point", encoding, size=36, strokeWidth=1.4, opacity=1)
+    return [*layers, marks("point", encoding, size=36, strokeWidth=1.4, opacity=1)]
 
 
 def _slopes(own: pd.DataFrame, axis: str, shared: Mapping[str, Channel]) -> list[Layer]:
@@ -236,25 +235,23 @@ class Dots:
 
     def _panel(self, cells: pd.DataFrame, colours: Sequence[object]) -> Panel:
         cells = sort_by(cells, self.rows)
-        names = cells[list(self.rows)].map(_with_commas).agg("  ".join, axis=1)
-        data = _mark_data(cells, self.unit).assign(row=names)
+        row_names = cells[list(self.rows)].map(_with_commas).agg("  ".join, axis=1)
+        data = _mark_data(cells, self.unit).assign(row=row_names)
         scale, ticks = log_scale(_numbers(data))
         axis = {"values": ticks, "format": NUMBER_FORMAT}
         x = channel("shown:Q", title=None, scale=scale, axis=axis)
-        order = list(dict.fromkeys(names))
+        order = list(dict.fromkeys(row_names))
         y = channel("row:N", sort=order, title=None, axis={"labelLimit": 140})
-        colour = _colour(
-            self.colour, colours, _kernel_colours(colours) if self.colour in self.rows else ()
-        )
-        shared = {"x": x, "y": y, "color": colour}
+        if self.colour in self.rows:
+            names = ["bf16" if name in FUSED else "fp32" for name in colours]
+        else:
+            names = colour_names(self.colour, colours)
+        shared = {"x": x, "y": y, "color": _colour(self.colour, colours, names)}
         layers = []
         if self.baseline is not None:
             rule = marks("rule", {"x": "one:Q"}, aria=False, color=light("ink2"))
             layers.append(with_data([{"one": self.baseline}], rule))
-        if "low" in data:
-            ends = {**shared, "x": channel("low:Q"), "x2": {"field": "high"}}
-            layers.append(marks("rule", ends, aria=False))
-        layers.append(_points(shared))
+        layers += _points(data, shared, "x")
         chosen = ["row", "label", "href", "hollow", *_NUMBERS, self.colour]
         size = {"width": 260, "height": max(15 * len(order), 60)}
         return with_data(data_of(data, chosen), {"layer": layers, **size})
@@ -268,10 +265,6 @@ def _numbers(points: pd.DataFrame) -> pd.Series[float]:
 
 def _with_commas(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _kernel_colours(implementations: Sequence[object]) -> list[str]:
-    return ["bf16" if name in FUSED else "fp32" for name in implementations]
 
 
 def _horizontal_axis(cells: pd.DataFrame) -> str:

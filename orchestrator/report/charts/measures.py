@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.results import Results
-from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import NAME, cell_keys, names_of
 from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs
 
@@ -45,11 +44,6 @@ def of_column(
 def step_times(task: str) -> Points:
     """Return a function of the step times of a task, with their intervals."""
     return of_column(task, TIME, (LOW, HIGH))
-
-
-def peaks(task: str) -> Points:
-    """Return a function of the peaks of a task in GiB."""
-    return of_column(task, "peak_allocated_bytes", scale=1 / GIB)
 
 
 def ratios(axis: str, base: str, others: tuple[str, ...], without: tuple[str, ...] = ()) -> Points:

@@ -8,6 +8,7 @@ from itertools import product
 
 from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
 from orchestrator.report.charts.bars import (
     kernel_classes,
     live_memory,
@@ -16,7 +17,7 @@ from orchestrator.report.charts.bars import (
 )
 from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
 from orchestrator.report.charts.lines import Dots, Lines
-from orchestrator.report.charts.measures import Points, of_column, peaks, ratios, step_times
+from orchestrator.report.charts.measures import Points, of_column, ratios, step_times
 from orchestrator.report.charts.rendering import Picture, begin, draw
 from orchestrator.report.text.cell_names import NAME
 from tasks.spec.messages import typed_error_text
@@ -125,7 +126,10 @@ PLOTS: tuple[Plot, ...] = (
         "Implementations of attention",
         "log scales; bars: 95% interval",
         Dots(
-            (("ms", step_times("attention")), ("peak GiB", peaks("attention"))),
+            (
+                ("ms", step_times("attention")),
+                ("peak GiB", of_column("attention", "peak_allocated_bytes", scale=1 / GIB)),
+            ),
             "",
             ("attention",),
             "attention",

@@ -28,9 +28,10 @@ from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.heat_map import heat_map
 from orchestrator.report.text.leads import counts_by_status, headline
-from orchestrator.report.text.provenance import values_of
+from orchestrator.report.text.provenance import measured_days, values_of
 
 _PROGRAM = "transformer-sweep"
+_DAY = "%d %b %Y"
 _MOST_ANSWERS, _MOST_COMMANDS = 5, 8
 _PHONE_COLUMNS = 4
 # Axes that readers filter by, besides those that vary.
@@ -81,7 +82,7 @@ def to_html(
             statuses=counts_by_status(results, missing),
             total=len(results.cells) + missing,
             versions=_versions(results.cells),
-            dates=_dates(results.cells),
+            dates=measured_days(results.cells, _DAY),
             answers=report.answers[:_MOST_ANSWERS],
             grid=grid,
             sections=found,
@@ -155,15 +156,6 @@ def _versions(cells: pd.DataFrame) -> list[str]:
     return [f"{name} {', '.join(values)}" for name, values in named if 0 < len(values) <= 3]
 
 
-def _dates(cells: pd.DataFrame) -> str:
-    """Return the days on which cells were measured, such as `21 Nov 2026 to 24 Nov 2026`."""
-    days = pd.to_datetime(cells["started_at"]).dropna() if "started_at" in cells else pd.Series()
-    if days.empty:
-        return ""
-    ends = dict.fromkeys(day.strftime("%d %b %Y").lstrip("0") for day in (days.min(), days.max()))
-    return " to ".join(ends)
-
-
 def _commands(results: Results) -> list[str]:
     """Return the last commands that measured, to be copied into a shell."""
     invocations = results.manifest.get("invocations", [])
@@ -180,6 +172,6 @@ def _citation(results: Results) -> str:
         *_versions(cells),
         *(f"driver {', '.join(values)}" for values in [values_of(cells, "driver")] if values),
         *(f"commit {', '.join(values[:4])}" for values in [values_of(cells, "commit")] if values),
-        _dates(cells),
+        measured_days(cells, _DAY),
     ]
     return ",\n".join(filter(None, parts)) + "."

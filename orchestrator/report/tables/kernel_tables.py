@@ -119,13 +119,11 @@ def top_kernels(results: Results) -> TableGrid:
     The longest one that is no matrix product is always among them.
     """
     found = []
-    for cell, suffix, own in _by_cell(results, results.kernels()):
-        for scope, phases in _scopes({one.phase for one in own}).items():
-            among = [one for one in own if one.phase in phases]
-            total_ms = float(np.sum([one.ms for one in among]))
-            for name in _top_names(among):
-                same = [one for one in among if one.name == name]
-                found.append((cell, [Entry(scope + suffix), *_kernel_entries(same, total_ms)]))
+    for cell, scope, own in _by_scope(results, results.kernels()):
+        total_ms = float(np.sum([one.ms for one in own]))
+        for name in _top_names(own):
+            same = [one for one in own if one.name == name]
+            found.append((cell, [Entry(scope), *_kernel_entries(same, total_ms)]))
     return grid_of(results, [PHASE], _TOP_TITLES, found)._replace(label=_NAME)
 
 
@@ -138,11 +136,9 @@ def by_class(results: Results) -> TableGrid:
     times_ms = kernels.groupby("kernel_class")["ms"].sum()
     present = list(times_ms.sort_values(ascending=False).index)
     found = []
-    for cell, suffix, own in _by_cell(results, kernels):
-        for scope, phases in _scopes({one.phase for one in own}).items():
-            phase, among = scope + suffix, [one for one in own if one.phase in phases]
-            values = [*_class_shares(among, present), *_softmax_entries(cell, phase, among)]
-            found.append((cell, [Entry(phase), *values, *_class_counts(among, present)]))
+    for cell, scope, own in _by_scope(results, kernels):
+        values = [*_class_shares(own, present), *_softmax_entries(cell, scope, own)]
+        found.append((cell, [Entry(scope), *values, *_class_counts(own, present)]))
     titles = ["kernel ms", *(f"{name} share" for name in present), *_SOFTMAX_TITLES]
     titles += [f"{what} of {name}" for what in ("ms", "kernels") for name in present]
     return grid_of(results, [PHASE], titles, found)
@@ -186,11 +182,12 @@ def difference_between(cells: tuple[pd.DataFrame, pd.DataFrame], names: Sequence
     if not all(kernels["phase"].any() for kernels in sides):
         # A trace without phases is compared as a whole.
         sides = [kernels.assign(phase=WHOLE_STEP) for kernels in sides]
-    names = [name + _whole_trace(own) for name, own in zip(names, sides, strict=True)]
-    names_of_kernels = ["phase", "kernel_class", "name"]
-    left, right = (
-        _per_step(kernels).groupby(names_of_kernels)[["kernels", "ms"]].sum() for kernels in sides
-    )
+    titles, sums_of_sides = [], []
+    for name, own in zip(names, sides, strict=True):
+        titles.append(name + (WHOLE_TRACE if own["steps"].isna().any() else ""))
+        by_kernel = _per_step(own).groupby(["phase", "kernel_class", "name"])
+        sums_of_sides.append(by_kernel[["kernels", "ms"]].sum())
+    left, right = sums_of_sides
     both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
     both["more_ms"] = both["ms_right"] - both["ms_left"]
     order = both["more_ms"].abs().sort_values(ascending=False).index[:_DIFFERENT]
@@ -201,7 +198,7 @@ def difference_between(cells: tuple[pd.DataFrame, pd.DataFrame], names: Sequence
             entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
         more = quantity(row["more_ms"], "+.3f", "ms")
         rows.append([*entries, more, Entry(short_kernel_name(row["name"]))])
-    counts = [Heading(title, name) for name in names for title in ("kernels", "ms")]
+    counts = [Heading(title, name) for name in titles for title in ("kernels", "ms")]
     headings = [*counts, Heading("more ms"), Heading(_NAME)]
     return TableGrid([PHASE, "class"], headings, rows, label=_NAME)
 
@@ -237,16 +234,21 @@ def _by_cell(
             yield cell, WHOLE_TRACE if cell["cell"] in unknown else "", by_cell[cell["cell"]]
 
 
+def _by_scope(
+    results: Results, kernels: pd.DataFrame
+) -> Iterator[tuple[Row, str, list[TimedKernel]]]:
+    """Yield each cell with its kernels by phase, of both passes, and of the step."""
+    for cell, suffix, own in _by_cell(results, kernels):
+        for scope, phases in _scopes({one.phase for one in own}).items():
+            yield cell, scope + suffix, [one for one in own if one.phase in phases]
+
+
 def sums(kernels: Iterable[TimedKernel], key: str, summed: str = "ms") -> dict[str, float]:
     """Return the sum of a field for each value of another one."""
     values: dict[str, list[float]] = defaultdict(list)
     for one in kernels:
         values[getattr(one, key)].append(getattr(one, summed))
     return {value: math.fsum(own) for value, own in values.items()}
-
-
-def _whole_trace(kernels: pd.DataFrame) -> str:
-    return WHOLE_TRACE if kernels["steps"].isna().any() else ""
 
 
 def _scopes(phases: Collection[str]) -> dict[str, Collection[str]]:

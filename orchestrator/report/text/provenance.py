@@ -37,7 +37,7 @@ def provenance(results: Results) -> str:
         ),
         _unrequested(results),
         _labelled("commit", _value(cells, "commit")),
-        _dates(cells),
+        measured_days(cells),
     ]
     return " · ".join(filter(None, parts))
 
@@ -108,8 +108,10 @@ def _unrequested(results: Results) -> str:
     return f"{count - asked} of {count} cells are from an earlier config or selection"
 
 
-def _dates(cells: pd.DataFrame) -> str:
-    days = pd.to_datetime(_column(cells, "started_at")).dt.strftime("%Y-%m-%d")
-    if days.empty:
+def measured_days(cells: pd.DataFrame, form: str = "%Y-%m-%d") -> str:
+    """Return the first and the last day of measuring, such as `2026-11-21 to 2026-11-24`."""
+    started = pd.to_datetime(_column(cells, "started_at"))
+    if started.empty:
         return ""
-    return " to ".join(dict.fromkeys((days.min(), days.max())))
+    ends = [day.strftime(form).lstrip("0") for day in (started.min(), started.max())]
+    return " to ".join(dict.fromkeys(ends))
