@@ -6,15 +6,12 @@ from importlib.util import find_spec
 
 from orchestrator.common.errors import PlatformError
 
-_PACKAGES = {"vl_convert": "vl-convert-python"}
-
 
 def require_packages() -> None:
-    """Raise PlatformError if a package is missing that draws charts. Tables do not need them."""
-    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
-    if missing:
-        names = " ".join(missing)
+    """Raise PlatformError if the package is missing that draws charts. Tables do not need it."""
+    if find_spec("vl_convert") is None:
         raise PlatformError(
-            f"charts need {names}, not installed here",
-            f"Run `pip install {names}`, or print a table alone: sweep report RUN --table NAME",
+            "charts need vl-convert-python, not installed here",
+            "Run `pip install vl-convert-python`, or print a table alone:"
+            " sweep report RUN --table NAME",
         )

@@ -1,6 +1,5 @@
 const find = (selector, within = document) => within.querySelector(selector);
 const findAll = (selector, within = document) => [...within.querySelectorAll(selector)];
-const DIGITS = 3;
 const PAGE_ROWS = 25;
 const OUT_OF_MEMORY = ["oom", "oom_inferred", "host_oom"];
 const STATUS = { ok: "measured", oom: "out of memory", oom_inferred: "out of memory (inferred)", host_oom: "out of CPU memory", skipped: "impossible" };
@@ -40,7 +39,7 @@ function valueAt(column, row) {
   return column.w ? column.w[column.i[row]] ?? null : column.v[row];
 }
 
-function number(value, digits = DIGITS) {
+function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
   let decimals = Math.max(digits - 1 - Math.floor(Math.log10(Math.abs(value))), 0);
