@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product, repeat
 
-from orchestrator.report.tables.table import Entry, RenderedTable, shorten
+from orchestrator.report.tables.table import Entry, RenderedTable
 from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
+from tasks.spec.messages import shorten
 
 # Of LaTeX's article class, the narrowest text that papers have in common.
 TEXT_PT = 345

@@ -22,7 +22,7 @@ from rich.text import Text
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.report.formats.fitting import heads, narrowed
-from orchestrator.report.tables.formatters import failure_reason
+from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.table import Entry, RenderedTable
 from orchestrator.report.tables.views import TableView
 from orchestrator.report.text.answers import Answer
@@ -182,7 +182,7 @@ def _other_failures(results: Results, command: str) -> Iterator[RenderableType]:
         return
     yield from ("", Text("Other cells without a result", style="bold"))
     for row in failed.head(_MAX_FAILURES).to_dict("records"):
-        line = f"  {row['cell']}  {row['status']}  {failure_reason(row)}"
+        line = f"  {row['cell']}  {row['status']}  {why_failed(row)}"
         yield Text(line, no_wrap=True, overflow="ellipsis")
     if len(failed) > _MAX_FAILURES:
         yield Text(f"  and {len(failed) - _MAX_FAILURES:,} more: {command} --table {_FAILURES}")

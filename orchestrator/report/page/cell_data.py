@@ -17,6 +17,7 @@ import pandas as pd
 from orchestrator.analysis.axes import RUN, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
+from orchestrator.report.charts.chart import rounded
 from orchestrator.report.text.cell_names import (
     LENGTH,
     NAME,
@@ -28,7 +29,6 @@ from orchestrator.report.text.cell_names import (
 )
 from orchestrator.report.text.pairs import HIGH, LOW, TIME
 
-_DIGITS = 5
 # Name in the page: column of the cells and factor.
 _NUMBERS: Mapping[str, tuple[str, float]] = {
     "step": (TIME, 1),
@@ -71,7 +71,8 @@ def cell_columns(results: Results) -> dict[str, Any]:
             columns[column] = _words(cells[column], ordered_values(column, cells[column]))
     for name, (column, scale) in _NUMBERS.items():
         if column in cells and cells[column].notna().any():
-            columns[name] = {"v": _rounded(cells[column].astype(float) * scale)}
+            values = cells[column].astype(float) * scale
+            columns[name] = {"v": _or_null(rounded(values.where(values.abs() < float("inf"))))}
     axes = {}
     for axis in results.axes:
         if axis not in (RUN, LENGTH) and axis in cells and cells[axis].notna().any():
@@ -94,11 +95,6 @@ def _words(values: pd.Series[Any], order: Iterable[object]) -> dict[str, object]
 
 def _or_null(values: pd.Series[Any]) -> list[Any]:
     return list(values.astype(object).where(values.notna(), None))
-
-
-def _rounded(values: pd.Series[float]) -> list[float | None]:
-    finite = values.where(values.abs() < float("inf"))
-    return _or_null(finite.map(f"{{:.{_DIGITS}g}}".format, na_action="ignore").astype(float))
 
 
 def packed(texts: Iterable[str]) -> str:

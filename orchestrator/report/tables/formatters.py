@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
-from orchestrator.common.text import typed_message
+from orchestrator.common.text import failure_reason
 from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
 from orchestrator.report.tables.table import (
@@ -23,9 +23,9 @@ from orchestrator.report.tables.table import (
     milliseconds,
     quantity,
     quotient,
-    shorten,
 )
 from orchestrator.report.text.numbers import format_ms
+from tasks.spec.messages import shorten
 
 Value = Callable[[Row], Entry]
 
@@ -33,7 +33,6 @@ KERNEL_TIME = "step_kernel_time_ms_median"
 SAVED_RANKS = range(1, 6)  # ranks of the operations that save most for the backward pass
 # Characters of a kernel's name. Names that CUTLASS makes of its template arguments run to 2,000.
 _LONGEST_NAME = 100
-_LONGEST_REASON = 160
 _SMALLEST_GIB = GIB / 100  # smaller sizes are written in MiB, since two digits would show 0.00
 NOISE_NOTE = (
     f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap. They do not"
@@ -339,11 +338,8 @@ def end_location(row: Row) -> Entry:
     return Entry(" / ".join(filter(None, names)) or NOTHING)
 
 
-def failure_reason(row: Row) -> Entry:
+def why_failed(row: Row) -> Entry:
     """Return the first line of the reason or of the error message of a failed attempt."""
     names = ("reason", "exception", "message")
     evidence = {name: str(row[name]) for name in names if has_value(row, name)}
-    named = evidence.get("reason") or typed_message(evidence)
-    if not named:
-        return MISSING
-    return Entry(shorten(named.splitlines()[0], _LONGEST_REASON))
+    return Entry(failure_reason(evidence) or NOTHING)

@@ -88,11 +88,6 @@ def axis_entry(value: object) -> Entry:
     return Entry(axis_text(value), float(value) if is_number else None)  # type: ignore[arg-type]
 
 
-def shorten(text: str, longest: int) -> str:
-    """Return a text of at most `longest` characters; an ellipsis shows that it was cut."""
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
 _SETTINGS = (
     # Three ways to name a model; `size` is a key of every table.
     "model", "d_model", "d_ff", "num_layers", "num_heads",

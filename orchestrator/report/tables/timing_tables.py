@@ -287,7 +287,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         cell_rows(
             ("status", show.text("status")),
             ("where", show.end_location),
-            ("why", show.failure_reason),
+            ("why", show.why_failed),
             ("cell", show.text("cell")),
         ),
         lambda cells: cells[cells["status"] != "ok"],

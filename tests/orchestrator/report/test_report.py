@@ -21,7 +21,7 @@ from orchestrator.hardware.gpu_catalog import known_gpus, smallest_fitting
 from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.formats.files import to_csv
 from orchestrator.report.formats.markdown import to_markdown
-from orchestrator.report.tables.formatters import failure_reason
+from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.registry import FORMER_NAMES, TABLES, lay_out
 from orchestrator.report.tables.views import view_of
 from orchestrator.report.text.answers import answers
@@ -297,7 +297,7 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
     ],
 )
 def test_a_reason_that_is_cut_ends_in_an_ellipsis(message: str | None, shown: str) -> None:
-    assert str(failure_reason({"message": message})) == shown
+    assert str(why_failed({"message": message})) == shown
 
 
 def test_what_failed_after_some_samples_is_no_result(results_of: Callable[..., Results]) -> None:
