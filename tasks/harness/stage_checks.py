@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,6 @@ from tasks.spec.parameters import Params
 
 # In their steps, the gradient scaler of fp16 may still look for its scale.
 _WARM_UP_STAGES = ("compile", "warm-up")
-
 
 # Compared of each parameter. A copy of all values would take as much memory as the model.
 _COMPARED_VALUES = 64
@@ -78,16 +79,26 @@ class StageChecks:
 
 
 class _Parameters:
-    """The trained parameters of a model, if it has an optimizer, and their state when last read."""
+    """The trained parameters of a model in fp32, and their state when last read.
+
+    None if an optimizer is fused: torch does not count the writes of its kernels. A small step in
+    bf16 may change no value, because all are rounded to what they were.
+    """
 
     def __init__(self, workload: Workload) -> None:
+        groups = list(chain.from_iterable(one.param_groups for one in workload.optimizers))
+        is_fused = any(group.get("fused") for group in groups)
         self._trained: list[nn.Parameter] = []
-        if workload.model is not None and workload.optimizer_steps is not None:
-            self._trained = [one for one in workload.model.parameters() if one.requires_grad]
+        if workload.model is not None and groups and not is_fused:
+            for parameter in workload.model.parameters():
+                if parameter.requires_grad and parameter.dtype is torch.float32:
+                    self._trained.append(parameter)
         self._states = [_state_of(one) for one in self._trained]
 
     def have_changed(self) -> bool:
-        """Return True if any parameter differs from the last time that they were read."""
+        """Return True if a parameter differs from when they were last read, or if there are none."""
+        if not self._trained:
+            return True
         before, self._states = self._states, [_state_of(one) for one in self._trained]
         for (version, values), (version_now, values_now) in zip(before, self._states, strict=True):
             if version != version_now or not torch.equal(values, values_now):

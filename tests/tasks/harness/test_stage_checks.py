@@ -190,6 +190,29 @@ def test_an_optimizer_that_ran_has_changed_a_parameter(
         checks.check("timing synced")
 
 
+class Tiny(ThroughData):
+    """An optimizer whose changes are rounded away in bf16."""
+
+    def change(self, parameter: Tensor) -> None:
+        parameter.data -= 1e-12
+
+
+TINY_STEPS: list[dict[str, Any]] = [
+    {"optimizer": "sgd", "optimizer_args": {"lr": 1e-30}},
+    {"optimizer": f"{HERE}:Tiny", "precision": "bf16_pure"},
+]
+
+
+@pytest.mark.parametrize("options", TINY_STEPS, ids=str)
+def test_steps_too_small_to_be_seen_are_no_missing_work(options: dict[str, Any]) -> None:
+    session = session_of(**options)
+    checks = checks_of(session)
+    for stage in ("warm-up", "timing synced"):
+        session.step()
+        checks.check(stage)
+    assert session.facts["optimizer_steps_skipped"] == 0
+
+
 def test_only_the_version_of_a_parameter_is_read_where_values_would_need_memory() -> None:
     turned = nn.Parameter(torch.ones(2, 3).t())
     version, values = _state_of(turned)
