@@ -241,7 +241,7 @@ def _warn_of_missing_tables(
     elif not pages and has_cells and options.tables:
         names = ", ".join(options.tables)
         remedy = "Some tables need an instrument, such as --instrument kernels"
-        click.echo(f"these cells have no numbers for --table {names}. {remedy}")
+        click.echo(f"these cells have no numbers for --table {names}. {remedy}", err=True)
     elif not pages:
         click.echo("nothing measured yet")
 

@@ -57,7 +57,9 @@ def _noise(report: ComparisonReport) -> str:
         return f"{problem}, so the noise between processes is not known. {remedy}"
     deviations = [one.noise.deviation for one in report.comparisons if one.noise_is_known]
     least, middle, most = map(_deviation, np.quantile(deviations, [0, 0.5, 1]))
-    spread = f"{middle} in the median cell, {least} to {most}"
+    spread = middle
+    if len(deviations) > 1:
+        spread += f" in the median cell, {least} to {most}"
     known = f"noise between processes: {spread}, with {degrees} degrees of freedom"
     if unknown:
         cells = cells_and_verb(unknown, "was", "were")

@@ -415,8 +415,8 @@ KERNEL_TABLES: tuple[Table, ...] = (
     Table(
         "kernel-diff",
         "Kernels that differ between two cells",
-        "The kernels whose milliseconds in a step differ most. Choose two cells with --cells;"
-        " otherwise they are two that differ in a single axis.",
+        "The kernels whose milliseconds in a step differ most. `sweep report` shows two cells that"
+        " differ in a single axis, or those of --cells.",
         difference,
         _WITH_KERNELS,
     ),
