@@ -54,7 +54,8 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
 def find_model_config(name: str, folders: Iterable[str]) -> Path | None:
     """Return config.json of a model of transformers: in one of the folders, or the hub's cache."""
     files = [Path(folder) / name / MODEL_CONFIG for folder in folders]
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    # Not Path.home(), which raises for a user without a home.
+    home = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     cached = cache / f"models--{name.replace('/', '--')}"
     main = cached / "refs" / "main"  # the commit that the hub's client downloaded last
