@@ -50,12 +50,12 @@ def without_separator(arguments: Sequence[str]) -> list[str]:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 cell" or "3 cells"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a count with its noun, such as "1 cell" or "1,333 cells"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def cell_count(count: int) -> str:
-    """Return "1 cell" or "3 cells"."""
+    """Return "1 cell" or "1,333 cells"."""
     return counted(count, "cell")
 
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.table import Entry, RenderedTable
@@ -28,7 +29,7 @@ from orchestrator.report.tables.views import TableView
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
-from orchestrator.report.text.numbers import HOST_MARK, counted
+from orchestrator.report.text.numbers import HOST_MARK
 from orchestrator.report.text.provenance import provenance
 from tasks.spec.status import OUT_OF_MEMORY
 

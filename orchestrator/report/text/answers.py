@@ -24,6 +24,7 @@ from orchestrator.analysis.axes import (
 )
 from orchestrator.analysis.cpu_bound import depends_on_cpu
 from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import LENGTH, PASSES, fullest_context, name_of, scope_of
 from orchestrator.report.text.memory_failures import (
@@ -33,7 +34,7 @@ from orchestrator.report.text.memory_failures import (
     contexts_by_limit,
     limited_steps,
 )
-from orchestrator.report.text.numbers import counted, gibibytes, interval, number, percent, ratio
+from orchestrator.report.text.numbers import gibibytes, interval, number, percent, ratio
 from orchestrator.report.text.pairs import (
     BASE,
     HIGH,

@@ -9,8 +9,9 @@ import pandas as pd
 from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, ran_with_others
 from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
 from orchestrator.report.text.cell_names import LENGTH, NAME, fullest_context, names_of, scope_of
-from orchestrator.report.text.numbers import counted, gibibytes, number, percent
+from orchestrator.report.text.numbers import gibibytes, number, percent
 from orchestrator.report.text.pairs import (
     HIGH,
     LOW,

@@ -47,11 +47,6 @@ def gibibytes(count: float | None) -> str:
     return NOTHING if count is None or is_null(count) else f"{number(count / GIB)} GiB"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, such as `1 cell` or `1,333 cells`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def format_number(value: float, form: str) -> str:
     """Return a formatted number, in scientific notation if it is huge."""
     is_regular = math.isfinite(value) and abs(value) < _HUGE

@@ -97,7 +97,7 @@ def _counted(found: pd.Series[bool], text: str) -> str:
         return ""
     if len(found) == 1:
         text = text.replace("are ", "is ", 1)
-    return f"{found.sum()} of {cell_count(len(found))} {text}"
+    return f"{found.sum():,} of {cell_count(len(found))} {text}"
 
 
 def _unrequested(results: Results) -> str:
@@ -105,7 +105,7 @@ def _unrequested(results: Results) -> str:
     asked, count = int(results.manifest.get("asked", 0)), len(results.cells)
     if not 0 < asked < count:
         return ""
-    return f"{count - asked} of {count} cells are from an earlier config or selection"
+    return f"{count - asked:,} of {count:,} cells are from an earlier config or selection"
 
 
 def measured_days(cells: pd.DataFrame, form: str = "%Y-%m-%d") -> str:

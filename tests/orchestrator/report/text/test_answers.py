@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
 from orchestrator.report.formats.markdown import answers_to_markdown
 from orchestrator.report.text.answers import Answer, answers
 from orchestrator.report.text.memory_failures import memory_failures
-from orchestrator.report.text.numbers import counted, interval, number, percent, ratio
+from orchestrator.report.text.numbers import interval, number, percent, ratio
 
 AXES = (
     "device", "size", "context_length", "precision", "compile", "attention", "pass",
