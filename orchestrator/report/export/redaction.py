@@ -29,15 +29,12 @@ _FROM_WHERE = (  # what a path is read from, if it has it
 )
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\.\d)")
 _OF_TORCH = ("PYTORCH_", "TORCH", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
-_SECRET = re.compile(
-    r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE
-)  # in the name of a variable, whosever it is
+# In the name of a variable, whosever it is.
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE)
 _TELLING = 6  # characters of a value that is looked for in texts: `1` and `true` are in all of them
 _GPU = "GPU"
-_IDS = {
-    "host": "host",
-    "gpu_uuid": _GPU,
-}  # facts that tell one from another, and how they are called then
+# Facts that tell one from another, and how they are called then.
+_IDS = {"host": "host", "gpu_uuid": _GPU}
 _DROPPED = ("pid",)
 _ENVIRONMENT = "env"  # a key of configs and of the settings of attempts
 _TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}

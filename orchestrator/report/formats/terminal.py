@@ -96,14 +96,14 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     title = Text(page.table.title, style="bold")
     parts: list[RenderableType] = [title, view.caption, _rich_table(view), ""]
     parts += view.numbered_notes
-    if view.hidden_rows or view.hidden_columns:
+    if view.hidden_rows or view.hidden_measures:
         # A command stays in one line, however narrow the screen, so that it can be copied.
         parts.append(Text(f"{_hidden(view)}: {command}", no_wrap=True, overflow="ignore"))
     return screen.text(*parts, Text(page.provenance, style="dim"))
 
 
 def _hidden(view: TableView) -> str:
-    hidden = ((view.hidden_rows, "more row"), (view.hidden_columns, "more column"))
+    hidden = ((view.hidden_rows, "more row"), (len(view.hidden_measures), "more column"))
     return " and ".join(counted(count, noun) for count, noun in hidden if count)
 
 

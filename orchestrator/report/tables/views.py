@@ -73,10 +73,6 @@ class TableView:
         return ["left"] * len(self.keys) + of_measures
 
     @property
-    def hidden_columns(self) -> int:
-        return len(self.hidden_measures)
-
-    @property
     def left_out(self) -> str:
         """A line for the source of a document with the columns that had no room, if there are any."""
         titles = ", ".join(map(attrgetter("title"), self.hidden_measures))

@@ -108,7 +108,7 @@ def test_a_measure_without_a_value_in_the_shown_rows_takes_no_room() -> None:
 def test_the_first_measures_are_the_most_important() -> None:
     view = view_of(table_of(grid_of("blocks", measures=9)))
     assert [measure.name for measure in view.measures] == ["m0", "m1", "m2", "m3", "m4"]
-    assert view.hidden_columns == 4
+    assert len(view.hidden_measures) == 4
 
 
 def test_a_caption_explains_the_shown_columns_alone() -> None:
