@@ -18,13 +18,11 @@ from orchestrator.report.charts.chart import (
     colour_channel,
     data_of,
     marks,
-    rounded,
     with_data,
 )
 from orchestrator.report.charts.measures import KEY, of_column
 from orchestrator.report.charts.theme import light
 from orchestrator.report.tables.formatters import short_kernel_name
-from orchestrator.report.tables.kernel_tables import inside_operators
 from orchestrator.report.text.cell_names import (
     COMPILED,
     LENGTH,
@@ -35,9 +33,9 @@ from orchestrator.report.text.cell_names import (
     scopes_of,
     sort_by,
 )
-from orchestrator.report.text.numbers import number
+from orchestrator.report.text.numbers import number, rounded
 from orchestrator.report.text.slices import choose_slice, evenly
-from tasks.spec.tables import ROLES
+from tasks.spec.tables import OUTSIDE_OPERATORS, ROLES
 
 _WIDTH = 260
 _ROW = 26  # pixels of a bar
@@ -99,8 +97,9 @@ def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
 
     They are, of each model, the cells of its longest context.
     """
-    kernels = inside_operators(results.kernels())
-    kernels = kernels[kernels["ms"].notna()]  # unknown without the number of steps
+    kernels = results.kernels()
+    # Without the number of steps, the milliseconds of a step are unknown.
+    kernels = kernels[(kernels["name"] != OUTSIDE_OPERATORS) & kernels["ms"].notna()]
     cells = of_column("train_step", "step_ms_median")(results)
     cells = cells[cells["cell"].isin(kernels["cell"])]
     if cells.empty or LENGTH not in cells:

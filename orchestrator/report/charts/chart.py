@@ -110,11 +110,6 @@ def mark_label(row: Row, unit: str) -> str:
     return text
 
 
-def rounded(values: pd.Series[float]) -> pd.Series[float]:
-    """Return numbers with five digits: more are invisible, and make the drawing larger."""
-    return values.astype(float).map(lambda value: float(f"{value:.5g}"))
-
-
 def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
     """Return the legend of filled and hollow points, if it is known what limits a cell."""
     if "cpu_bound" not in cells or cells["cpu_bound"].isna().all():

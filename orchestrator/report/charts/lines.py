@@ -26,7 +26,6 @@ from orchestrator.report.charts.chart import (
     log_scale,
     mark_label,
     marks,
-    rounded,
     with_data,
 )
 from orchestrator.report.charts.measures import KEY, Points
@@ -39,6 +38,7 @@ from orchestrator.report.text.cell_names import (
     ordered,
     sort_by,
 )
+from orchestrator.report.text.numbers import rounded
 from orchestrator.report.text.slices import choose_slice, evenly
 from tasks.spec.parameters import TIMING_AXES
 

@@ -17,7 +17,6 @@ import pandas as pd
 from orchestrator.analysis.axes import RUN, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.chart import rounded
 from orchestrator.report.text.cell_names import (
     LENGTH,
     NAME,
@@ -27,6 +26,7 @@ from orchestrator.report.text.cell_names import (
     ordered,
     scopes_of,
 )
+from orchestrator.report.text.numbers import rounded
 from orchestrator.report.text.pairs import HIGH, LOW, TIME
 
 # Name in the page: column of the cells and factor.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
+
 from orchestrator.analysis.axes import NOTHING, is_null
 from orchestrator.common.units import GIB
 
@@ -45,6 +47,11 @@ def percent(share: float | None) -> str:
 
 def gibibytes(count: float | None) -> str:
     return NOTHING if count is None or is_null(count) else f"{number(count / GIB)} GiB"
+
+
+def rounded(values: pd.Series[float]) -> pd.Series[float]:
+    """Return numbers with five digits: more are invisible, and make charts and the page larger."""
+    return values.astype(float).map(lambda value: float(f"{value:.5g}"))
 
 
 def format_number(value: float, form: str) -> str:
