@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import cell_count, shell_path
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, PUBLICATION_FILE, REPORT
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATION_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
 from orchestrator.store.parquet_parts import (
     build_from_parts,
@@ -201,9 +202,18 @@ class Run:
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
         schema = SCHEMAS[table]
         parts = read_parts(self.folder / table, schema, columns)
+        if table == ATTEMPTS and not parts and self._has_derived_cells():
+            raise RunError(
+                f"{self}: its table {ATTEMPTS} is gone",
+                f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
+            )
         return pa.concat_tables(
             [empty_table(schema, columns), *parts], promote_options="permissive"
         )
+
+    def _has_derived_cells(self) -> bool:
+        path = self.folder / CELLS_FILE
+        return path.exists() and pq.read_metadata(path).num_rows > 0
 
     def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
         import pandas as pd

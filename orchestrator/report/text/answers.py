@@ -217,7 +217,7 @@ def about_compiling(results: Results) -> Iterator[Answer]:
 def _of_compiling(found: pd.DataFrame) -> Answer:
     is_free = is_gpu_bound(found)
     of_gpu = found[is_free] if is_free.any() else found
-    kind = "GPU-bound pair" if _is_known_gpu(of_gpu) else "pair"
+    kind = "GPU-bound pair" if (of_gpu["bound"] == "GPU-bound").any() else "pair"
     by_precision = of_gpu["ratio"].groupby(of_gpu["precision"].astype(str))
     medians, counts = by_precision.median(), by_precision.size()
     best = str(medians.idxmax())
@@ -258,12 +258,8 @@ def _of_compiling(found: pd.DataFrame) -> Answer:
         f"{text}.",
         f"{best}, {counted(len(of_best), kind)}",
         "compile",
-        not _is_known_gpu(of_gpu),
+        not is_free.any(),
     )
-
-
-def _is_known_gpu(found: pd.DataFrame) -> bool:
-    return bool((found["bound"] == "GPU-bound").any())
 
 
 def about_memory(results: Results) -> Iterator[Answer]:

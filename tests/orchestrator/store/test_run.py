@@ -47,6 +47,18 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "run")
 
 
+def test_a_run_whose_attempts_are_gone_is_not_taken_for_a_new_one(
+    run: Run, make_outcome: MakeOutcome
+) -> None:
+    with open_for_writing(run) as writer:
+        writer.append(make_outcome(), "abc")
+        writer.write_cells(pd.DataFrame({"cell": ["a"]}))
+    shutil.rmtree(run.folder / "attempts")
+    for read in (lambda: run.read("attempts"), lambda: read_histories(run)):
+        with pytest.raises(RunError, match=r"its table attempts is gone\. Copy that folder again"):
+            read()
+
+
 def test_appended_outcomes_are_read_back(run: Run, make_outcome: MakeOutcome) -> None:
     good, bad = make_outcome(), make_outcome(Status.OOM, seed=1)
     with open_for_writing(run) as writer:

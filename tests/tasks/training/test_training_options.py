@@ -340,6 +340,14 @@ def test_a_loss_in_chunks_names_what_are_no_hidden_states() -> None:
         workload.step(lambda name: nullcontext())
 
 
+def test_an_embedding_with_too_few_rows_names_the_axes_that_decide_them() -> None:
+    """`Pairs` has 100 rows."""
+    workload = built(**own("Pairs", vocab_size=5000, context_length=16))
+    message = r"an embedding has fewer rows than .* \(vocab_size 5000\) or .* \(context_length 16\)"
+    with pytest.raises(IndexError, match=message):
+        workload.step(lambda name: nullcontext())
+
+
 def test_a_loss_that_the_model_lacks_is_named() -> None:
     with pytest.raises(
         Skip, match=r"loss: chunked needs the model's head. Define get_output_embed"

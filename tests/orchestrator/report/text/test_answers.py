@@ -122,6 +122,17 @@ def test_compiling_is_a_median_of_gpu_bound_pairs_by_precision() -> None:
     assert answer("compile", *cells).detail.endswith("(3 pairs); 1 CPU-bound pair 1.50×.")
 
 
+@pytest.mark.parametrize(("cpu_bound", "is_marked"), [(True, True), (False, False), (None, False)])
+def test_only_cpu_bound_pairs_mark_the_gain_of_compiling(
+    cpu_bound: bool | None, is_marked: bool
+) -> None:
+    """A run on a CPU has no GPU that waits."""
+    device = "cpu" if cpu_bound is None else "cuda"
+    values = {"device": device, "cpu_bound": cpu_bound}
+    only = answer("compile", step(60, **values), step(40, compile="blocks", **values))
+    assert only.has_mark is is_marked
+
+
 def test_not_every_precision_gains_by_compiling() -> None:
     cells = [step(100), step(125, compile="blocks")]
     cells += [step(100, precision="bf16"), step(50, precision="bf16", compile="blocks")]
