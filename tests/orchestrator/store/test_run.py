@@ -51,6 +51,7 @@ def test_a_run_whose_attempts_are_gone_is_not_taken_for_a_new_one(
     run: Run, make_outcome: MakeOutcome
 ) -> None:
     with open_for_writing(run) as writer:
+        writer.write_manifest({})
         writer.append(make_outcome(), "abc")
         writer.write_cells(pd.DataFrame({"cell": ["a"]}))
     shutil.rmtree(run.folder / "attempts")
