@@ -214,7 +214,8 @@ class Run:
     def _has_derived_cells(self) -> bool:
         path = self.folder / CELLS_FILE
         # A publication has such a file, too, but the attempts are in its runs.
-        return self.exists and path.exists() and pq.read_metadata(path).num_rows > 0
+        is_run = (self.folder / MANIFEST_FILE).exists()
+        return is_run and path.exists() and pq.read_metadata(path).num_rows > 0
 
     def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
         import pandas as pd
