@@ -18,9 +18,8 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from tasks.prediction.operations.emulation import GpuFunctions
-
 Call = Callable[..., Any]
+Compile = Callable[..., Call]
 _compile: Call = torch.compile
 _RUN_EAGERLY = ("eager", "aot_eager")  # backends that generate no code
 # Phases in which optimizers step. The code of models would be traced with the emulated autocast.
@@ -33,9 +32,9 @@ class CompiledFunctions:
     eager: names of the functions that ran, or will run, eagerly although they are compiled on a GPU.
     """
 
-    def __init__(self, emulation: GpuFunctions) -> None:
+    def __init__(self, compile_without_gpu: Compile | None) -> None:
         self.eager: set[str] = set()
-        self._emulation = emulation
+        self._compile_without_gpu = compile_without_gpu
         self._phase = ""
         # By the code of the function. Dynamo, too, finds compiled functions by their code.
         self._compiled: dict[tuple[object, ...], Call] = {}
@@ -60,9 +59,10 @@ class CompiledFunctions:
         def call(*args: object, **kwargs: object) -> object:
             if torch.compiler.is_dynamo_compiling():  # it is part of another function's graph
                 return function(*args, **kwargs)
-            if self._phase in _COMPILED_PHASES and _is_default(options):
+            compile_ = self._compile_without_gpu
+            if compile_ and self._phase in _COMPILED_PHASES and _is_default(options):
                 try:
-                    return self._find(function, options)(*args, **kwargs)
+                    return self._find(compile_, function, options)(*args, **kwargs)
                 except Exception:  # whatever torch's compiler cannot do without a GPU
                     pass
             self.eager.add(getattr(function, "__name__", repr(function)))
@@ -75,17 +75,22 @@ class CompiledFunctions:
         if self._compiled:
             torch._dynamo.reset()
 
-    def _find(self, function: Call, options: Mapping[str, Any]) -> Call:
+    def _find(self, compile_: Compile, function: Call, options: Mapping[str, Any]) -> Call:
         key = (getattr(function, "__code__", function), *sorted(options.items()))
         if key not in self._compiled:
-            self._compiled[key] = _compile_without_gpu(self._emulation, function, options)
+            # Each shape is compiled separately. On a GPU the second one may get code for all
+            # shapes, which allocates buffers of the same sizes.
+            self._compiled[key] = compile_(function, **{**options, "dynamic": False})
         return self._compiled[key]
 
 
 @contextmanager
-def functions_compiled(emulation: GpuFunctions) -> Iterator[CompiledFunctions]:
-    """Follow the functions that are given to `torch.compile` from now on."""
-    functions = CompiledFunctions(emulation)
+def functions_compiled(compile_without_gpu: Compile | None) -> Iterator[CompiledFunctions]:
+    """Follow the functions that are given to `torch.compile` from now on.
+
+    compile_without_gpu: compiles a function with options of `torch.compile`. None: all run eagerly.
+    """
+    functions = CompiledFunctions(compile_without_gpu)
     try:
         with patch("torch.compile", functions.compile):
             yield functions
@@ -97,15 +102,3 @@ def _is_default(options: Mapping[str, Any]) -> bool:
     """Return True if the code is that of a compiled cell: no CUDA graphs, no other backend."""
     is_inductor = options.get("backend", "inductor") == "inductor"
     return is_inductor and options.get("mode") in (None, "default") and not options.get("options")
-
-
-def _compile_without_gpu(
-    emulation: GpuFunctions, function: Call, options: Mapping[str, Any]
-) -> Call:
-    with patch("torch.compile", _compile):
-        # Imported only here, because it takes seconds.
-        from tasks.prediction.compiled_calls import FunctionCompiler
-
-        # Each shape is compiled separately. On a GPU the second one may get code for all shapes,
-        # which allocates buffers of the same sizes.
-        return FunctionCompiler(emulation).compile(function, **{**options, "dynamic": False})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -45,6 +46,9 @@ from tasks.spec.tables import Sample
 from tasks.training.hugging_face import NoModelError
 from tasks.training.parameters import TrainStepParams
 
+if TYPE_CHECKING:
+    from tasks.prediction.compiled_calls import FunctionCompiler
+
 STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, within 3.5 %
 
 Predictable = TrainStepParams | AttentionParams
@@ -58,9 +62,12 @@ _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
 def _is_modelled(params: Predictable) -> bool:
     """Return True if the cell runs kernels whose inner memory is not followed."""
+    return _has_other_optimizer(params) or params.attention in _FUSED
+
+
+def _has_other_optimizer(params: Predictable) -> bool:
     optimizer = params.optimizer if isinstance(params, TrainStepParams) else ""
-    has_other_optimizer = ":" in optimizer and not optimizer.startswith("torch.optim:")
-    return has_other_optimizer or params.attention in _FUSED
+    return ":" in optimizer and not optimizer.startswith("torch.optim:")
 
 
 class NoData(CpuDevice):
@@ -174,13 +181,16 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     """
     tracker = StorageTracker(workspace_bytes)
     is_compiled = isinstance(params, TrainStepParams) and params.compile != "eager"
-    compiling = _load_compiler(params)
+    compiling, function_compiler = _load_compiler(params), _load_function_compiler(params)
     # What is compiled already, such as a function of an imported package, runs eagerly.
     eager = torch.compiler.set_stance("force_eager")
     with ExitStack() as stack:
         stack.enter_context(eager)
         emulation = stack.enter_context(gpu_emulated(tracker.labelling))
-        functions = stack.enter_context(functions_compiled(emulation))
+        compile_function = (
+            None if function_compiler is None else function_compiler(emulation).compile
+        )
+        functions = stack.enter_context(functions_compiled(compile_function))
         stack.enter_context(tracker)
         with emulation, compiling(emulation):
             workload = _build(params)
@@ -225,6 +235,16 @@ def _load_compiler(
     is_cast_again = params.attention in ("naive", "torch_softmax") and not params.lora
     skips_dynamo = is_cast_again or params.precision not in ("bf16", "fp16")
     return partial(compiling_models, skips_dynamo=skips_dynamo)
+
+
+def _load_function_compiler(params: Predictable) -> type[FunctionCompiler] | None:
+    """Return what compiles functions of an optimizer, unless it is one of torch or of our own."""
+    if not _has_other_optimizer(params):
+        return None
+    # Imported only here, because it takes seconds, and before torch's functions are replaced.
+    from tasks.prediction.compiled_calls import FunctionCompiler
+
+    return FunctionCompiler
 
 
 def _flops(params: TrainStepParams, counted: FlopCount) -> Iterator[Sample]:

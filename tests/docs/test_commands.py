@@ -34,6 +34,11 @@ READ_LATER = {
         " --set checkpointing=none,blocks --where attention=naive"
     ),
 }
+# Their cells were only planned here, or only forward passes were measured.
+OF_PUBLISHED_RUNS = (
+    "sweep report results/oom-map --table oom-map",
+    "sweep report results/full --table timings --where pass=forward_backward --format tex",
+)
 MODEL_PAGE = "docs/how-to/your-own-model.md"
 
 
@@ -55,8 +60,8 @@ def made_small(command: str) -> str:
         return f"{command} {TINY}{READ_LATER[command]}"
     if command.startswith("sweep run configs/"):
         return command.replace("sweep run", "sweep plan")
-    if command == "sweep report results/oom-map --table oom-map":  # it was only planned here
-        return command.replace("results/oom-map", "results/published/h200/oom-map")
+    if command in OF_PUBLISHED_RUNS:
+        return command.replace("results/", "results/published/h200/")
     if command == "sweep compare results/published/h200/full results/tenth":
         # The small version of results/tenth has no cell of the published run.
         return "sweep compare results/before results/tenth"
