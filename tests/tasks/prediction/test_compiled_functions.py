@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tasks.prediction import predictor
+from tasks.prediction.operations.emulation import GpuFunctions, gpu_emulated
 from tasks.prediction.predictor import Predictor
 from tasks.prediction.records import AS_EAGER, Prediction, PredictionRequest
 from tasks.spec.registry import make_cell
@@ -118,6 +121,23 @@ def test_a_decorated_function_is_compiled_for_each_shape_and_for_parameters(
     assert prediction.reason == ""
     saved = optimizer_peak(eager) - optimizer_peak(prediction)
     assert saved == 3 * EMBEDDING
+
+
+def test_the_compiler_is_imported_before_functions_of_torch_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's compiler keeps what it finds when it is imported, such as `torch.autocast`."""
+    module = "tasks.prediction.compiled_calls"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    was_imported: list[bool] = []
+
+    def emulated(*args: Any) -> AbstractContextManager[GpuFunctions]:
+        was_imported.append(module in sys.modules)
+        return gpu_emulated(*args)
+
+    monkeypatch.setattr(predictor, "gpu_emulated", emulated)
+    predicted(Eager, monkeypatch)
+    assert was_imported == [True]
 
 
 def test_what_cannot_be_compiled_runs_eagerly_and_is_never_called_out_of_memory(
