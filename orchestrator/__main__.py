@@ -10,7 +10,7 @@ import sys
 from orchestrator.cli.bytecode_cache import keep_bytecode
 from orchestrator.common.errors import EXIT_INTERRUPTED
 
-_ALLOCATIONS_PER_COLLECTION = 200_000
+_ALLOCATIONS_PER_COLLECTION = 50_000
 
 
 def main() -> None:
