@@ -264,7 +264,7 @@ def choose_where(results: Results, conditions: Mapping[str, Sequence[object]]) -
             texts = list(map(value_text, wanted))
             present = sorted(set(results.cells[name].dropna()))
             if not present:
-                raise RunError(f"no cell has a {name}", f"Leave {name} out of --where")
+                raise RunError(f"no cell has a value for {name}", f"Leave {name} out of --where")
             problem = f"no cell has {name}={'|'.join(texts)}"
             raise RunError(problem, suggestion(texts[0], map(value_text, present)))
         cells = cells[_has_one_of(cells[name], wanted)]

@@ -336,6 +336,7 @@ def _read_part(
             # A column of a newer program stays as it is.
             fields.append(schema.field(field.name) if field.name in schema.names else field)
         table = table.cast(pa.schema(fields))
+        # Only this program writes the checksum of a file, and its rows are valid.
         if not is_as_written:
             _require_valid_rows(table)
         owners.add(path, part, recorded)

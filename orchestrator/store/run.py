@@ -212,10 +212,13 @@ class Run:
         )
 
     def _has_derived_cells(self) -> bool:
-        path = self.folder / CELLS_FILE
-        # A publication has such a file, too, but the attempts are in its runs.
-        is_run = (self.folder / MANIFEST_FILE).exists()
-        return is_run and path.exists() and pq.read_metadata(path).num_rows > 0
+        """Return True if cells.parquet has rows. A publication has that file, but no attempts."""
+        if not (self.folder / MANIFEST_FILE).exists():
+            return False
+        try:
+            return pq.read_metadata(self.folder / CELLS_FILE).num_rows > 0  # type: ignore[no-any-return]
+        except (FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
+            return False
 
     def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
         import pandas as pd

@@ -80,9 +80,9 @@ def publish_runs(
     from orchestrator.report.export.export import publish
     from orchestrator.report.references.tables import reference_tables
 
-    def files_of(run: Run, results: Results) -> Iterator[tuple[str, Content]]:
+    def rendered(run: Run, results: Results) -> Iterator[tuple[str, Content]]:
         report = make_report(run, results, reference_tables(reference), out)
         # `sweep report` makes the other formats from the same data.
         return report_files(report, run, formats=("md",), pictures=("svg",))
 
-    return publish(folders, out, most_bytes, reference, files_of)
+    return publish(folders, out, most_bytes, reference, rendered)

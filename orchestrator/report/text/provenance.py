@@ -110,7 +110,7 @@ def _unrequested(results: Results) -> str:
 
 def measured_days(cells: pd.DataFrame, form: str = "%Y-%m-%d") -> str:
     """Return the first and the last day of measuring, such as `2026-11-21 to 2026-11-24`."""
-    started = pd.to_datetime(_column(cells, "started_at"))
+    started = pd.to_datetime(_column(cells, "started_at")).dropna()
     if started.empty:
         return ""
     ends = [day.strftime(form).lstrip("0") for day in (started.min(), started.max())]

@@ -165,7 +165,7 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
             "--where context_lenght: these cells have no such parameter. Did you mean 'context_length'?",
         ),
         ("context_length=7", "no cell has context_length=7. Allowed: "),
-        ("model=gpt", "no cell has a model. Leave model out of --where"),
+        ("model=gpt", "no cell has a value for model. Leave model out of --where"),
         ("context_length", "--where context_length: is not an assignment. "),
         ("size=", "--where size=: is not an assignment. "),
     ],
