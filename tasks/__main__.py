@@ -173,8 +173,9 @@ def _run_stages(
     evidence: filled by instruments with what they know about an error that ends a stage.
     """
     from tasks.harness.precision import require_precision
+    from tasks.harness.process_settings import read_settings
     from tasks.harness.stage import Session
-    from tasks.harness.stage_checks import SettingsBefore, StageChecks
+    from tasks.harness.stage_checks import StageChecks
     from tasks.harness.workload import StaticResult, Workload
     from tasks.instruments import stages_of
     from tasks.process.environment import fingerprint, read_environment
@@ -185,7 +186,7 @@ def _run_stages(
     journal.stage("build")
     if not by_hand:
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
-    before = SettingsBefore()
+    settings = read_settings()
     built = task.build(params)
     facts = {**built.device.facts(), **built.facts}
     journal.facts({**facts, "fingerprint": fingerprint({**environment, **facts})})
@@ -197,7 +198,7 @@ def _run_stages(
     require_precision(params)
     folder = None if by_hand else attempt.path
     session = Session(built, params, progress, folder=folder, evidence=evidence)
-    checks = StageChecks(session, before)
+    checks = StageChecks(session, settings)
     for stage in stages_of(attempt.settings.instruments):
         journal.stage(stage.name)
         try:

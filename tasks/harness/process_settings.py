@@ -13,6 +13,9 @@ from types import MappingProxyType
 import torch
 
 from tasks.process.cpu_affinity import spans
+from tasks.spec.axes import FrozenValues, Values
+
+THREADS = "threads of torch"
 
 
 def _usable_cores() -> str | None:
@@ -24,6 +27,7 @@ def _usable_cores() -> str | None:
 # By the name that a reader sees. A new setting is one line here.
 _SETTINGS: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
+        THREADS: torch.get_num_threads,
         "anomaly mode of torch.autograd": torch.is_anomaly_enabled,
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
         "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
@@ -36,12 +40,12 @@ _SETTINGS: Mapping[str, Callable[[], object]] = MappingProxyType(
 )
 
 
-def read_settings() -> dict[str, object]:
+def read_settings() -> Values:
     """Return the present value of each setting by its name."""
     return {name: read() for name, read in _SETTINGS.items()}
 
 
-def changed_settings(before: Mapping[str, object]) -> str:
+def changed_settings(before: FrozenValues) -> str:
     """Return what has changed since, such as `niceness 0 → 10`, or an empty text."""
     changes = []
     for name, value in read_settings().items():

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from tasks.harness.compilation import require_compiled
 from tasks.harness.precision import require_precision, require_threads
-from tasks.harness.process_settings import changed_settings, read_settings
+from tasks.harness.process_settings import THREADS, changed_settings
 from tasks.harness.stage import Session
 from tasks.harness.workload import Workload
+from tasks.spec.axes import FrozenValues
 from tasks.spec.parameters import Params
 
 # In their steps, the gradient scaler of fp16 may still look for its scale.
@@ -21,20 +22,15 @@ _WARM_UP_STAGES = ("compile", "warm-up")
 _COMPARED_VALUES = 64
 
 
-class SettingsBefore:
-    """Settings of the process before the cell's code is imported."""
-
-    def __init__(self) -> None:
-        self.threads = torch.get_num_threads()
-        self.others = read_settings()
-
-
 class StageChecks:
-    """Checks of one session: `check(stage)` raises RuntimeError for a stage without its work."""
+    """Checks of one session: `check(stage)` raises RuntimeError for a stage without its work.
 
-    def __init__(self, session: Session, before: SettingsBefore) -> None:
+    settings: those of the process before the cell's code was imported.
+    """
+
+    def __init__(self, session: Session, settings: FrozenValues) -> None:
         self._session = session
-        self._before = before
+        self._settings = settings
         self._steps = 0
         self._optimizer_steps = 0
         self._parameters = _Parameters(session.workload)
@@ -47,8 +43,8 @@ class StageChecks:
         """
         session = self._session
         require_precision(session.params)
-        require_threads(self._before.threads, session.params)
-        if changes := changed_settings(self._before.others):
+        require_threads(self._settings[THREADS], session.params)
+        if changes := changed_settings(self._settings):
             session.facts["settings_changed"] = changes
         if session.workload.compiled and session.steps:
             require_compiled()
@@ -81,8 +77,9 @@ class StageChecks:
 class _Parameters:
     """The trained parameters of a model in fp32, and their state when last read.
 
-    None if an optimizer is fused: torch does not count the writes of its kernels. A small step in
-    bf16 may change no value, because all are rounded to what they were.
+    No parameter is read if an optimizer is fused, because torch does not count the writes of its
+    kernels, nor one in bf16: a small step may change none of its values, all rounded to what they
+    were.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -96,7 +93,7 @@ class _Parameters:
         self._states = [_state_of(one) for one in self._trained]
 
     def have_changed(self) -> bool:
-        """Return True if a parameter differs from when they were last read, or if there are none."""
+        """Return True if one has changed since the last call, or if none is read."""
         if not self._trained:
             return True
         before, self._states = self._states, [_state_of(one) for one in self._trained]

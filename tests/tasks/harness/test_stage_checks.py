@@ -19,7 +19,7 @@ from tasks.harness.compilation import compile_module
 from tasks.harness.model_parts import blocks_of, first_block
 from tasks.harness.process_settings import changed_settings, read_settings
 from tasks.harness.stage import Session
-from tasks.harness.stage_checks import SettingsBefore, StageChecks, _state_of
+from tasks.harness.stage_checks import StageChecks, _state_of
 from tasks.instruments.timing import SyncedTimer
 from tasks.process.cpu_affinity import spans
 from tasks.process.phase_file import Progress
@@ -65,7 +65,7 @@ def session_of(**values: Any) -> Session:
 
 
 def checks_of(session: Session) -> StageChecks:
-    return StageChecks(session, SettingsBefore())
+    return StageChecks(session, read_settings())
 
 
 @pytest.mark.parametrize("optimizer", ["course", "foreach", "fused"])
@@ -223,7 +223,7 @@ def test_only_the_version_of_a_parameter_is_read_where_values_would_need_memory(
 
 
 def test_a_setting_that_the_cell_changes_is_recorded() -> None:
-    before = SettingsBefore()
+    before = read_settings()
     session = session_of()
     StageChecks(session, before).check("warm-up")
     assert "settings_changed" not in session.facts
