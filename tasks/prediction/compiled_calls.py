@@ -63,9 +63,6 @@ def compiling_models(emulation: GpuFunctions, skips_dynamo: bool) -> Iterator[No
 
     skips_dynamo: compile the blocks of the course's model without Dynamo.
     """
-    # Cells of one process have the same code: without this, torch would recompile it for other
-    # shapes, and give up after eight.
-    torch._dynamo.reset()
     compiler = _ModelCompiler(emulation, skips_dynamo)
     with patch("tasks.training.model_sources.compile_module", compiler.compile_module):
         yield
@@ -78,6 +75,9 @@ class FunctionCompiler:
     """
 
     def __init__(self, emulation: GpuFunctions) -> None:
+        # Cells of one process have the same code: without this, torch would recompile it for other
+        # shapes, and give up after eight.
+        torch._dynamo.reset()
         self._emulation = emulation
         self._is_compiling = False
 

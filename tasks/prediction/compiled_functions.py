@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
 
+if TYPE_CHECKING:
+    from tasks.prediction.compiled_calls import FunctionCompiler
+
 Call = Callable[..., Any]
-Compile = Callable[..., Call]
 _compile: Call = torch.compile
 _RUN_EAGERLY = ("eager", "aot_eager")  # backends that generate no code
 # Phases in which optimizers step. The code of models would be traced with the emulated autocast.
@@ -32,9 +34,9 @@ class CompiledFunctions:
     eager: names of the functions that ran, or will run, eagerly although they are compiled on a GPU.
     """
 
-    def __init__(self, compile_without_gpu: Compile | None) -> None:
+    def __init__(self, compiler: FunctionCompiler | None) -> None:
         self.eager: set[str] = set()
-        self._compile_without_gpu = compile_without_gpu
+        self._compiler = compiler
         self._phase = ""
         # By the code of the function. Dynamo, too, finds compiled functions by their code.
         self._compiled: dict[tuple[object, ...], Call] = {}
@@ -59,10 +61,9 @@ class CompiledFunctions:
         def call(*args: object, **kwargs: object) -> object:
             if torch.compiler.is_dynamo_compiling():  # it is part of another function's graph
                 return function(*args, **kwargs)
-            compile_ = self._compile_without_gpu
-            if compile_ and self._phase in _COMPILED_PHASES and _is_default(options):
+            if self._phase in _COMPILED_PHASES and self._compiler and _is_default(options):
                 try:
-                    return self._find(compile_, function, options)(*args, **kwargs)
+                    return self._find(self._compiler, function, options)(*args, **kwargs)
                 except Exception:  # whatever torch's compiler cannot do without a GPU
                     pass
             self.eager.add(getattr(function, "__name__", repr(function)))
@@ -70,32 +71,24 @@ class CompiledFunctions:
 
         return call
 
-    def forget(self) -> None:
-        """Remove all compiled functions: the next cell has the same code with other shapes."""
-        if self._compiled:
-            torch._dynamo.reset()
-
-    def _find(self, compile_: Compile, function: Call, options: Mapping[str, Any]) -> Call:
+    def _find(self, compiler: FunctionCompiler, function: Call, options: Mapping[str, Any]) -> Call:
         key = (getattr(function, "__code__", function), *sorted(options.items()))
         if key not in self._compiled:
             # Each shape is compiled separately. On a GPU the second one may get code for all
             # shapes, which allocates buffers of the same sizes.
-            self._compiled[key] = compile_(function, **{**options, "dynamic": False})
+            self._compiled[key] = compiler.compile(function, **{**options, "dynamic": False})
         return self._compiled[key]
 
 
 @contextmanager
-def functions_compiled(compile_without_gpu: Compile | None) -> Iterator[CompiledFunctions]:
+def functions_compiled(compiler: FunctionCompiler | None) -> Iterator[CompiledFunctions]:
     """Follow the functions that are given to `torch.compile` from now on.
 
-    compile_without_gpu: compiles a function with options of `torch.compile`. None: all run eagerly.
+    compiler: of functions of optimizers. None: all run eagerly.
     """
-    functions = CompiledFunctions(compile_without_gpu)
-    try:
-        with patch("torch.compile", functions.compile):
-            yield functions
-    finally:
-        functions.forget()
+    functions = CompiledFunctions(compiler)
+    with patch("torch.compile", functions.compile):
+        yield functions
 
 
 def _is_default(options: Mapping[str, Any]) -> bool:

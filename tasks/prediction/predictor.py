@@ -187,10 +187,8 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     with ExitStack() as stack:
         stack.enter_context(eager)
         emulation = stack.enter_context(gpu_emulated(tracker.labelling))
-        compile_function = (
-            None if function_compiler is None else function_compiler(emulation).compile
-        )
-        functions = stack.enter_context(functions_compiled(compile_function))
+        compiler = function_compiler(emulation) if function_compiler else None
+        functions = stack.enter_context(functions_compiled(compiler))
         stack.enter_context(tracker)
         with emulation, compiling(emulation):
             workload = _build(params)

@@ -468,7 +468,7 @@ class CudaOnly(torch.optim.SGD):
     """An optimizer whose step has no kernel for tensors without data."""
 
     def step(self, closure: object = None) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("there is no kernel for tensors of the backend Meta")
 
 
 def test_an_optimizer_with_kernels_for_cuda_only_has_a_lower_bound(
