@@ -44,24 +44,11 @@ class Logits:
         self._is_checked = False
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        try:
-            logits = _logits_in(self._model(tokens))
-        except IndexError as error:
-            raise _missing_rows(error, self._params) from error
+        logits = _logits_in(self._model(tokens))
         if not self._is_checked:
             require_logits(logits, self._params)
             self._is_checked = True
         return logits
-
-
-def _missing_rows(error: IndexError, params: TrainStepParams) -> IndexError:
-    """Return the error with a remedy if an embedding raised it, which does so on the CPU."""
-    if "out of range in self" not in str(error):
-        return error
-    return IndexError(
-        f"{error}: an embedding has fewer rows than there are tokens (vocab_size "
-        f"{params.vocab_size}) or positions (context_length {params.context_length})"
-    )
 
 
 class CrossEntropy:

@@ -44,10 +44,19 @@ class TrainingStep:
 
     def __call__(self, phase: PhaseMarker) -> None:
         begin_step(self._params)
-        if self._params.pass_ == "forward":
-            self._infer(phase)
-        else:
-            self._train(phase)
+        try:
+            if self._params.pass_ == "forward":
+                self._infer(phase)
+            else:
+                self._train(phase)
+        except IndexError as error:
+            if "out of range in self" not in str(error):  # what an embedding says on the CPU
+                raise
+            raise IndexError(
+                f"{error}: an embedding has fewer rows than there are tokens (vocab_size "
+                f"{self._params.vocab_size}) or positions (context_length "
+                f"{self._params.context_length})"
+            ) from error
 
     def _infer(self, phase: PhaseMarker) -> None:
         with phase("forward"), torch.no_grad(), self._autocast():

@@ -340,9 +340,22 @@ def test_a_loss_in_chunks_names_what_are_no_hidden_states() -> None:
         workload.step(lambda name: nullcontext())
 
 
-def test_an_embedding_with_too_few_rows_names_the_axes_that_decide_them() -> None:
-    """`Pairs` has 100 rows."""
-    workload = built(**own("Pairs", vocab_size=5000, context_length=16))
+class Few(nn.Module):
+    """A model whose embedding has fewer rows than its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lm_head = nn.Embedding(100, 8), nn.Linear(8, 5000)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.lm_head(self.embed(tokens))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "chunked"}, {"pass": "forward"}], ids=str)
+def test_an_embedding_with_too_few_rows_names_the_axes_that_decide_them(
+    options: dict[str, Any],
+) -> None:
+    workload = built(**own("Few", vocab_size=5000, context_length=16, **options))
     message = r"an embedding has fewer rows than .* \(vocab_size 5000\) or .* \(context_length 16\)"
     with pytest.raises(IndexError, match=message):
         workload.step(lambda name: nullcontext())
