@@ -38,6 +38,7 @@ _STEP_AND_PHASES = (
 _SPEED_UP_NOTES = {
     "speed-up of kernels": "The speed-up of kernels, where their time was measured, is what the GPU"
     " alone gains, independent of its CPU.",
+    # Not `speed-up` alone, which is the key of the note on what a table compares with.
     "speed-up( of kernels)?": show.NOISE_NOTE.strip(),
 }
 _SPEED_UPS = (("speed-up", show.speed_up), ("speed-up of kernels", show.kernels_speed_up))
