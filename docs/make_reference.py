@@ -18,8 +18,8 @@ from pydantic_core import PydanticUndefined
 from orchestrator.cli.main import main as sweep
 from orchestrator.config.schema import SweepConfig
 from orchestrator.planning.options import PENDING
-from orchestrator.report.column_docs import cell_columns, parameter_columns
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.text.column_docs import cell_columns, parameter_columns
 from orchestrator.store.run import INCOMPLETE
 from tasks.instruments import instrument_names
 from tasks.spec.facts import EVIDENCE, FACTS

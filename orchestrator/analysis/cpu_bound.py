@@ -39,6 +39,7 @@ class BoundBy(StrEnum):
 @derived(
     "cpu_bound_share",
     "share of a step in phases at whose end the CPU is ahead by less than a tenth and 15 ms",
+    "ratio",
     needs=("host_lead_ms", "step_ms_median"),
 )
 def cpu_bound_share(cells: pd.DataFrame) -> pd.Series[float]:

@@ -1,7 +1,8 @@
 """Declarations of the columns of `cells` that are computed from other columns.
 
-A function with `@derived` declares one: its name, unit and description for docs/columns.md. Nothing
-else has to be changed for a new column, except that a table may show it.
+A function with `@derived` declares one: its name, its unit, from which its notation in tables
+follows, and a description for docs/columns.md. Nothing else has to be changed for a new column,
+except that a table may show it.
 Columns that are measured are declared in tasks/spec/metrics.py and tasks/spec/facts.py.
 """
 
@@ -53,7 +54,7 @@ def derived(
     return declare
 
 
-def derived_ratio(name: str, doc: str, ratio: tuple[str, str, float], unit: str = "") -> None:
+def derived_ratio(name: str, doc: str, ratio: tuple[str, str, float], unit: str = "ratio") -> None:
     """Declare a field from `ratio`: numerator, denominator, and a factor that converts units."""
     numerator, denominator, factor = ratio
 

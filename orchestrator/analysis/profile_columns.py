@@ -17,6 +17,7 @@ derived_ratio(
     "profile_cost",
     "duration of the profiled step over that of a timed step",
     ("profiled_step_ms", "step_ms_median", 1),
+    unit="",  # it is at least 1: no share
 )
 derived_ratio(
     "processing_share",

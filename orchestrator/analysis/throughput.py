@@ -48,6 +48,7 @@ derived_ratio(
 @derived(
     "hfu",
     "hardware FLOPs utilisation: `mfu` with what the backward pass computes again",
+    "ratio",
     needs=("mfu", "flops", "recomputed_flops"),
 )
 def hfu(cells: pd.DataFrame) -> pd.Series[float]:

@@ -1,9 +1,9 @@
 """Declarations of recorded values: columns of stored tables, and facts of an attempt.
 
 Everything that a reader of results needs to know about a value is declared once, here or in
-`tables.py`, `metrics.py`, `facts.py` and `axes.py`. Arrow schemas, the columns of `cells`
-and docs/columns.md are generated from the declarations. This module imports no torch, pandas or
-pyarrow.
+`tables.py`, `metrics.py`, `facts.py` and `axes.py`. Arrow schemas, the columns of `cells`, their
+notation in tables and docs/columns.md are generated from the declarations. This module imports no
+torch, pandas or pyarrow.
 """
 
 from __future__ import annotations

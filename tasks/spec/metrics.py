@@ -265,7 +265,8 @@ _TELEMETRY = (
         "",
         "fraction of the timing for which the thread that waited longest waited for a core that "
         "other processes used",
-        modes=("timing",),
+        (CellColumn(unit="ratio"),),
+        ("timing",),
     ),
     _state("host_pace", "1/ms", "small operations that one CPU thread submits to torch per ms"),
 )
@@ -363,6 +364,7 @@ _WAYS = {
     "library": "torch's own norm",
 }
 _ERROR = "largest error over the root mean square"
+_NOT_FINITE = "share of elements that are not finite"
 _FINDINGS = (
     _finding("sum", "1", "accumulation: the sum"),
     _finding("error", "1", "accumulation: the sum less the exact result"),
@@ -375,7 +377,7 @@ _FINDINGS = (
     ),
     *(_finding(f"{way}_error", "1", f"{doc}: {_ERROR}") for way, doc in _WAYS.items()),
     *(
-        _finding(f"{way}_nonfinite", "1", f"{doc}: share of elements that are not finite")
+        _finding(f"{way}_nonfinite", "1", f"{doc}: {_NOT_FINITE}", (CellColumn(unit="ratio"),))
         for way, doc in _WAYS.items()
     ),
 )

@@ -8,7 +8,7 @@ its status, so that a reader sees OOM and not an empty field. Columns are named 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from orchestrator.report.tables.table import (
     quantity,
     quotient,
 )
+from orchestrator.report.text.column_docs import declared_unit
 from orchestrator.report.text.numbers import format_ms
 from tasks.spec.messages import shorten
 
@@ -96,6 +97,39 @@ def to_gib(nbytes: float, form: str = ".2f") -> Entry:
 def to_mib(nbytes: float, form: str = ",.2f") -> Entry:
     """Return an entry in MiB."""
     return quantity(nbytes / MIB, form, "MiB")
+
+
+def _to_seconds(ns: float) -> Entry:
+    return quantity(ns / 1e9, ".1f", "s")
+
+
+def _plain(found: Any, form: str = ".2f") -> Entry:
+    """Return an entry of a text, a flag, a whole number, or another one with the notation `form`."""
+    if isinstance(found, bool):
+        return _yes_or_no(found)
+    if isinstance(found, str):
+        return Entry(found)
+    return quantity(found, ",d" if isinstance(found, int) else form)
+
+
+# How values of each unit are shown.
+_BY_UNIT: Mapping[str, Callable[[Any], Entry]] = {
+    "ms": milliseconds,
+    "bytes": to_gib,
+    "ns": _to_seconds,
+    "ratio": partial(_plain, form=".1%"),
+    "TFLOP/s": partial(_plain, form=".1f"),
+    **dict.fromkeys(("tokens/s", "MHz", "1/ms", "tensors", "events"), partial(_plain, form=",.0f")),
+}
+
+
+def col(column: str, title: str = "") -> tuple[str, Value]:
+    """Return title and formatter of a column. Its declared unit says how it is shown.
+
+    Raise LookupError if it is not declared.
+    """
+    show = _BY_UNIT.get(declared_unit(column), _plain)
+    return title or column.replace("_", " "), measured(column, show)
 
 
 text = partial(measured, show=_as_text)

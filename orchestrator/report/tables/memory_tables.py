@@ -228,7 +228,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
             ("peak", show.peak_gib()),
             ("predicted", show.gib_predicted("predicted_peak_allocated_bytes")),
             ("ratio", _prediction_ratio("peak_allocated_bytes")),
-            ("peak reserved", show.gib("peak_reserved_bytes")),
+            show.col("peak_reserved_bytes", "peak reserved"),
             ("formula", show.gib_predicted("closed_form_bytes")),
             ("forward", show.peak_gib("forward_")),
             ("backward", show.peak_gib("backward_")),

@@ -201,9 +201,9 @@ def test_coverage_of_a_memory_snapshot(
     assert (row["allocated"], row["replayed / requested"], row["unlabelled"]) == (
         "4.00",
         "1.0000",
-        "25.00%",
+        "25.0%",
     )
-    assert (row["events"], row["wrapped"]) == ("200000", "yes")
+    assert (row["events"], row["wrapped"]) == ("200,000", "yes")
     assert "peak_allocated_bytes" not in results.cells  # recording changes the peak of a step
 
 

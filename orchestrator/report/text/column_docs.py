@@ -58,6 +58,14 @@ def parameter_columns() -> tuple[ColumnDoc, ...]:
     return tuple(ColumnDoc(name, axis.unit, axis.doc) for name, axis in all_axes().items())
 
 
+def declared_unit(column: str) -> str:
+    """Return the unit of a column of `cells`. Raise LookupError if the column is not declared."""
+    for one in cell_columns():
+        if one.matches(column):
+            return one.unit
+    raise LookupError(f"no column {column!r} is declared")
+
+
 def describe_columns(names: Iterable[str]) -> list[ColumnDoc]:
     """Return the description of each column of `cells`.
 
