@@ -28,7 +28,7 @@ from tasks.traces.kernel_classes import classify
 
 _OTHER_FILTERS = ("task", "run", "status")  # columns besides the axes that --where accepts
 _DERIVED_FROM = ("attempts", "samples", "predictions")
-# The packages whose code derives cells: those that this one imports.
+# The packages whose code derives cells: all that orchestrator/analysis imports, and what these import.
 CODE = (
     "model",
     "tasks/spec",
@@ -45,15 +45,15 @@ class Results:
     """Results of a run.
 
     cells: one row per cell, see `derive_cells`.
-    axes: names of the parameters, in the order of the tasks.
-    read_table: returns the rows of the whole run, of kernels for example.
+    axes: names of the parameters, in the order in which the tasks of the run declare them.
+    read_table: returns a stored table of the whole run, such as `kernels`.
     cells_without_samples: number of successful cells whose samples are missing.
     """
 
     cells: pd.DataFrame
     axes: tuple[str, ...]
     manifest: Manifest
-    # A function, because there may be millions of rows, and most tables need none of them.
+    # A function, because there may be millions of rows, which few tables of a report need.
     read_table: Callable[[str], pd.DataFrame] = lambda table: pd.DataFrame()
     cells_without_samples: int = 0
 
@@ -63,7 +63,7 @@ class Results:
         return list(self.cells.loc[self.cells["status"] == INCOMPLETE, "cell"])
 
     def kernels(self) -> pd.DataFrame:
-        """Return the kernels of the shown attempts.
+        """Return the kernels of the attempt that `cells` shows of each cell.
 
         `ms` is the total of one step, null if the number of steps in the trace is unknown.
         """
@@ -71,11 +71,11 @@ class Results:
         return rows.assign(ms=rows["total_ns"] / rows["steps"] / 1e6)
 
     def allocations(self) -> pd.DataFrame:
-        """Return the GPU memory that was in use at one moment of the shown attempts."""
+        """Return the allocations in use at the peak of each attempt in `cells`."""
         return self._shown_rows("allocations")
 
     def live(self) -> pd.DataFrame:
-        """Return the GPU memory in use over time, of the shown attempts."""
+        """Return the GPU memory in use over time, of each attempt in `cells`."""
         return self._shown_rows("live")
 
     def _shown_rows(self, table: str) -> pd.DataFrame:
@@ -95,12 +95,14 @@ def load_results(run: Run, every_version: bool = False) -> Results:
 def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
     """Read the results of a run, and all its samples, with texts as categories.
 
-    Only the Parquet parts are read, never cells.parquet: after a kill it may be older than they.
+    Only the Parquet parts are read. The summary cells.parquet is written after them, so that it may be
+    out of date if the program was killed in between.
 
     every_version: also read cells that were measured by an older version of their task, although
         the run has newer ones.
     """
-    # In this order: a part that is added in between must not be stored under the later key.
+    # The key comes first. If another process adds a part between the two reads, the key is that of
+    # fewer parts, and `_store_results` leaves the results out of the cache.
     key, samples = cells_key(run, every_version), run.read("samples", categories=True)
     return _load(run, every_version, key, lambda: samples), samples
 
@@ -113,24 +115,24 @@ def _load(
     if results is None:
         results = _derived_results(run, every_version, read_samples())
         _store_results(run, every_version, key, results)
-        # The samples are the largest table: their memory is free before a report allocates its own.
+        # The samples are the largest table: what is free of their memory goes back to the system.
         trim_memory()
     return results
 
 
 def cells_key(run: Run, every_version: bool) -> str:
-    """Return the key of a run's cells in the user's cache: their sources, and the deriving code.
+    """Return the key of a run's cells in the user's cache: a digest of stored tables and of code.
 
-    every_version: see `load_results`. Raise RunError for a damaged part of a measured table.
+    every_version: see `load_results`. Raise RunError if a part of the attempts or samples is damaged.
     """
     versions = set(run.rows("attempts", ["task", "task_version"]))
     has_older_versions = len(versions) > len({task for task, _ in versions})
     identity = [
         run.table_versions(_DERIVED_FROM),
-        # The status of these cells depends on further tables.
+        # Incomplete attempts may lack rows of other tables than these three.
         sorted((*key, str(missing)) for key, missing in run.incomplete_attempts().items()),
         run.read_manifest().get("defaults", {}),
-        every_version and has_older_versions,
+        every_version and has_older_versions,  # both readings are the same without older versions
         pd.__version__,
         _code_digest(),
     ]
@@ -150,7 +152,7 @@ def _cached_results(run: Run, key: str) -> Results | None:
     if found is None:
         return None
     cells, facts = found
-    # As `_derived_results` does, though nothing has changed since: they may raise RunError.
+    # Damaged predictions raise RunError here too, as they do where the cells are derived.
     list(run.rows("predictions", ["cell"]))
     return Results(
         cells,
@@ -170,7 +172,8 @@ def _store_results(run: Run, every_version: bool, key: str, results: Results) ->
 
 def _derived_results(run: Run, every_version: bool, samples: pd.DataFrame) -> Results:
     attempts, manifest = read_attempts(run), run.read_manifest()
-    # A row that was written before a parameter existed has its default, as the cell's id has.
+    # A row that is older than a parameter gets the parameter's default, from which its cell id was
+    # computed as well.
     defaults: Mapping[str, Mapping[str, object]] = manifest.get("defaults", {})
     params, axes = [], {}
     for task, text in zip(attempts["task"], attempts["params"], strict=True):
@@ -180,7 +183,7 @@ def _derived_results(run: Run, every_version: bool, samples: pd.DataFrame) -> Re
     attempts["params"] = params
     if not every_version:
         attempts = _of_latest_version(attempts)
-    succeeded = set(attempts.loc[attempts["status"] == "ok", "cell"])
+    succeeded = set(attempts.loc[attempts["status"] == Status.OK, "cell"])
     return Results(
         derive_cells(attempts, samples, run.read("predictions")),
         tuple(axes),
@@ -191,9 +194,9 @@ def _derived_results(run: Run, every_version: bool, samples: pd.DataFrame) -> Re
 
 
 def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the attempts. The status of those whose rows are missing in part is `incomplete`.
+    """Return the attempts. Those that lack rows of another table have the status `incomplete`.
 
-    columns: of `attempts`, with the status; all if there are none.
+    columns: names of columns to read, `status` among them; empty: all columns.
     """
     attempts, incomplete = run.read("attempts", list(columns) or None), run.incomplete_attempts()
     if not incomplete:
@@ -210,14 +213,14 @@ def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def incomplete_cells(run: Run) -> set[str]:
-    """Return the ids of the cells that have no success and whose rows are missing in part."""
+    """Return the ids of the cells that have an incomplete attempt and no successful one."""
     attempts = read_attempts(run, ["cell", "attempt", "status"])
     incomplete = set(attempts.loc[attempts["status"] == INCOMPLETE, "cell"])
     return incomplete - set(attempts.loc[attempts["status"] == Status.OK, "cell"])
 
 
 def _of_latest_version(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Return the attempts without those of cells that a newer version of their task measured."""
+    """Return the attempts by the newest version of the task that measured the same parameters."""
     if not attempts.groupby("task")["task_version"].nunique().gt(1).any():
         return attempts
     sorted_params = attempts["params"].map(json.loads).map(partial(json.dumps, sort_keys=True))
@@ -229,7 +232,7 @@ def _read_table(run: Run, table: str) -> pd.DataFrame:
     rows = run.read(table)
     if table != "kernels":
         return rows
-    # The classes of today's names: stored classes are from the program that measured.
+    # Kernels are classified again, because the program that measured them may have known fewer names.
     stored = zip(rows["name"], rows["operator"], rows["kernel_class"], strict=True)
     classes = []
     for name, operator, kernel_class in stored:
@@ -239,7 +242,10 @@ def _read_table(run: Run, table: str) -> pd.DataFrame:
 
 
 def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:
-    """Return the results of the cells whose ids begin so. Raise RunError for an unknown prefix."""
+    """Return the results of the cells whose ids begin with one of the prefixes.
+
+    Raise RunError if no id begins with a prefix.
+    """
     cells = results.cells
     for prefix in prefixes:
         if not cells["cell"].str.startswith(prefix).any():
@@ -274,6 +280,6 @@ def choose_where(results: Results, conditions: Mapping[str, Sequence[object]]) -
 
 
 def _has_one_of(column: pd.Series[Any], wanted: Sequence[object]) -> pd.Series[bool]:
-    """Return for each cell whether it has one of the values. None stands for no value."""
+    """Return for each cell if it has one of the values. None among them matches an empty entry."""
     found = [None in wanted if pd.isna(value) else value in wanted for value in column]
     return pd.Series(found, column.index, dtype=bool)

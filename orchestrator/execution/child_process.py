@@ -30,7 +30,7 @@ from tasks.process.fork_server import ForkPreparation
 from tasks.process.subreaper import ORPHANS_S
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, PREPARATION_S, Attempt
 
-_GRACE_S = 5.0  # added to what a subreaper needs to kill orphans
+_GRACE_S = 5.0  # on top of ORPHANS_S, in which a subreaper kills orphans
 _OUTPUT_BYTES = 4000  # how much of a fork server's output goes into the log of a cell
 
 
@@ -41,7 +41,10 @@ class Child(Protocol):
     def pid(self) -> int: ...
 
     def ended(self, within_s: float) -> bool:
-        """Wait, and return True if the process has ended. Raises ForkServerLost."""
+        """Wait for at most `within_s`. Return True if the process has ended.
+
+        Raises ForkServerLost.
+        """
         ...
 
     def exit_code(self) -> int:
@@ -61,8 +64,9 @@ class SpawnedChild:
     def __init__(self, subreaper: subprocess.Popen[bytes], reports: IO[bytes]) -> None:
         self._subreaper, self._reports = subreaper, reports
         has_report, _, _ = select.select([reports], [], [], PREPARATION_S)
-        # Where a process cannot become a subreaper, it reports nothing and turns into the child.
-        self.pid = int((has_report and reports.readline()) or subreaper.pid)
+        # A subreaper that failed before it started the child reports nothing: its own id is used.
+        report = reports.readline() if has_report else b""
+        self.pid = int(report or subreaper.pid)
         self._code: int | None = None
 
     def ended(self, within_s: float) -> bool:
@@ -76,14 +80,15 @@ class SpawnedChild:
                 code = self._subreaper.wait(ORPHANS_S + _GRACE_S)
             except subprocess.TimeoutExpired:
                 self._subreaper.kill()
-                code = self._subreaper.wait()  # reported as the child's
+                code = self._subreaper.wait()
             with self._reports:
+                # A subreaper that was killed has not reported the child's code: its own replaces it.
                 self._code = int(self._reports.readline() or code)
         return self._code
 
 
 class ForkedChild:
-    """A child of a fork server, which reports its exit code."""
+    """A child of a fork server. The server reports the child's exit code."""
 
     def __init__(self, pid: int, server: ForkServer) -> None:
         self.pid = pid
@@ -116,16 +121,19 @@ class ChildStarter:
         self._key = ""
 
     def prepare(self, attempt: Attempt, own: Mapping[str, str]) -> None:
-        """Make the fork server ready from which the attempt will be forked.
+        """Start the fork server that the attempt will be forked from, and wait until it is ready.
 
-        This takes as long as a new process takes to import torch. The attempt needs no folder yet.
+        This takes as long as a new process takes to import torch. The attempt's folder need not exist.
+
+        Args:
+            own: environment variables of the child that this process does not have.
         """
         self.begin_to_prepare(attempt, own)
         if self.server is not None and is_forked(attempt):
             self.server.wait_until_ready()
 
     def begin_to_prepare(self, attempt: Attempt, own: Mapping[str, str]) -> None:
-        """Start what `prepare` waits for."""
+        """Start the fork server, if another one is needed, without waiting for it."""
         if not is_forked(attempt):
             return
         device = attempt.cell.params.device
@@ -141,9 +149,11 @@ class ChildStarter:
     def start(self, attempt: Attempt, own: Mapping[str, str], lifeline: int) -> Child:
         """Start the child of an attempt. Raises ForkServerLost.
 
+        `prepare` or `begin_to_prepare` must have been called for the same `own`.
+
         Args:
-            own: the child's variables besides those of this process.
-            lifeline: the end of a pipe; the child dies when the other end is closed.
+            own: environment variables of the child that this process does not have.
+            lifeline: one end of a pipe; the child dies when the other end is closed.
         """
         environment = {**os.environ, **own}
         with (attempt.path / LOG_FILE).open("ab") as log:
@@ -165,15 +175,15 @@ class ChildStarter:
 
     def close(self) -> None:
         """End the fork server."""
-        # A signal may interrupt this, and it is called again when the program exits. Closing a file
-        # descriptor twice could close another file, so the server is forgotten first.
+        # A signal may interrupt this method, and atexit calls it again. A file descriptor that is
+        # closed twice may by then belong to another file, so both attributes are emptied first.
         server, output, self.server, self._output = self.server, self._output, None, None
         with output or nullcontext():
             if server is not None:
                 server.close()
 
 
-# One for this process, because a supervisor measures one cell at a time.
+# One starter is enough for a process, because a supervisor measures one cell at a time.
 CHILD_STARTER = ChildStarter()
 atexit.register(CHILD_STARTER.close)
 

@@ -1,9 +1,9 @@
-"""The state before the first cell is measured (`Preparation`), and the checks of the hosts.
+"""Knowledge about a sweep before its first cell is measured, and the checks of its hosts.
 
-A check takes the Preparation so far and returns the next one, for example with cells excluded that
-no host can measure. It raises PlatformError if nothing could be measured, and RunMismatch if the
-results in the folder are from other hardware or software. A new check is one function and one entry
-of CHECKS.
+A check takes a `Preparation` and returns another one, for example without the cells that no host can
+measure. It raises PlatformError if nothing could be measured. `check_fingerprints` raises RunMismatch
+(orchestrator/planning/fingerprints.py) if the results in the folder were measured on other hardware
+or with other software. A new check is one function and one entry of CHECKS.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Exclusion:
 class Slots:
     """Number of cells that can run at the same time, by device type and by kind of GPU.
 
-    The scheduler states it. One without Ray runs a single cell at a time, however many GPUs it has.
+    The scheduler counts them. Without Ray, a single cell runs at a time, whatever the number of GPUs.
     """
 
     by_device: Mapping[str, int] = field(default_factory=dict)
@@ -56,11 +56,12 @@ class Slots:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Knowledge about a sweep before its first cell is measured.
+    """Everything that is known about a sweep before its first cell is measured.
 
-    cells: the cells to measure, each once, without those excluded.
-    has_results: the folder has results, which new ones must be compatible with.
-    predictions: predicted memory of each cell for which it can be predicted, by id.
+    cells: the cells to measure, each once. Those in `excluded` are not among them.
+    has_results: the folder of the run has results already. Unless the user passes --mixed, new ones
+        must come from the same hardware and software.
+    predictions: the predicted memory by cell id. A cell that cannot be predicted has no entry.
     """
 
     cells: tuple[Cell, ...] = ()
@@ -73,7 +74,7 @@ class Preparation:
 
     @property
     def predicted_samples(self) -> dict[str, tuple[Sample, ...]]:
-        """The predictions as they are stored, by cell id."""
+        """The rows of the table `predictions`, by cell id."""
         return {cell_id: predicted.samples for cell_id, predicted in self.predictions.items()}
 
     @property
@@ -145,9 +146,9 @@ def require_devices(
 def check_fingerprints(
     request: SweepRequest, preparation: Preparation, notify: Notify
 ) -> Preparation:
-    """Require the hardware and software that the folder's results were measured with, and add ours.
+    """Require that the hosts agree in hardware and software with the results in the folder.
 
-    With --mixed, any hardware and software may be added.
+    With --mixed they may differ. The returned preparation has the fingerprints of both.
     """
     known = known_fingerprints(request.run) if preparation.has_results else {}
     fingerprints = dict(known)
@@ -157,6 +158,7 @@ def check_fingerprints(
         for host in preparation.hosts:
             current += host.fingerprints.get(device, ())
         if not request.execution.allow_mixed:
+            # If each cell names its kind of GPU, several kinds in one run cannot be confused.
             require_compatible(
                 before, current, request.run, any_gpu=preparation.names_every_gpu_kind
             )
@@ -165,7 +167,7 @@ def check_fingerprints(
 
 
 def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
-    """Defer the cells whose kind of GPU is on no host."""
+    """Leave cells whose kind of GPU is on no host to a later run."""
     kinds, names = preparation.gpu_kinds, ", ".join(preparation.gpu_names)
     if not kinds:
         if len(preparation.gpu_names) > 1 and "cuda" in preparation.devices:
@@ -189,12 +191,13 @@ def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Not
 
 
 def check_gpu_count(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
-    """Defer the cells that need more GPUs of one host than any host has."""
+    """Leave cells that need more GPUs than any host has to a later run."""
     cells, lacking = set(), set()
     for cell in preparation.cells:
         needed, kind = cell.params.gpu_count, cell.params.gpu_kind
         available = _most_gpus(preparation.hosts, kind)
-        if needed > max(1, available):  # the other checks find out that there is no GPU at all
+        # That there is no GPU at all is what `check_devices` and `check_gpu_kinds` report.
+        if needed > max(1, available):
             cells.add(cell)
             lacking.add(f"{needed} GPUs{f' of kind {kind}' if kind else ''} (at most {available})")
     needing = cells_and_verb(len(cells), "needs", "need")
@@ -203,10 +206,13 @@ def check_gpu_count(request: SweepRequest, preparation: Preparation, notify: Not
     return _defer(preparation, cells, PlatformError(problem, remedy), notify)
 
 
-def check_inference_across_kinds(
+def check_inferred_oom(
     request: SweepRequest, preparation: Preparation, notify: Notify
 ) -> Preparation:
-    """Refuse --infer-oom where an OOM on one kind of GPU says nothing about another kind."""
+    """Refuse --infer-oom if a cell may run on GPUs of several kinds.
+
+    That one cell ran out of memory on one kind of GPU says nothing about other kinds.
+    """
     kinds = sorted(gpus_of(preparation.fingerprints.get("cuda", ())))
     is_ambiguous = len(kinds) > 1 and not preparation.names_every_gpu_kind
     if request.options.infer_oom and is_ambiguous:
@@ -220,19 +226,21 @@ def check_inference_across_kinds(
 def check_nsys(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
     """Warn if Nsight Systems is to trace the cells and is not installed here."""
     if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
-        notify("nsys is not on the PATH here: hosts without it measure cells without it")
+        notify(
+            "nsys is not on the PATH here: on hosts without it, cells are measured but not traced"
+        )
     return preparation
 
 
-# In this order: fingerprints are compared for all cells, before some are deferred, and inference
-# needs the fingerprints.
+# In this order: fingerprints are compared for all cells, before some are left to a later run, and
+# `check_inferred_oom` needs the fingerprints.
 CHECKS: tuple[Check, ...] = (
     check_nice_level,
     check_devices,
     check_fingerprints,
     check_gpu_kinds,
     check_gpu_count,
-    check_inference_across_kinds,
+    check_inferred_oom,
     check_nsys,
 )
 
@@ -258,7 +266,7 @@ def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel
 def _defer(
     preparation: Preparation, cells: set[Cell], error: PlatformError, notify: Notify
 ) -> Preparation:
-    """Leave cells to a run on other hosts, or raise the error if no cell would be left."""
+    """Leave cells to a later run on other hosts, or raise the error if no cell would remain."""
     if not cells:
         return preparation
     if len(cells) == len(preparation.cells):
@@ -274,7 +282,7 @@ def _require_one_kind_per_host(hosts: Sequence[HostInfo]) -> None:
             raise PlatformError(
                 f"gpu_kind: {host.name} has GPUs of several kinds, and a cell can be assigned"
                 " to a host only",
-                "Set CUDA_VISIBLE_DEVICES",
+                "Set CUDA_VISIBLE_DEVICES to the GPUs of one kind",
             )
 
 

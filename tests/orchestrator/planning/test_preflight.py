@@ -19,7 +19,7 @@ from orchestrator.planning.preflight import (
     check_devices,
     check_fingerprints,
     check_gpu_kinds,
-    check_inference_across_kinds,
+    check_inferred_oom,
     check_nice_level,
     first_gpu,
     smallest_gpu,
@@ -115,9 +115,9 @@ def test_memory_is_inferred_across_kinds_only_if_each_cell_names_its_kind(
     state = preparation(request, host(H100), host(A100), fingerprints=fingerprints)
     if text == ON_GPU:
         with pytest.raises(PlatformError, match=r"--infer-oom.*A100, H100"):
-            check_inference_across_kinds(request, state, print)
+            check_inferred_oom(request, state, print)
     else:
-        assert check_inference_across_kinds(request, state, print) == state
+        assert check_inferred_oom(request, state, print) == state
 
 
 def test_fingerprints_are_compared_only_with_results(
