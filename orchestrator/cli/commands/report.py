@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -198,6 +198,8 @@ def _printed(pages: Sequence[RenderedTable], options: ReportOptions) -> Iterator
     # Whoever selects cells wants all of them, on as many pages as they need.
     max_rows = None if options.selects_cells else MAX_ROWS
     screen = Screen.of_stdout()
+    if options.form in ("text", "md"):
+        pages = _with_provenance_at_the_end(pages)
     for page in pages:
         if options.form == "text":
             rows = None if options.tables else MAX_ROWS
@@ -211,6 +213,12 @@ def _printed(pages: Sequence[RenderedTable], options: ReportOptions) -> Iterator
             yield to_markdown(view_of(page, max_rows=None))
         else:
             yield to_json(page) if options.form == "json" else FORMATS["csv"](page)
+
+
+def _with_provenance_at_the_end(pages: Sequence[RenderedTable]) -> list[RenderedTable]:
+    """Return the tables so that the line on hardware and software follows the last one only."""
+    # Tables of one report have it in common.
+    return [*(replace(page, provenance="") for page in pages[:-1]), *pages[-1:]]
 
 
 def _listed_tables() -> str:

@@ -23,7 +23,7 @@ def to_markdown(view: TableView, is_aligned: bool = True) -> str:
         view.caption,
         "\n".join(lines),
         "\n".join(view.numbered_notes),
-        f"*{view.page.provenance}*",
+        f"*{view.page.provenance}*" if view.page.provenance else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -99,7 +99,9 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     if view.hidden_rows or view.hidden_measures:
         # A command stays in one line, however narrow the screen, so that it can be copied.
         parts.append(Text(f"{_hidden(view)}: {command}", no_wrap=True, overflow="ignore"))
-    return screen.text(*parts, Text(page.provenance, style="dim"))
+    if page.provenance:
+        parts.append(Text(page.provenance, style="dim"))
+    return screen.text(*parts)
 
 
 def _hidden(view: TableView) -> str:

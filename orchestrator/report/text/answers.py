@@ -456,12 +456,15 @@ def about_failures(results: Results) -> Iterator[Answer]:
     if len(failed):
         statuses = failed["status"].value_counts()
         listed = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        by_status = f"By status: {listed}."
+        if list(statuses.index) == ["failed"]:  # the label says it
+            listed = by_status = ""
         yield Answer(
             "failed",
             f"{len(failed):,}",
             f"of {counted(len(cells), 'cell')}",
             f"{counted(len(failed), 'cell')} failed.",
-            f"By status: {listed}.{_common_reason(failed)}",
+            f"{by_status}{_common_reason(failed)}".strip(),
             listed,
             "failures",
         )

@@ -21,6 +21,7 @@ from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.views import MAX_ROWS
 from orchestrator.report.text.answers import answers
 from orchestrator.report.text.memory_failures import memory_failures
+from orchestrator.report.text.provenance import provenance
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
@@ -72,6 +73,19 @@ def test_tables_are_listed_by_what_the_page_shows() -> None:
     names = [line.split()[0] for line in f"{shown}{on_demand}".splitlines() if line[:2] == "  "]
     assert sorted(names) == sorted(table.name for table in TABLES)
     assert shown.count("\n  ") == 12
+
+
+@pytest.mark.parametrize("form", ["text", "md"])
+def test_several_tables_end_with_one_line_on_what_measured_them(run: Run, form: str) -> None:
+    results = load_results(run)
+    first, second, *_ = lay_out(results)
+    chosen = ("--table", first.table.name, "--table", second.table.name, "--where", "size=tiny")
+    printed = report(run.folder, *chosen, "--format", form).stdout
+    measured_with = provenance(results)
+    assert printed.index(first.table.title) < printed.index(second.table.title)
+    assert " ".join(printed.split()).count(measured_with) == 1
+    assert " ".join(printed.replace("*", "").split()).endswith(measured_with)
+    assert "**" not in printed
 
 
 def test_the_files_and_what_programs_read_are_whole(run: Run) -> None:

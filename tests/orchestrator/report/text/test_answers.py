@@ -253,3 +253,8 @@ def test_failures_are_counted_by_status_and_nothing_else_is_claimed() -> None:
     (only,) = found(*cells)
     assert only.detail.endswith("1 timeout. Most often (2): no kernel image")
     assert found({"task": "train_step", "status": "skipped"}) == []
+    (alike,) = found(*cells[:2])  # the label of the answer says how they ended
+    assert (alike.label, alike.number, alike.interval) == ("failed", "2", "of 2 cells")
+    assert (alike.scope, alike.detail) == ("", "Most often (2): no kernel image")
+    (other,) = found(cells[2])
+    assert (other.scope, other.detail) == ("1 timeout", "By status: 1 timeout.")
