@@ -25,7 +25,7 @@ from tasks.spec.source_digest import INSTALLED, OWN_PACKAGES, shadowed_spec
 
 # Not hf:NAME, which names a model of transformers.
 _NAMED = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-# Code that changes where or how modules are found: only an import tells which ones are missing.
+# Code that changes how modules are found: only an import shows which ones are missing.
 _CHANGES_IMPORTS = re.compile(
     rb"sys\.(path|modules|meta_path|path_hooks)|from sys import|addsitedir"
 )
