@@ -46,7 +46,8 @@ def pages() -> dict[str, str]:
 
 def cli_page() -> str:
     lines = [NOTE, "# Command line", "", "The text of `sweep COMMAND --help`, for every command."]
-    for name, command in sorted(sweep.commands.items()):
+    shown = {name: one for name, one in sweep.commands.items() if not one.hidden}
+    for name, command in sorted(shown.items()):
         context = click.Context(command, info_name=f"sweep {name}", max_content_width=80)
         lines += ["", f"## sweep {name}", "", "```text", command.get_help(context), "```"]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """Derivation of one wide row per cell, from attempts, samples and predictions.
 
 A column that no attempt filled is left out, except for `flops`; a row without a value has null.
-Times are in ms and sizes in bytes if their names say so. Where a column comes from:
+The ending of a name gives the unit: `_ms`, `_s`, `_bytes`. Where a column comes from:
 
 - parameters of the cell, and columns of its attempt (`_ATTEMPT_COLUMNS`; `RUN_FIELDS` describes the
   computed ones);
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-# The imports of modules without names register their derived fields.
+# These two modules are imported because this registers their derived fields.
 from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
 from orchestrator.analysis.concurrency import concurrent_attempts
 from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields
@@ -157,7 +157,7 @@ def _predicted_columns(predictions: pd.DataFrame) -> pd.DataFrame:
 def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that belong to `attempts`, which has at most one attempt per cell."""
     # A merge would give the same rows, but copies both frames.
-    # As floats, since an integer type would make the number of a cell without an attempt pd.NA.
+    # As floats: a cell without an attempt then gets NaN, which equals no number.
     number = rows["cell"].map(attempts.set_index("cell")["attempt"].astype("float64"))
     return rows[number.astype("float64") == rows["attempt"]]
 
@@ -202,10 +202,10 @@ def _unfold(column: pd.Series) -> pd.DataFrame:
     # dtype object: integers must not become floats where another row has null.
     frame = pd.DataFrame(rows, index=column.index, dtype=object)
     for name in frame:
-        if any(isinstance(value, (dict, list)) for value in frame[name]):
-            frame[name] = frame[name].map(_as_json)
-        elif "." in str(name) and not _fit_one_column(frame[name]):
+        if "." in str(name) and not _fit_one_column(frame[name]):
             frame[name] = frame[name].map(json.dumps, na_action="ignore")
+        elif any(isinstance(value, (dict, list)) for value in frame[name]):
+            frame[name] = frame[name].map(_as_json)
     return frame
 
 
@@ -244,6 +244,7 @@ def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _total(flops: object) -> float:
+    """Return the sum over the phases, or NaN if nothing is known."""
     known = _numbers(flops)
     return float(sum(known.values())) if known else np.nan
 
@@ -257,7 +258,7 @@ def _numbers(text: object) -> dict[str, float]:
 
 
 def _is_number(value: object) -> bool:
-    # A float holds no integer of more digits than this, which JSON may have.
+    # Integers in JSON may be larger than the largest float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX
 
 

@@ -33,11 +33,11 @@ from tasks.spec.axes import select
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-# Torch's own limit of threads that compile. It is set explicitly because torch counts the cores
-# when it is imported, and a fork server may be allowed more cores than its children.
+# Torch's own limit of threads that compile. The number of these threads is set explicitly, because
+# torch counts the cores when it is imported, and a fork server may have more cores than its children.
 _MAX_COMPILE_THREADS = 32
 
-# Limits of this process and of the system. They say nothing about the file being opened.
+# Errors of a process or a system that is at its limits, whatever file is being opened.
 _PROCESS_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.E2BIG)
 
 
@@ -64,7 +64,10 @@ class Slot:
         return cls(cpus, _cores_near(gpu, uuids), gpu, uuids)
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that limit a child's threads to `cores`, or else to `cpus`."""
+        """Return the variables that limit a child's threads.
+
+        With `cores`, those of OpenMP and those that compile; otherwise those of OpenMP to `cpus`.
+        """
         if not self.cores:
             return {"OMP_NUM_THREADS": str(self.cpus)}
         threads = len(self.cores)
@@ -86,8 +89,8 @@ def supervise(
 ) -> Iterator[Event]:
     """Run an attempt in a child process and yield its events: its start, its files, its end.
 
-    The files are there only if the host does not share the driver's folder. After the loss of a GPU
-    the generator waits until the driver ends it.
+    There is an event with its files only if the host does not share the driver's folder. After the
+    loss of a GPU the generator waits until the driver ends it.
 
     Args:
         cpus: how many cores the attempt may use.
@@ -136,8 +139,8 @@ def start_template(
     params, uuids = attempt.cell.params, gpu_uuids()
     if params.device == "cuda" and not uuids:
         return None
-    # The slots that are expected have an equal share of the cores for each GPU or each of the
-    # concurrent CPU cells. A slot that turns out different starts a fork server by itself.
+    # A template serves the slots that have the same variables. Expected is an equal share of the
+    # cores for each GPU, or for each concurrent CPU cell. Another slot starts its own fork server.
     names = list(uuids)[: params.gpu_count]
     cpus = cores_here() * len(names) // len(uuids) if names else cores_here() // cpu_cells
     slot = Slot(max(1, cpus), _cores_near(",".join(names), uuids))
@@ -165,7 +168,7 @@ def _visible_gpus(attempt: Attempt) -> str:
 def _cores_near(gpu: str, uuids: GpuUuids) -> Cores | None:
     """Return the GPUs' shares of the cores, or None for any core.
 
-    That is the case without GPUs, and if a GPU has no cores for itself or has all of them.
+    It returns None without GPUs, and if a GPU has no cores for itself or has all of them.
     """
     cores: set[int] = set()
     for name in split_gpu_names(gpu):
@@ -194,7 +197,7 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
     for name, watch in watches.items():
         fault = watch.fault(message)
         if fault is None and may_be_broken(message):
-            # NVML may report nothing about a GPU on which no process computes any longer.
+            # NVML may report no fault of a GPU on which processes can no longer compute.
             fault = gpu_failure(name)
         if fault is not None:
             uuid = uuids[name]
@@ -207,9 +210,9 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
 
 
 def _check_host(outcome: Outcome) -> Outcome | DeviceLost:
-    """Return DeviceLost if the host can measure nothing, and the outcome otherwise."""
+    """Return DeviceLost if the whole host can measure nothing, and the outcome otherwise."""
     message = str(outcome.evidence.get("message", ""))
-    is_disk_full = os.strerror(errno.ENOSPC) in message
+    is_disk_full = any(os.strerror(number) in message for number in (errno.ENOSPC, errno.EDQUOT))
     # A task that began had everything that a host must provide, except for disk space.
     if outcome.stage not in BEFORE_ITS_TASK and not is_disk_full:
         return outcome
@@ -228,7 +231,10 @@ def _check_host(outcome: Outcome) -> Outcome | DeviceLost:
 def _device_lost(
     outcome: Outcome, description: str, *, effect: str, evidence: Mapping[str, str], gpu: str = ""
 ) -> DeviceLost:
-    """Return the loss. The outcome's own status and message become evidence of the lost attempt."""
+    """Return the loss. The outcome's own status and message become evidence of the lost attempt.
+
+    effect: what happened to the cell, the beginning of its message.
+    """
     own_status = {
         "cell_ended_as": str(outcome.status),
         "cell_said": str(outcome.evidence.get("message", "")),
@@ -238,7 +244,7 @@ def _device_lost(
         outcome,
         status=Status.LOST,
         evidence={**outcome.evidence, **own_status, **evidence},
-        # A publication removes host names that occur as a fact from all its texts.
+        # As a fact, so that a publication removes the name from the message above, too.
         facts={**outcome.facts, "host": socket.gethostname()},
     )
     return DeviceLost(lost, outcome, description, gpu)

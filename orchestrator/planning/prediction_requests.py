@@ -51,7 +51,7 @@ class PredictedCell:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict on the limit; None if nothing can be predicted."""
+        """The verdict; None without a limit, and if the prediction has no verdict on it."""
         if self.limit_bytes is None:
             return None
         return self.prediction.verdicts.get(self.limit_bytes)
@@ -79,9 +79,9 @@ def predict_memory(
 def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[Predict]:
     """Yield `predict_memory` for repeated calls, with child processes that stay in between."""
     # Last in, first out: a child that has imported torch is used before another one is started.
-    idle: LifoQueue[PredictingProcess] = LifoQueue()
+    idle: LifoQueue[PredictingProcess] = LifoQueue(cores_here())
     with ExitStack() as stack:
-        for _ in range(cores_here()):
+        for _ in range(idle.maxsize):
             idle.put(stack.enter_context(closing(PredictingProcess())))
         yield lambda cells: _predict(cells, gpu, import_paths, idle)
 
@@ -92,7 +92,9 @@ def _predict(
     import_paths: tuple[str, ...],
     idle: LifoQueue[PredictingProcess],
 ) -> dict[str, Prediction]:
-    requests = _requests(predictable(cells), gpu, import_paths)
+    # Once: a key holds the digest of a file that may change while others are predicted.
+    keys = {cell.id: _key(cell, gpu, import_paths) for cell in predictable(cells)}
+    requests = _requests(predictable(cells), keys, gpu, import_paths)
     found: dict[str, Prediction] = {}
     for key, request in requests.items():
         if cached := _read_cached(key, request):
@@ -107,12 +109,15 @@ def _predict(
         if reason:
             predictions[cell.id] = unknown(reason)
         else:
-            predictions[cell.id] = found[_key(cell, gpu, import_paths)].of_cell(cell)
+            predictions[cell.id] = found[keys[cell.id]].of_cell(cell)
     return predictions
 
 
 def cap_bytes(cell: Cell, gpu: GpuModel | None) -> int | None:
-    """Return the memory that a cell's allocator may reserve: its own limit, or the GPU's memory."""
+    """Return the memory that a cell's allocator may reserve, or None if there is no limit.
+
+    It is the smaller one of the cell's own limit and of the GPU's memory.
+    """
     limit_gib = cell.params.memory_limit_gib
     caps = []
     if gpu:
@@ -128,12 +133,15 @@ def verdict_of(cell: Cell, prediction: Prediction, gpu: GpuModel | None) -> Verd
 
 
 def _requests(
-    cells: Iterable[Cell], gpu: GpuModel | None, import_paths: tuple[str, ...]
+    cells: Iterable[Cell],
+    keys: Mapping[str, str],
+    gpu: GpuModel | None,
+    import_paths: tuple[str, ...],
 ) -> dict[str, PredictionRequest]:
-    """Return one request for all cells that need the same memory."""
+    """Return one request for all cells that need the same memory. keys: by cell id."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        alike.setdefault(_key(cell, gpu, import_paths), []).append(cell)
+        alike.setdefault(keys[cell.id], []).append(cell)
     requests = {}
     for key, same in alike.items():
         caps = {cap for cell in same if (cap := cap_bytes(cell, gpu)) is not None}
@@ -197,7 +205,7 @@ def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
 
 
 def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) -> None:
-    # A failure may be temporary.
+    # Without `how` the prediction has failed, perhaps for a reason that passes.
     if not prediction.how or _may_change(request):
         return
     with suppress(OSError):  # a cache that cannot be written only costs time
@@ -212,8 +220,8 @@ def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) 
 def _ask_all(
     requests: Mapping[str, PredictionRequest], idle: LifoQueue[PredictingProcess]
 ) -> Iterator[tuple[str, Prediction]]:
-    # One child predicts all passes of one model and length, beginning with train_step: the other
-    # passes are parts of it.
+    # One child predicts all passes of one model and length, beginning with train_step, the last one
+    # of the alphabet: the other passes are parts of it.
     groups: dict[str, list[tuple[str, PredictionRequest]]] = {}
     for key, request in requests.items():
         identity = memory_identity(request.cell)
@@ -223,9 +231,9 @@ def _ask_all(
         group.sort(key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True)
     if not groups:
         return
-    count = min(len(groups), cores_here())
+    count = min(len(groups), idle.maxsize)
     _start_together(idle, count)
-    # A child forks when the code of a request is not that of the one before.
+    # Sorted, because a child must fork whenever a request needs other code of the user.
     ordered = sorted(groups.values(), key=lambda group: group[0][1].foreign_code)
     threads = ThreadPoolExecutor(count)
     try:

@@ -144,7 +144,7 @@ def _ray() -> Diagnosis:
 def _nsys() -> Diagnosis:
     if program := nsys.program():
         return Diagnosis("nsys", True, program)
-    remedy = "Only the instrument `nsys`, and `import-nsys` of a .nsys-rep, need it"
+    remedy = "Only the instrument `nsys`, and `sweep import` of a .nsys-rep, need it"
     return Diagnosis("nsys", None, "not on the PATH", remedy)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +23,7 @@ class NoModelError(ValueError):
 
 
 _IMPLEMENTATIONS = {"naive": "eager", "sdpa": "sdpa"}
+_LEAST_RATIO = 0.75  # of letters that agree: two that are swapped in a name of four letters
 
 
 def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module:
@@ -75,7 +78,8 @@ def read_config(params: TrainStepParams) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False, **values)
     except (OSError, ValueError) as error:
-        raise NoModelError(_refusal(name, str(error))) from error
+        near = get_close_matches(name, [*PRESETS, *CONFIG_MAPPING], n=1, cutoff=_LEAST_RATIO)
+        raise NoModelError(_refusal(name, str(error), near)) from error
 
 
 def _require_language_model(config: PretrainedConfig, params: TrainStepParams) -> None:
@@ -101,7 +105,7 @@ def _require_positions(config: PretrainedConfig, params: TrainStepParams) -> Non
         )
 
 
-def _refusal(name: str, text: str) -> str:
+def _refusal(name: str, text: str, near: Sequence[str]) -> str:
     """Return one line about a config that cannot be read, from the message of transformers."""
     if "gated" in text:
         return f"{name}: the config is gated. Accept the licence and set HF_TOKEN, or use a preset"
@@ -110,7 +114,8 @@ def _refusal(name: str, text: str) -> str:
             f"{name}: the model needs trust_remote_code, which is never enabled. Write a factory "
             "instead"
         )
+    meant = f"Did you mean hf:{near[0]}? Otherwise use" if near else "Use"
     return (
-        f"{name}: no preset, and no config in the cache or on the hub. Use a folder that contains "
-        "config.json"
+        f"{name}: no preset, and no config in the cache or on the hub. {meant} a folder that "
+        "contains config.json"
     )

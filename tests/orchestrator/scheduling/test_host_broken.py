@@ -384,6 +384,7 @@ def test_a_host_is_checked_twice_before_it_counts_as_broken(
         (Status.CRASHED, "", "exited with code 1 without a word", True),
         (Status.LOST, "", "its folder cannot be written", True),
         (Status.FAILED, "timing synced", "[Errno 28] No space left on device", True),
+        (Status.FAILED, "timing synced", "[Errno 122] Disk quota exceeded", True),
         (Status.FAILED, "build", "wrong on purpose", False),
         (Status.SKIPPED, "start", "impossible", False),
         (Status.OK, "", "", False),

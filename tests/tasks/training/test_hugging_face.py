@@ -18,7 +18,7 @@ from tasks.prediction.predictor import NoData, Predictor
 from tasks.prediction.records import PredictionRequest
 from tasks.spec.registry import make_cell
 from tasks.train_step import build, build_on, work
-from tasks.training.hugging_face import NoModelError, _refusal
+from tasks.training.hugging_face import NoModelError, _refusal, read_config
 from tasks.training.parameters import TrainStepParams
 from tasks.training.presets import PRESETS
 
@@ -80,7 +80,14 @@ def test_without_transformers_the_remedy_is_named(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_config_that_cannot_be_read_is_explained_in_one_line(text: str, expected: str) -> None:
-    assert expected in _refusal("x/y", text)
+    assert expected in _refusal("x/y", text, near=[])
+
+
+@pytest.mark.slow
+def test_a_name_that_is_nearly_known_is_suggested() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(NoModelError, match=r"Did you mean hf:gpt2\? Otherwise use a folder"):
+        read_config(params_of(model="hf:gtp2"))
 
 
 def test_the_work_of_a_named_model_follows_from_its_parameters() -> None:
