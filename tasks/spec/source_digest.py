@@ -17,9 +17,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 # Installed packages are identified by their version, and would take long to read.
-INSTALLED = ("site-packages", "dist-packages")
+_INSTALLED = ("site-packages", "dist-packages")
 _IMPORTS = re.compile(r"\b(import_module|__import__)$")
-OWN_PACKAGES = ("model", "tasks", "orchestrator")
+_OWN_PACKAGES = ("model", "tasks", "orchestrator")
 HUB = "hf:"
 MODEL_CONFIG = "config.json"
 _PROGRAM_ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
     files = _files_of(spec)
     if not files:
         return None
-    pending, seen = list(files), {name, *OWN_PACKAGES, *sys.stdlib_module_names}
+    pending, seen = list(files), {name, *_OWN_PACKAGES, *sys.stdlib_module_names}
     while pending:
         for imported in _imports(pending.pop().read_bytes()) - seen:
             seen.add(imported)
@@ -69,12 +69,12 @@ def find_model_config(name: str, folders: Iterable[str]) -> Path | None:
 
 def shadowed_spec(name: str, paths: Sequence[str]) -> ModuleSpec | None:
     """Return the user's own module whose name this program or Python also uses, such as `model`."""
-    if name not in OWN_PACKAGES and name not in sys.stdlib_module_names:
+    if name not in _OWN_PACKAGES and name not in sys.stdlib_module_names:
         return None
     library = Path(sysconfig.get_path("stdlib"))
     own = []
     for path in map(Path, paths):
-        is_installed = path.is_relative_to(library) or set(INSTALLED).intersection(path.parts)
+        is_installed = path.is_relative_to(library) or set(_INSTALLED).intersection(path.parts)
         if not is_installed and path.resolve() != _PROGRAM_ROOT:
             own.append(str(path))
     spec = PathFinder.find_spec(name, own)
@@ -90,7 +90,7 @@ def _files_of(spec: ModuleSpec | None) -> list[Path]:
     files: list[Path] = []
     for root in map(Path, spec.submodule_search_locations or filter(None, [spec.origin])):
         files += python_files(root) if root.is_dir() else [root]
-    if any(part in INSTALLED for file in files for part in file.parts):
+    if any(part in _INSTALLED for file in files for part in file.parts):
         return []
     return files
 
