@@ -131,9 +131,10 @@ CAUSAL_NAIVE: Attention = _with_repeated_heads(partial(naive, causal=True))
 
 
 def make_attention(name: str, length: int, causal: bool, device: torch.device) -> Attention:
-    """Return one of IMPLEMENTATIONS, or `flex`, for sequences of `length`. Raise KeyError.
+    """Return one of IMPLEMENTATIONS, or `flex`, for sequences of `length`.
 
-    Keys and values may have fewer heads than the query: `(batch, heads, sequence, d_head)`.
+    It takes query, key and value of shape `(batch, heads, sequence, d_head)`. Key and value may have
+    fewer heads than the query. Raise KeyError for another name.
     """
     if name == "flex":
         return _with_repeated_heads(compiled_flex(length, causal, device))

@@ -63,7 +63,7 @@ def key_axes(results: CellTable, without: tuple[str, ...] = ()) -> list[str]:
 def varying_axes(results: CellTable) -> tuple[str, ...]:
     """Return the axes in which cells of the same task differ."""
     cells = results.cells
-    # A constant where there is only one task: a group by thousands of equal texts is slow.
+    # Cells without a column for the task count as cells of one task.
     tasks = cells["task"] if "task" in cells else pd.Series("", index=cells.index)
     varying = []
     for axis in results.axes:

@@ -20,21 +20,24 @@ Factor = list[Values]
 
 
 def grid_factors(axes: Lists, groups: Iterable[Lists], sets: Lists) -> list[Factor]:
-    """Return the factors of a grid. sets: the values of `--set`, which replace those of axes."""
-    left = dict(sets)
+    """Return the factors of a grid: their `product` has all combinations.
+
+    groups: axes that advance together. sets: the values of `--set`, which replace those of axes.
+    """
+    remaining = dict(sets)
     replaced = []
     for group in groups:
-        replaced.append({name: left.pop(name, values) for name, values in group.items()})
-    return _factors({**axes, **left}, replaced)
+        replaced.append({name: remaining.pop(name, values) for name, values in group.items()})
+    return _factors({**axes, **remaining}, replaced)
 
 
 def include_factors(groups: Iterable[Lists], sets: Lists) -> list[Factor]:
     """Return the factors by which `--set` multiplies each cell of `include`."""
-    left = dict(sets)
+    remaining = dict(sets)
     replaced = []
     for group in groups:
-        replaced.append({name: left.pop(name) for name in group if name in left})
-    return _factors(left, replaced)
+        replaced.append({name: remaining.pop(name) for name in group if name in remaining})
+    return _factors(remaining, replaced)
 
 
 def product(factors: Sequence[Factor]) -> Iterator[Values]:

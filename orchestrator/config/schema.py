@@ -88,10 +88,10 @@ class Limits(Strict):
     """When a cell is ended or given up."""
 
     timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = Field(
-        900.0, description="seconds of one attempt, from the begin of its task"
+        900.0, description="seconds of one attempt, from the start of its task"
     )
     attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        3, description="tries at a cell that fails, over all runs"
+        3, description="attempts at a cell that fails, over all runs"
     )
     host_memory_gib: Annotated[float, Field(gt=0, le=MOST_GIB)] | None = Field(
         None, description="resident set in GiB at which a cell is ended"
@@ -308,7 +308,7 @@ def _explain_unknown(where: str, place: KeyPath) -> tuple[str, str]:
 
 
 def _allowed_keys(place: KeyPath) -> list[str]:
-    """Return the keys that are allowed where the last step of a place, an unknown one, stands."""
+    """Return the keys that are allowed where a path has its last key, which is unknown."""
     models: dict[str, type[BaseModel]] = {"grids": Grid, "limits": Limits, "override": Override}
     keys = list(SweepConfig.model_fields)
     for step in place[:-1]:

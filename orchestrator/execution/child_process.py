@@ -67,6 +67,7 @@ class SpawnedChild:
         # A subreaper that failed before it started the child reports nothing: its own id is used.
         report = reports.readline() if has_report else b""
         self.pid = int(report or subreaper.pid)
+        self._lines_before_code = 0 if report else 1  # a process id that comes later
         self._code: int | None = None
 
     def ended(self, within_s: float) -> bool:
@@ -82,8 +83,9 @@ class SpawnedChild:
                 self._subreaper.kill()
                 code = self._subreaper.wait()
             with self._reports:
-                # A subreaper that was killed has not reported the child's code: its own replaces it.
-                self._code = int(self._reports.readline() or code)
+                lines = self._reports.readlines()[self._lines_before_code :]
+            # A subreaper that was killed has not reported the child's code: its own replaces it.
+            self._code = int(lines[0] if lines else code)
         return self._code
 
 

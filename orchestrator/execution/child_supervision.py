@@ -116,9 +116,6 @@ def _supervise_child(attempt: Attempt, variables: Mapping[str, str]) -> ProcessE
                 left_out += free_middle(log)
                 if timed_out or over_memory:
                     break
-            else:
-                # It ended by itself after the last look, so it exceeded nothing.
-                timed_out, over_memory = None, None
         wall_s, oom_kills, kernel_log = time.monotonic() - began, watch.oom_kills(), watch.lines()
     return ProcessExit(
         code=child.exit_code(),

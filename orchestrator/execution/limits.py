@@ -47,15 +47,19 @@ class Timeout:
 
 
 def bytes_over_limit(pid: int, limit_gib: float | None) -> int | None:
-    """Return the resident set of the largest process of a tree if it exceeds the limit."""
+    """Return the resident set in bytes of the largest process of a tree, or None below the limit.
+
+    pid: the root of the tree, which may run under a profiler or start workers.
+    """
     if limit_gib is None:
         return None
+    tree: list[psutil.Process] = []
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        tree = (process, *process.children(recursive=True))
-        # The child may run under a profiler or start workers. Forked processes share pages, so the
-        # largest process counts, and not the sum.
-        largest = max(one.memory_info().rss for one in tree)
-        if largest > limit_gib * GIB:
-            return largest
-    return None
+        tree = [process, *process.children(recursive=True)]
+    # Forked processes share pages, so the largest process counts, and not the sum.
+    largest = 0
+    for one in tree:
+        with suppress(psutil.Error):  # it may have ended since
+            largest = max(largest, one.memory_info().rss)
+    return largest if largest > limit_gib * GIB else None

@@ -81,11 +81,11 @@ def read_report(
 ) -> Mapping[str, DeviceTrace]:
     """Read a report of nsys (`.nsys-rep`) or its SQLite export, by process and GPU.
 
-    phases: phases by the names of ranges. Raises RunError or PlatformError.
+    phases: the phase for which each name of an NVTX range stands. Raises RunError or PlatformError.
     """
     if not file.is_file():
         remedy = "Name the .sqlite or .nsys-rep file that nsys wrote"
-        raise RunError(f"{file}: is not there", remedy)
+        raise RunError(f"{file}: does not exist", remedy)
     try:
         if file.suffix != f".{_REPORT}":
             return read_nsys(file, phases)

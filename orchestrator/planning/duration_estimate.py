@@ -276,7 +276,7 @@ def makespan_s(
     busy_s: Sequence[float] = (),
     widths: Sequence[int] = (),
 ) -> float:
-    """Return the time until all jobs have ended that start in this order as slots become free.
+    """Return the seconds until all jobs have ended. They start in this order as slots become free.
 
     busy_s: remaining time of each slot that is taken. widths: number of slots that each job needs;
     one if not given.

@@ -220,8 +220,8 @@ def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) 
 def _ask_all(
     requests: Mapping[str, PredictionRequest], idle: LifoQueue[PredictingProcess]
 ) -> Iterator[tuple[str, Prediction]]:
-    # One child predicts all passes of one model and length, beginning with train_step, the last one
-    # of the alphabet: the other passes are parts of it.
+    # One child predicts all passes of one model and length. `train_step` comes first, because the
+    # others are parts of it: its name is the last one by alphabet.
     groups: dict[str, list[tuple[str, PredictionRequest]]] = {}
     for key, request in requests.items():
         identity = memory_identity(request.cell)

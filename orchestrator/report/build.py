@@ -27,7 +27,7 @@ def make_report(
     """Return the report of a run.
 
     references: tables of the published numbers of others. folder: where readers will find the
-    run, if it is not there yet.
+    run, if it does not exist yet.
     """
     figures = begin_drawing(results)
     found, pages = answers(results), lay_out(results, (), (*TABLES, *references))

@@ -158,10 +158,10 @@ class NodeHealth:
             if isinstance(error.cause, PlatformError):
                 # Ray's own error quotes the traceback.
                 raise error.cause from error
-            message = f"this program does not begin there: {error.cause!r}"
+            message = f"this program does not start there: {error.cause!r}"
             raise PlatformError(message, REPAIR_REMEDY) from error
         except (ray.TaskUnschedulableError, ray.NodeDiedError):
-            # For a while Ray counts a dead node among the living.
+            # Ray lists a dead node as alive for a while.
             return []
         except ray.WorkerCrashedError as error:
             raise PlatformError(_CRASHING, _SEE_STATUS) from error
@@ -172,7 +172,7 @@ class NodeHealth:
             raise PlatformError(message, _SEE_STATUS) from error
         except ray.RuntimeEnvSetupError as error:
             # Ray's traceback comes before the last line.
-            message = f"it does not get this program: {error_text(error).splitlines()[-1]}"
+            message = f"it does not receive this program: {error_text(error).splitlines()[-1]}"
             raise PlatformError(message, _SEE_STATUS) from error
 
     def note_success(self, node: str) -> None:

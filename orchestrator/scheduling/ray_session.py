@@ -238,7 +238,8 @@ def _require_listener(address: str) -> None:
     if not colon or "/" in host:
         return
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        # IPv6 addresses are in brackets.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:
         raise PlatformError(
             f"nothing answers at {address}: {error_text(error)}", _IS_IT_RUNNING

@@ -65,7 +65,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Imported:
-    """The ids of the cells that a file became, and sentences about what it does not contain."""
+    """The ids of the cells made from a file, and sentences about what the file does not contain."""
 
     cells: tuple[str, ...]
     notes: tuple[str, ...]
@@ -103,7 +103,7 @@ _Reader = Callable[[Path, ImportOptions], Mapping[str, _Measured]]
 def _reader(file: Path) -> tuple[str, _Reader]:
     """Return the task and the reader for a file, by its first bytes."""
     if not file.is_file():
-        problem = "is a folder" if file.is_dir() else "is not there"
+        problem = "is a folder" if file.is_dir() else "does not exist"
         raise RunError(f"{file}: {problem}", "Name a trace or a memory snapshot")
     with file.open("rb") as opened:
         head = opened.read(256)

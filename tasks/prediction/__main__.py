@@ -15,6 +15,7 @@ import gc
 import importlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -54,11 +55,16 @@ def _answer_in_fork(requests: Sequence[str]) -> str:
     child = os.fork()
     if child == 0:
         os.close(ours)
-        _answer(requests, theirs)
-        os._exit(0)
+        try:
+            _answer(requests, theirs)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)  # whatever was raised: the code behind this line is the parent's
     os.close(theirs)
     with os.fdopen(ours, encoding="utf-8") as unanswered:
-        request = unanswered.readline()  # not to its end: the model may have left processes
+        # One line only: a process that the model started may keep the pipe open.
+        request = unanswered.readline()
     os.waitpid(child, 0)
     return request
 

@@ -153,7 +153,7 @@ def _as_eager(params: Predictable) -> Predictable:
     """Return the cell with the default of each axis that does not affect memory."""
     defaults = default_values(type(params))
     changed = {name: defaults[name] for name in axes_without(type(params), Affects.MEMORY)}
-    if params.attention == "flex":  # it has the tensors of the efficient kernel
+    if params.attention == "flex":  # it allocates the same tensors as the efficient kernel
         changed["attention"] = "efficient"
     return params.model_copy(update=changed)
 

@@ -32,7 +32,7 @@ def reset_niceness() -> None:
 
 
 def prefer_for_oom_kill() -> None:
-    """Make this process the first that the kernel kills when the host's memory ends."""
+    """Make this process the first that the kernel kills when the host runs out of memory."""
     # Otherwise the kernel might kill the supervisor, or a cell that runs at the same time.
     with suppress(OSError):  # exists on Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -175,9 +175,10 @@ def _without_unless_on_gpu(values: object, name: str, kind: type) -> object:
 class StopRule:
     """Rule of adaptive timing for the end of measuring.
 
-    half_width: stop at this half-width of the median's 95 % interval, a fraction of the median.
+    half_width: stop when half the width of the median's 95 % interval, divided by the median, is at
+        most this.
     most_steps, most_seconds: stop at this limit, or as soon as it is clear that the interval would
-        still be too wide there. The seconds are the sum of the steps.
+        still be too wide there. The seconds are the sum of the durations of the steps.
     """
 
     half_width: float

@@ -99,8 +99,8 @@ class Regions:
         """kernels_at: names of the launched kernels by the index of the launching span."""
         self._region = _regions(thread)
         self._operator = thread.operator
-        self._product: dict[int, int] = {}  # an operator's index among its region's products
-        products: dict[int, list[str]] = defaultdict(list)
+        self._product: dict[int, int] = {}  # an operator's index among its region's matrix products
+        products: dict[int, list[str]] = defaultdict(list)  # the kinds of products in each region
         for index, span in enumerate(thread.spans):
             if span.is_operator and (found := _PRODUCT.match(span.name)):
                 in_region = products[self._region[index]]

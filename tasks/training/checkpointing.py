@@ -83,7 +83,7 @@ def _selective_contexts(stored_every: int) -> object:
 
     stored_every: 1 stores all products with a weight, 2 every second one (torchtitan's default).
     """
-    # The forward pass and its repetition must decide alike, so that each counts from 0.
+    # The forward pass and its recomputation must make the same decisions, so each counts for itself.
     counts: Counter[bool] = Counter()
 
     def policy(

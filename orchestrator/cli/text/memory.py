@@ -50,7 +50,7 @@ _COUNTED = {
 
 
 def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[str]:
-    """Return a table of predicted memory with verdicts, its explanation, and how many cells fit.
+    """Yield a table of predicted memory with verdicts, its explanation, and how many cells fit.
 
     card: the GPU whose memory is the limit; None: only the limit of the cell.
     """

@@ -252,7 +252,7 @@ def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) ->
 
 
 def _allocation(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    """Return the bytes of the allocation of this rank, or of the largest one of this part."""
+    """Return the bytes of the allocation of a rank, 1 for the largest, or of a part's largest one."""
     rank = int(number.labels.get("rank", 1))
     part = "" if "rank" in number.labels else number.labels.get("part", "")
     sizes = figures.largest_allocations(row["cell"], part)

@@ -173,7 +173,7 @@ def numbers_of(writeup: Writeup, table: ReferenceTable) -> Iterator[ReferenceNum
             if number.statistic == "mean":
                 number = replace(number, sd=deviations.get(_measured(number)))
             if number.metric == "kernel_share":
-                # Tables list the kernels of a cell by share.
+                # A table lists the kernels of a cell in the order of their share: that is the rank.
                 cell = (number.phase, tuple(sorted(number.axes.items())))
                 ranks[cell] += 1
                 number = replace(number, labels={**number.labels, "rank": str(ranks[cell])})

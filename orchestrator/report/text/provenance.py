@@ -16,7 +16,10 @@ _SOFTWARE = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"), ("batch
 
 
 def provenance(results: Results) -> str:
-    """Return one line. Of a value that differs between cells, it lists a few or their number."""
+    """Return one line on how the cells were measured.
+
+    Where cells differ in a value, it lists up to three values, or says how many there are.
+    """
     cells = results.cells
     parts = [
         f"run {results.manifest.get('name', '?')}",

@@ -205,13 +205,13 @@ def test_a_fresh_process_does_not_outlive_who_adopts_what_it_leaves(
 
 
 def _stopped(code: str) -> subprocess.Popen[bytes]:
-    """A process that stands for an adopter."""
+    """A process that stands for a subreaper."""
     return subprocess.Popen(
         [sys.executable, "-c", f"import os, signal; {code}"], start_new_session=True
     )
 
 
-def test_an_adopter_that_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subreaper_that_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "ORPHANS_S", 0.1)
     monkeypatch.setattr(child, "_GRACE_S", 0.1)
     heard, told = os.pipe()
@@ -225,7 +225,7 @@ def test_an_adopter_that_is_stopped_is_not_waited_for(monkeypatch: pytest.Monkey
     assert fresh.exit_code() == fresh.exit_code() == -signal.SIGKILL
 
 
-def test_one_that_says_nothing_stands_for_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subreaper_without_a_report_stands_for_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "PREPARATION_S", 0.1)
     heard, told = os.pipe()
     adopter = _stopped("signal.pause()")
@@ -341,3 +341,18 @@ def test_a_signal_while_the_parent_is_closed_leaves_nothing_to_close_again(
     with open(os.devnull) as nothing:  # has the number of what was closed
         CHILD_STARTER.close()
         os.fstat(nothing.fileno())
+
+
+@pytest.mark.parametrize(("reported", "code"), [(b"", -9), (b"71\n", -9), (b"71\n3\n", 3)])
+def test_a_process_id_that_is_reported_late_is_no_exit_code(
+    reported: bytes, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "PREPARATION_S", 0.0)
+    reports, end = os.pipe()
+    with subprocess.Popen(["sleep", "60"]) as killed:
+        late = child.SpawnedChild(killed, os.fdopen(reports, "rb"))
+        assert late.pid == killed.pid
+        os.write(end, reported)
+        os.close(end)
+        killed.kill()
+        assert late.exit_code() == code

@@ -220,7 +220,7 @@ def test_a_run_without_a_working_host_stops_and_the_next_run_continues(
     ("sick", "fault"),
     [
         ("torch", NO_TORCH),
-        ("code", "does not get this program: .*No space left"),
+        ("code", "does not receive this program: .*No space left"),
         ("exits", "no answer came from there in 40 s"),
         ("crashes", "Ray's workers crash there"),
     ],

@@ -124,7 +124,7 @@ def test_an_export_with_invalid_times_is_refused(times: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.sqlite", None, "is not there"),
+        ("none.sqlite", None, "does not exist"),
         (".", None, "is a folder"),
         ("text.sqlite", b"no database at all", "is neither a trace nor a memory snapshot"),
         ("empty.json", b"", "is neither a trace nor a memory snapshot"),
