@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.results import Results
 from orchestrator.report.text.cell_names import NAME, cell_keys, names_of
-from orchestrator.report.text.pairs import HIGH, LOW, TIME, pairs
+from orchestrator.report.text.pairs import BASE, HIGH, LOW, TIME, measured, pairs
 
 KEY = "key"  # RUN:ID of a cell
 _IS_READ = re.compile(
@@ -26,17 +26,12 @@ def of_column(
     """Return a function of the cells of a task with a positive number in a column."""
 
     def points(results: Results) -> pd.DataFrame:
-        cells = _named(results)
-        cells = cells[cells["task"] == task]
-        if column not in cells or cells.empty:
-            return cells.iloc[:0].assign(shown=0.0)
+        cells = measured(replace(results, cells=_named(results)), task, column)
         values = {"shown": column, "low": interval[0], "high": interval[1]}
         for name, source in values.items():
             if source in cells:
                 cells = cells.assign(**{name: cells[source].astype(float) * scale})
-        is_shown = np.isfinite(cells["shown"]) & (cells["shown"] > 0)
-        shown: pd.DataFrame = cells[is_shown]
-        return shown
+        return cells
 
     return points
 
@@ -46,23 +41,19 @@ def step_times(task: str) -> Points:
     return of_column(task, TIME, (LOW, HIGH))
 
 
-def ratios(axis: str, base: str, others: tuple[str, ...], without: tuple[str, ...] = ()) -> Points:
-    """Return a function of the speed-ups over the base value of an axis.
-
-    without: axes in which the cells of a pair may differ.
-    """
+def ratios(axis: str, base: str, others: tuple[str, ...]) -> Points:
+    """Return a function of the speed-ups over the base value of an axis."""
 
     def points(results: Results) -> pd.DataFrame:
         cells = _named(results)
         cells = cells[cells["task"] == "train_step"]
-        found = pairs(cells, results.axes, axis, (base, *others), without)
+        found = pairs(cells, results.axes, axis, (base, *others))
         if found.empty:
             return found
         found = found.merge(cells[["cell", KEY, NAME]], on="cell")
-        is_bound = (found["bound"] == "CPU-bound") | (found["bound_base"] == "CPU-bound")
-        is_known = found["bound"].notna() & found["bound_base"].notna()
-        found = found.rename(columns={"ratio": "shown"})
-        return found.assign(cpu_bound=is_bound.astype("boolean").where(is_known))
+        is_known = found[["bound", "bound" + BASE]].notna().all(axis=1)
+        is_bound = found["is_cpu_bound"].astype("boolean").where(is_known)
+        return found.rename(columns={"ratio": "shown"}).assign(cpu_bound=is_bound)
 
     return points
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.bars import (
@@ -99,7 +98,7 @@ PLOTS: tuple[Plot, ...] = (
         "Speed-up by compiling",
         "times as fast as eager, log scale; bars: interval from both medians",
         Lines(
-            ratios("compile", "eager", ("blocks", "model"), COMPILE_AXES),
+            ratios("compile", "eager", ("blocks", "model")),
             "×",
             NAME,
             panel="precision",

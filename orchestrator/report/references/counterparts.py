@@ -20,6 +20,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
 from orchestrator.report.references.records import ReferenceNumber
+from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.kernel_tables import (
     ATTENTION_MATMULS,
     GEMM,
@@ -128,15 +129,11 @@ class Figures:
 
     results: Results
 
-    def _having(self, column: str) -> list[str]:
-        """Return the cells with a value in a column."""
-        cells = self.results.cells
-        return list(cells.loc[cells[column].notna(), "cell"]) if column in cells else []
-
     @cached_property
     def kernels(self) -> Mapping[str, KernelFigures]:
         kernels = inside_operators(self.results.kernels())
-        is_watched = kernels["cell"].isin(self._having("attributed_to_phase"))
+        watched = having("attributed_to_phase")(self.results.cells)
+        is_watched = kernels["cell"].isin(watched["cell"])
         # Without the number of steps, the milliseconds of a step are unknown.
         rows = rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)])
         by_cell = defaultdict(lambda: KernelFigures(()))
@@ -149,7 +146,8 @@ class Figures:
         """The single allocations at the peak, the largest first."""
         rows = self.results.allocations()
         rows = rows[rows["count"].notna() & (rows["moment"] == "peak")]
-        rows = rows[rows["cell"].isin(self._having("snapshot_peak_allocated_bytes"))]
+        recorded = having("snapshot_peak_allocated_bytes")(self.results.cells)
+        rows = rows[rows["cell"].isin(recorded["cell"])]
         rows = rows.sort_values("size_bytes", ascending=False, kind="stable")
         by_cell: dict[str, list[_Allocation]] = defaultdict(list)
         columns = rows[["cell", "role", "part", "size_bytes", "count"]]

@@ -110,12 +110,12 @@ def writeup_of(content: Mapping[str, Any]) -> Writeup:
     return Writeup(**{**content, "table": tables})
 
 
-@dataclass(frozen=True)
-class ReferenceNumber:
-    """One published number, or a cell that ran out of memory (`value` is None).
+@dataclass(frozen=True, kw_only=True)
+class ReferenceNumber(ReferenceQuantity):
+    """One published number of a quantity, or a cell that ran out of memory (`value` is None).
 
     value, unit: as printed. sd: the standard deviation in the same row, in the unit of `amount`.
-    over: the number of passes that the value covers. row: position in its table.
+    row: position in its table.
     """
 
     writeup: str
@@ -126,13 +126,7 @@ class ReferenceNumber:
     year: int
     axes: Axes
     labels: Mapping[str, str]
-    metric: str
-    phase: str
-    statistic: str
-    variant: str
     value: Decimal | None
-    unit: str
-    over: int = 1
     notes: tuple[str, ...] = ()
     is_repeated: bool = False
     row: int = 0
@@ -191,9 +185,9 @@ def _row_numbers(writeup: Writeup, table: ReferenceTable, index: int) -> Iterato
         else:
             quantities.append((column, printed))
     for quantity, printed in quantities:
-        number = _number(writeup, table, quantity, {**stated, **quantity.cell})
         value, unit = _parse_value(printed, quantity.unit)
-        yield replace(number, value=value, unit=unit, row=index)
+        found = replace(quantity, unit=unit, cell={**stated, **quantity.cell})
+        yield _number(writeup, table, found, index, value)
 
 
 def _measured(number: ReferenceNumber) -> tuple[object, ...]:
@@ -205,15 +199,18 @@ def _number(
     writeup: Writeup,
     table: ReferenceTable,
     quantity: ReferenceQuantity,
-    stated: Mapping[str, TableCell],
+    row: int,
+    value: Decimal | None,
 ) -> ReferenceNumber:
-    """Return a record without its value."""
-    axes = {axis: _possible(value) for axis, value in stated.items() if axis not in LABELS}
+    """Return a record. quantity: with all that identifies the cell of this number."""
+    stated = quantity.cell
+    axes = {axis: _possible(one) for axis, one in stated.items() if axis not in LABELS}
     row_notes = []
     for one in table.row_notes:
         if one["where"].items() <= stated.items():
             row_notes.append(one["note"])
     return ReferenceNumber(
+        **vars(quantity),
         writeup=writeup.name,
         table=table.name,
         title=table.title,
@@ -222,15 +219,10 @@ def _number(
         year=writeup.year,
         axes=_with_size(axes, writeup.year),
         labels={label: str(stated[label]) for label in LABELS if label in stated},
-        metric=quantity.metric,
-        phase=quantity.phase,
-        statistic=quantity.statistic,
-        variant=quantity.variant,
-        value=None,
-        unit=quantity.unit,
-        over=quantity.over,
         notes=(*table.notes, *row_notes),
         is_repeated=table.repeats is not None,
+        row=row,
+        value=value,
     )
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, axis_texts, key_axes
+from orchestrator.analysis.axes import Row, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import both, having, of_task, varying
 from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import Column, PhaseRows, each, grid_of, shown_by
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid
+from orchestrator.report.text.pairs import counterpart_among
 
 
 def _squares(count: float) -> Entry:
@@ -61,7 +62,7 @@ def _compared_rows(results: Results) -> TableGrid:
             speed_ups.append((f"over {baseline}", _over(bases, strict)))
     titles, formatters = zip(*_TIMES, *speed_ups, *_OTHERS, strict=True)
     found = ((row, shown_by(formatters, row)) for row in cells)
-    return grid_of(results, (), titles, found, compared)
+    return grid_of(axes, (), titles, found, compared)
 
 
 def _over(bases: Sequence[Row], strict: list[str]) -> Value:
@@ -70,17 +71,11 @@ def _over(bases: Sequence[Row], strict: list[str]) -> Value:
     Without such a base, the precision may differ.
     """
     loose = [axis for axis in strict if axis != "precision"]
-    by_settings: dict[tuple[str, ...], Row] = {}
-    for row in bases:
-        for others in (strict, loose):
-            by_settings.setdefault((str(others), *axis_texts(row, others)), row)
+    same, similar = counterpart_among(bases, strict), counterpart_among(bases, loose)
 
     def show_speed_up(row: Row) -> Entry:
-        for others in (strict, loose):
-            key = (str(others), *axis_texts(row, others))
-            if key in by_settings:
-                return show.speed_up(row, by_settings[key])
-        return MISSING
+        base = same(row) or similar(row)
+        return show.speed_up(row, base) if base else MISSING
 
     return show_speed_up
 

@@ -124,7 +124,7 @@ def top_kernels(results: Results) -> TableGrid:
         for name in _top_names(own):
             same = [one for one in own if one.name == name]
             found.append((cell, [Entry(scope), *_kernel_entries(same, total_ms)]))
-    return grid_of(results, [PHASE], _TOP_TITLES, found)._replace(label=_NAME)
+    return grid_of(key_axes(results), [PHASE], _TOP_TITLES, found)._replace(label=_NAME)
 
 
 def by_class(results: Results) -> TableGrid:
@@ -141,7 +141,7 @@ def by_class(results: Results) -> TableGrid:
         found.append((cell, [Entry(scope), *values, *_class_counts(own, present)]))
     titles = ["kernel ms", *(f"{name} share" for name in present), *_SOFTMAX_TITLES]
     titles += [f"{what} of {name}" for what in ("ms", "kernels") for name in present]
-    return grid_of(results, [PHASE], titles, found)
+    return grid_of(key_axes(results), [PHASE], titles, found)
 
 
 def by_module(results: Results) -> TableGrid:
@@ -159,7 +159,7 @@ def by_module(results: Results) -> TableGrid:
             share = quotient(by_module[module], total_ms, ".1%")
             found.append((cell, [name, *map(milliseconds, map(times_ms.get, phases)), share]))
     titles = [f"{phase or OUTSIDE_PHASES} ms" for phase in phases]
-    return grid_of(results, ["module"], [*titles, "share"], found, "module")
+    return grid_of(key_axes(results), ["module"], [*titles, "share"], found, "module")
 
 
 def difference(results: Results) -> TableGrid:

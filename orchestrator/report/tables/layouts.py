@@ -83,14 +83,13 @@ def each_cell(results: Results) -> Iterator[Row]:
 
 
 def grid_of(
-    results: Results,
+    axes: list[str],
     keys: Sequence[str],
     titles: Iterable[str],
     found: Iterable[tuple[Row, Iterable[Entry]]],
     compared: str = "",
 ) -> TableGrid:
     """Return a grid of rows, each of a cell. keys: the first entries, behind the cell's axes."""
-    axes = key_axes(results)
     rows = [[*axis_entries(cell, axes), *entries] for cell, entries in found]
     return TableGrid([*axes, *keys], list(map(Heading, titles)), rows, compared)
 
@@ -101,7 +100,7 @@ def cell_rows(*columns: Column) -> TableLayout:
 
     def lay_out(results: Results) -> TableGrid:
         found = ((row, shown_by(formatters, row)) for row in each_cell(results))
-        return grid_of(results, (), titles, found)
+        return grid_of(key_axes(results), (), titles, found)
 
     return lay_out
 
@@ -133,7 +132,7 @@ class PhaseRows:
                 found.append((row, [Entry(name), *shown_by(formatters[phase], row)]))
             if not phases:
                 found.append((row, [MISSING, *[missing(row)] * len(titles)]))
-        return grid_of(results, [self.title], titles, found, self.title)
+        return grid_of(key_axes(results), [self.title], titles, found, self.title)
 
     def _is_known(self, row: Row, phase: str) -> bool:
         return any(has_value(row, column.format(phase)) for column in self.known_by)

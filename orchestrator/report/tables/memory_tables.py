@@ -21,16 +21,7 @@ from orchestrator.report.tables.layouts import (
     grid_of,
     groups,
 )
-from orchestrator.report.tables.table import (
-    MISSING,
-    Entry,
-    Heading,
-    Rows,
-    Table,
-    TableGrid,
-    axis_entries,
-    quantity,
-)
+from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 from tasks.spec.status import OUT_OF_MEMORY
 from tasks.spec.tables import ROLES
 
@@ -55,7 +46,7 @@ def composition(results: Results) -> TableGrid:
             names = [Entry(text), Entry(row["role"]), _name(row["part"])]
             found.append((cell, [*names, *_sizes(row, total_bytes)]))
     keys = ["moment", "role", "part"]
-    return grid_of(results, keys, ("GiB", "share", "allocations"), found)
+    return grid_of(key_axes(results), keys, ("GiB", "share", "allocations"), found)
 
 
 def largest_allocations(results: Results) -> TableGrid:
@@ -82,19 +73,18 @@ def largest_allocations(results: Results) -> TableGrid:
             entries = [gib, share, role, part, made, count, each_mib, chain]
             found.append((cell, [Entry(text), *entries]))
     titles = ("GiB", "share", "role", "part", "made in", "allocations", "MiB each")
-    return grid_of(results, ["moment"], [*titles, "call chain"], found)
+    return grid_of(key_axes(results), ["moment"], [*titles, "call chain"], found)
 
 
 def by_context(results: Results) -> TableGrid:
     """Return what cells need: one row per combination of the axes, one column per context."""
     axes = key_axes(results, without=(_LENGTH,))
     lengths = ordered_values(_LENGTH, results.cells[_LENGTH])
-    rows: Rows = []
+    found = []
     for group in groups(results.cells, axes):
         entries = {row[_LENGTH]: show.memory_need(row) for row in group}
-        in_order = [entries.get(length, MISSING) for length in lengths]
-        rows.append([*axis_entries(group[0], axes), *in_order])
-    return TableGrid(axes, list(map(Heading, map(str, lengths))), rows)
+        found.append((group[0], [entries.get(length, MISSING) for length in lengths]))
+    return grid_of(axes, (), map(str, lengths), found)
 
 
 def _moments(results: Results, allocations: pd.DataFrame) -> Iterator[tuple[Row, str, str]]:

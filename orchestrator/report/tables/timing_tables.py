@@ -16,17 +16,8 @@ from orchestrator.report.tables.cell_filters import (
     varying,
 )
 from orchestrator.report.tables.formatters import Value
-from orchestrator.report.tables.layouts import Column, CompareColumns, cell_rows, groups
-from orchestrator.report.tables.table import (
-    MISSING,
-    Entry,
-    Heading,
-    Rows,
-    Table,
-    TableGrid,
-    axis_entries,
-    quantity,
-)
+from orchestrator.report.tables.layouts import Column, CompareColumns, cell_rows, grid_of, groups
+from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 
 _PHASES = ("forward", "backward", "optimizer")
 _STEP_AND_PHASES = (
@@ -65,20 +56,19 @@ _GROWING = (
 def _growth(results: Results) -> TableGrid:
     """Return each value that grows with the context length, and its exponent since the row above."""
     axes = key_axes(results, without=(_LENGTH,))
-    rows: Rows = []
+    found = []
     for group in groups(results.cells, axes, (_LENGTH,)):
         if len(group) < 2:
             continue
         for row, previous in zip(group, [None, *group], strict=False):
-            entries = axis_entries(row, [*axes, _LENGTH])
+            entries: list[Entry] = []
             for _, column, value in _GROWING:
                 entries += [value(row), _exponent(row, previous, column)]
-            rows.append([*entries, show.peak_bytes_per_pair(row)])
-    headings = []
+            found.append((row, [*entries, show.peak_bytes_per_pair(row)]))
+    titles = []
     for title, _, _ in _GROWING:
-        headings += [Heading(title), Heading(f"exponent of {title}")]
-    headings.append(Heading("peak bytes / pair"))
-    return TableGrid([*axes, _LENGTH], headings, rows, _LENGTH)
+        titles += [title, f"exponent of {title}"]
+    return grid_of([*axes, _LENGTH], (), [*titles, "peak bytes / pair"], found, _LENGTH)
 
 
 def _exponent(row: Row, previous: Row | None, column: str) -> Entry:

@@ -9,25 +9,10 @@ import pandas as pd
 from orchestrator.analysis.axes import NOTHING, Row, axis_text, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import of_task
-from orchestrator.report.tables.formatters import (
-    NOISE_NOTE,
-    number,
-    peak_gib,
-    speed_up,
-    step_ms,
-)
-from orchestrator.report.tables.layouts import groups
-from orchestrator.report.tables.table import (
-    MISSING,
-    Entry,
-    Heading,
-    Rows,
-    Table,
-    TableGrid,
-    axis_entries,
-    quantity,
-    quotient,
-)
+from orchestrator.report.tables.formatters import NOISE_NOTE, number, peak_gib, speed_up, step_ms
+from orchestrator.report.tables.layouts import each, grid_of
+from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity, quotient
+from orchestrator.report.text.pairs import counterpart_among
 
 # Each option, with its values in cells that do without it: the first of them is compared with.
 _WITHOUT: dict[str, tuple[object, ...]] = {
@@ -53,20 +38,21 @@ def _option_rows(results: Results) -> TableGrid:
     """Return one row per cell and option, if another cell differs from it in this option alone."""
     axes = key_axes(results)
     shown = [axis for axis in axes if not _is_of_options(axis)]
-    rows: Rows = []
+    found = []
     for option in _WITHOUT:
         if option not in axes:
             continue
-        for members in groups(*_matched(results, axes, option), (option,)):
-            baseline = _baseline(members, option)
-            for row in members:
-                if baseline is None or axis_text(row[option]) in _texts_without(option):
-                    continue
-                words = [option.replace("_", " "), axis_text(baseline[option])]
-                name = f"{': '.join(words)} → {axis_text(row[option])}"
-                keys = [*axis_entries(row, shown), Entry(name), _others(row, axes, option)]
-                rows.append([*keys, *_compared(row, baseline)])
-    return TableGrid([*shown, "option", "with"], list(map(Heading, _HEADINGS)), rows, "option")
+        cells, others = _matched(results, axes, option)
+        rows = list(each(cells, [*others, option]))
+        baseline_of = counterpart_among(_baselines(rows, option), others)
+        for row in rows:
+            baseline = baseline_of(row)
+            if baseline is None or axis_text(row[option]) in _texts_without(option):
+                continue
+            words = [option.replace("_", " "), axis_text(baseline[option])]
+            name = Entry(f"{': '.join(words)} → {axis_text(row[option])}")
+            found.append((row, [name, _others(row, axes, option), *_compared(row, baseline)]))
+    return grid_of(shown, ["option", "with"], _HEADINGS, found, "option")
 
 
 def _is_of_options(axis: str) -> bool:
@@ -101,12 +87,11 @@ def _texts_without(option: str) -> list[str]:
     return list(map(axis_text, _WITHOUT.get(option, ())))
 
 
-def _baseline(members: Iterable[Row], option: str) -> Row | None:
-    for text in _texts_without(option):
-        for row in members:
-            if axis_text(row[option]) == text:
-                return row
-    return None
+def _baselines(rows: Iterable[Row], option: str) -> list[Row]:
+    """Return the rows that do without an option, those with its first value first."""
+    texts = _texts_without(option)
+    without = [row for row in rows if axis_text(row[option]) in texts]
+    return sorted(without, key=lambda row: texts.index(axis_text(row[option])))
 
 
 def _compared(row: Row, baseline: Row) -> list[Entry]:

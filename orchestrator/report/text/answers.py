@@ -13,15 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import (
-    COMPILE_AXES,
-    MAIN,
-    NOTHING,
-    RUN,
-    Row,
-    has_value,
-    ordered_values,
-)
+from orchestrator.analysis.axes import MAIN, NOTHING, RUN, Row, has_value, ordered_values
 from orchestrator.analysis.cpu_bound import depends_on_cpu
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
@@ -155,7 +147,6 @@ def _ratio_answer(label: str, pair: Row, section: str, conclusion: str) -> Answe
     )
     if not (pair["low"] > 1 or pair["high"] < 1):
         detail += " The interval of the ratio includes 1."
-    is_bound = "CPU-bound" in (pair["bound"], pair["bound" + BASE])
     return Answer(
         label,
         ratio(pair["ratio"]),
@@ -164,7 +155,7 @@ def _ratio_answer(label: str, pair: Row, section: str, conclusion: str) -> Answe
         detail,
         scope_of(pair),
         section,
-        is_bound,
+        bool(pair["is_cpu_bound"]),
     )
 
 
@@ -208,7 +199,7 @@ def about_compiling(results: Results) -> Iterator[Answer]:
     steps = measured(results, "train_step", TIME, LOW, HIGH)
     steps = steps[steps["pass"] == "train_step"] if _has(steps, "pass", "train_step") else steps
     for scope in ("blocks", "model"):
-        found = pairs(steps, results.axes, "compile", ("eager", scope), COMPILE_AXES)
+        found = pairs(steps, results.axes, "compile", ("eager", scope))
         if len(found):
             yield _of_compiling(_main_run(found))
             return
@@ -388,7 +379,7 @@ def _of_attention(joined: pd.DataFrame) -> Answer:
         detail,
         f"context {best[LENGTH]:,}, {best['precision']}",
         "attention",
-        "CPU-bound" in (best["bound"], best["bound" + BASE]),
+        bool(best["is_cpu_bound"]),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import MAIN, NOTHING, RUN, Row, has_value, is_null
+from orchestrator.analysis.axes import MAIN, RUN, Row, axis_text, has_value, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import (
@@ -140,22 +140,19 @@ def heat_map(results: Results) -> HeatMap | None:
     cells = cells[cells[LENGTH].notna() & (cells["status"] != "skipped")]
     if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
         return None
-    grid = (row_axis, LENGTH, "precision")
+    grid = ("precision", row_axis, LENGTH)
     switched = _varying(cells, set(_SWITCHED) - set(grid))
     # Runs may repeat cells with other numbers of steps: the best measured one is shown.
     axes = [axis for axis in results.axes if axis not in (RUN, *TIMING_AXES)]
     cells, note = choose_slice(_best_first(cells), axes, [*grid, *switched])
-    order = (grid[2], grid[0], grid[1])
     most = (_MOST_PANELS, _MOST_ROWS, _MOST_COLUMNS)
     first = _first_view(cells, switched)
-    values = [_fullest(axis, first, count) for axis, count in zip(order, most, strict=True)]
-    is_shown = pd.Series(True, index=cells.index)
-    for axis, own in zip(order, values, strict=True):
-        is_shown &= cells[axis].isin(own)
-    cells = cells[is_shown]
+    values = [_fullest(axis, first, count) for axis, count in zip(grid, most, strict=True)]
+    for axis, own in zip(grid, values, strict=True):
+        cells = cells[cells[axis].isin(own)]
     # The only cells with another value may be outside of the grid.
     switched = _varying(cells, switched)
-    return _map(cells, order, values, switched, note)
+    return _map(cells, grid, values, switched, note)
 
 
 def _varying(cells: pd.DataFrame, axes: Iterable[str]) -> list[str]:
@@ -192,7 +189,7 @@ def _map(
     positions: dict[str, dict[Any, Any]] = {}
     for record in cells.to_dict("records"):
         place = [own.index(record[axis]) for axis, own in zip(axes, values, strict=True)]
-        options = [_text(record[axis]) for axis in switched]
+        options = [axis_text(record[axis]) for axis in switched]
         positions[_position(place, options)] = record
     for position, record in positions.items():
         base = positions.get(_position([0], [position.partition(",")[2]]), {})
@@ -236,7 +233,7 @@ def _heading(value: object) -> str:
 def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:
     """Return the cells with the first option of each switch."""
     for axis in switched:
-        cells = cells[cells[axis].map(_text) == _switch(axis, cells).options[0][0]]
+        cells = cells[cells[axis].map(axis_text) == _switch(axis, cells).options[0][0]]
     return cells
 
 
@@ -248,18 +245,14 @@ def _switch(axis: str, cells: pd.DataFrame) -> Switch:
     if first in values:
         values = [first, *(value for value in values if value != first)]
     labels = {"compile": "Code", "pass": "Pass", "memory_limit_gib": "Memory limit"}
-    options = [(_text(value), _option(axis, value)) for value in values]
+    options = [(axis_text(value), _option(axis, value)) for value in values]
     return Switch(axis, labels.get(axis, "Model"), options)
-
-
-def _text(value: object) -> str:
-    return NOTHING if is_null(value) else str(value)
 
 
 def _option(axis: str, value: object) -> str:
     if axis == "memory_limit_gib":
         return "no limit" if is_null(value) else f"{value:g} GiB"
-    text = _text(value)
+    text = axis_text(value)
     return PASSES.get(text, COMPILED.get(text, text))
 
 

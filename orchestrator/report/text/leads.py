@@ -6,22 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pandas as pd
 
-from orchestrator.analysis.axes import COMPILE_AXES
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, ran_with_others
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.text.cell_names import LENGTH, NAME, fullest_context, names_of, scope_of
 from orchestrator.report.text.numbers import gibibytes, number, percent
-from orchestrator.report.text.pairs import (
-    HIGH,
-    LOW,
-    TIME,
-    is_clear,
-    measured,
-    pairs,
-    preferring,
-)
-from orchestrator.report.text.provenance import values_of
+from orchestrator.report.text.pairs import HIGH, LOW, TIME, is_clear, measured, pairs, preferring
+from orchestrator.report.text.provenance import is_flagged, values_of
 from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.messages import typed_error_text
 from tasks.spec.status import OUT_OF_MEMORY
@@ -102,8 +93,7 @@ def about_kernels(results: Results) -> Iterator[str]:
 def about_compiling(results: Results) -> Iterator[str]:
     """Yield how many compiled steps are faster than the same eager ones."""
     steps = measured(results, "train_step", TIME, LOW, HIGH)
-    scopes = ("eager", "blocks", "model")
-    found = pairs(steps, results.axes, "compile", scopes, COMPILE_AXES)
+    found = pairs(steps, results.axes, "compile", ("eager", "blocks", "model"))
     if found.empty:
         return
     clear = is_clear(found)
@@ -176,18 +166,23 @@ def about_trust(results: Results) -> Iterator[str]:
     counts = [
         (int((bound == BoundBy.GPU).sum()), "GPU-bound: another machine with this GPU agrees"),
         (int((bound == BoundBy.CPU).sum()), "CPU-bound: their times hold for this CPU only"),
-        (_count(steps, "interval_wide"), "with an interval wider than 5% of the median"),
-        (_count(steps, "power_capped_ns"), "measured while the power limit lowered the clock"),
-        (_count(steps, "cpu_contended"), "disturbed by other processes on the same cores"),
+        (
+            int(is_flagged(steps, "interval_wide").sum()),
+            "with an interval wider than 5% of the median",
+        ),
+        (
+            int(is_flagged(steps, "power_capped_ns").sum()),
+            "measured while the power limit lowered the clock",
+        ),
+        (
+            int(is_flagged(steps, "cpu_contended").sum()),
+            "disturbed by other processes on the same cores",
+        ),
         (int(ran_with_others(steps).sum()), "CPU-bound and measured while other cells ran"),
     ]
     for count, text in counts:
         if count:
             yield f"{count:,} {text}."
-
-
-def _count(cells: pd.DataFrame, column: str) -> int:
-    return int((cells[column].astype("Float64") > 0).sum()) if column in cells else 0
 
 
 _LEADS: Mapping[str, Callable[[Results], Iterator[str]]] = {

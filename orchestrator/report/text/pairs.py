@@ -6,13 +6,13 @@ than narrow.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING
-from orchestrator.analysis.cpu_bound import bound_by
+from orchestrator.analysis.axes import COMPILE_AXES, NOTHING, Row, axis_texts
+from orchestrator.analysis.cpu_bound import BoundBy, bound_by
 from orchestrator.analysis.results import Results
 
 TIME, LOW, HIGH = "step_ms_median", "step_ms_ci_low", "step_ms_ci_high"
@@ -44,20 +44,27 @@ def preferring(cells: pd.DataFrame, preferred: Mapping[str, object]) -> pd.DataF
     return cells
 
 
+def counterpart_among(rows: Iterable[Row], axes: list[str]) -> Callable[[Row], Row | None]:
+    """Return a function from a row to the first one of `rows` that agrees with it in these axes."""
+    first: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        first.setdefault(tuple(axis_texts(row, axes)), row)
+    return lambda row: first.get(tuple(axis_texts(row, axes)))
+
+
 def pairs(
-    cells: pd.DataFrame,
-    axes: Sequence[str],
-    axis: str,
-    values: Sequence[str],
-    without: Collection[str] = (),
+    cells: pd.DataFrame, axes: Sequence[str], axis: str, values: Sequence[str]
 ) -> pd.DataFrame:
     """Return the cells with one of the other values of an axis, each paired with that of the first.
 
-    axes: in which both cells are equal, but those of `without`. Columns of the counterpart end in
-    `BASE`; `ratio`, `low` and `high` say how many times as fast the cell is as its counterpart.
+    axes: in which both cells are equal. Columns of the counterpart end in `BASE`; `ratio`, `low`
+    and `high` say how many times as fast the cell is as its counterpart; `is_cpu_bound` is true if
+    a CPU limits one of the two.
     """
     if axis not in cells or not {TIME, LOW, HIGH} <= set(cells):
         return cells.iloc[:0].assign(ratio=0.0, low=0.0, high=0.0)
+    # An eager cell has no way to compile, and with these axes it would be in no pair.
+    without = COMPILE_AXES if axis == "compile" else ()
     compared = [name for name in axes if name not in without]
     others = [name for name in compared if name != axis and name in cells]
     keys = [name for name in others if cells[name].notna().any()]
@@ -72,13 +79,14 @@ def pairs(
 
 
 def _with_ratios(joined: pd.DataFrame) -> pd.DataFrame:
-    """Return the pairs with the ratio of their times, and its interval."""
+    """Return the pairs with the ratio of their times, its interval, and what limits them."""
     times = joined[[TIME, LOW, HIGH]].astype(float)
     base_times = joined[[TIME + BASE, LOW + BASE, HIGH + BASE]].astype(float)
     return joined.assign(
         ratio=base_times[TIME + BASE] / times[TIME],
         low=base_times[LOW + BASE] / times[HIGH],
         high=base_times[HIGH + BASE] / times[LOW],
+        is_cpu_bound=(joined[["bound", "bound" + BASE]] == BoundBy.CPU).any(axis=1),
     )
 
 
@@ -93,4 +101,4 @@ def is_gpu_bound(found: pd.DataFrame) -> pd.Series[bool]:
     On a CPU the question does not arise, so these pairs count.
     """
     on_cpu = found["device"] == "cpu" if "device" in found else pd.Series(False, found.index)
-    return ((found["bound"] != "CPU-bound") & (found["bound" + BASE] != "CPU-bound")) | on_cpu
+    return ~found["is_cpu_bound"] | on_cpu

@@ -21,6 +21,7 @@ def provenance(results: Results) -> str:
     Where cells differ in a value, it lists up to three values, or says how many there are.
     """
     cells = results.cells
+    has_changed = cells.filter(items=["settings_changed"]).notna().any(axis=1)
     parts = [
         f"run {results.manifest.get('name', '?')}",
         _value(cells, "gpu") or _value(cells, "cpu"),
@@ -30,14 +31,12 @@ def provenance(results: Results) -> str:
     parts += [
         _protocol(cells),
         _repetitions(cells),
-        _flagged(cells, "cpu_bound", f"are CPU-bound ({HOST_MARK})"),
-        _flagged(cells, "power_capped_ns", "at a clock that the power limit held down"),
-        _flagged(cells, "cpu_contended", "while other processes used their cores"),
+        _counted(is_flagged(cells, "cpu_bound"), f"are CPU-bound ({HOST_MARK})"),
+        _counted(is_flagged(cells, "power_capped_ns"), "at a clock that the power limit held down"),
+        _counted(is_flagged(cells, "cpu_contended"), "while other processes used their cores"),
         _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),
-        _flagged(cells, "interval_wide", "with an interval wider than 5 %"),
-        _with_value(
-            cells, "settings_changed", "changed settings of their process (settings_changed)"
-        ),
+        _counted(is_flagged(cells, "interval_wide"), "with an interval wider than 5 %"),
+        _counted(has_changed, "changed settings of their process (settings_changed)"),
         _unrequested(results),
         _labelled("commit", _value(cells, "commit")),
         measured_days(cells),
@@ -85,14 +84,9 @@ def _repetitions(cells: pd.DataFrame) -> str:
     return f"the last of up to {most} times measured" if most > 1 else ""
 
 
-def _flagged(cells: pd.DataFrame, column: str, text: str) -> str:
-    if column not in cells:
-        return ""
-    return _counted(cells[column].astype("Float64") > 0, text)
-
-
-def _with_value(cells: pd.DataFrame, column: str, text: str) -> str:
-    return _counted(cells[column].notna(), text) if column in cells else ""
+def is_flagged(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
+    """Return for each cell if it has a number above 0 in a column, which a run may lack."""
+    return cells.get(column, pd.Series(pd.NA, cells.index)).astype("Float64") > 0
 
 
 def _counted(found: pd.Series[bool], text: str) -> str:
