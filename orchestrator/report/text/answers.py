@@ -32,6 +32,7 @@ from orchestrator.report.text.pairs import (
     HIGH,
     LOW,
     TIME,
+    counterpart_among,
     is_clear,
     is_gpu_bound,
     measured,
@@ -114,20 +115,18 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame, narrow: str) -> Itera
     clear = candidates[is_clear(candidates)]
     if clear.empty:
         pair = _extreme(candidates, "ratio", largest=True)
-        yield _ratio_answer(
-            f"{narrow} over fp32", pair, "time", f"{narrow} makes no clear difference."
-        )
+        yield _ratio_answer(narrow, pair, "time", f"{narrow} makes no clear difference.")
         return
     best = _extreme(clear, "ratio", largest=True)
     gain = "is faster" if best["ratio"] > 1 else "is slower everywhere"
     conclusion = f"{narrow} {gain}{_on_sizes(main, best)}."
-    answer = _ratio_answer(f"{narrow} over fp32", best, "time", conclusion)
+    answer = _ratio_answer(narrow, best, "time", conclusion)
     yield replace(answer, detail=answer.detail + _when_compiled(best, found))
     clear = main[is_clear(main)]
     worst = _extreme(clear, "ratio", largest=False)
     if worst["cell"] != best["cell"] and worst["ratio"] < 1:
         conclusion = f"{narrow} is slower{_on_sizes(main, worst)}."
-        answer = _ratio_answer(f"{narrow} over fp32", worst, "where", conclusion)
+        answer = _ratio_answer(narrow, worst, "where", conclusion)
         yield replace(answer, detail=answer.detail + _reason(worst) + _unclear(main))
 
 
@@ -139,16 +138,15 @@ def _on_sizes(main: pd.DataFrame, pair: Row) -> str:
     return " on small models" if pair["size"] == sizes[0] else " on large models"
 
 
-def _ratio_answer(label: str, pair: Row, section: str, conclusion: str) -> Answer:
-    of, base = label.removesuffix(" over fp32"), label.rpartition(" ")[2]
+def _ratio_answer(narrow: str, pair: Row, section: str, conclusion: str) -> Answer:
     detail = (
-        f"{_subject(pair)} takes {number(pair[TIME])} ms in {of}"
-        f" and {number(pair[TIME + BASE])} ms in {base}."
+        f"{_subject(pair)} takes {number(pair[TIME])} ms in {narrow}"
+        f" and {number(pair[TIME + BASE])} ms in fp32."
     )
     if not (pair["low"] > 1 or pair["high"] < 1):
         detail += " The interval of the ratio includes 1."
     return Answer(
-        label,
+        f"{narrow} over fp32",
         ratio(pair["ratio"]),
         interval(pair["low"], pair["high"]),
         conclusion,
@@ -161,16 +159,13 @@ def _ratio_answer(label: str, pair: Row, section: str, conclusion: str) -> Answe
 
 def _when_compiled(pair: Row, found: pd.DataFrame) -> str:
     """Return the same pair with compiled steps, if it was measured."""
-    same = found
-    if "compile" not in found or pair.get("compile") != "eager":
+    if pair.get("compile") != "eager":
         return ""
-    for axis in (RUN, "size", "model", LENGTH, "pass", "batch_size", "attention"):
-        if axis in found and has_value(pair, axis):
-            same = same[same[axis] == pair[axis]]
-    compiled = same[same["compile"] != "eager"]
-    if compiled.empty:
+    axes = (RUN, "size", "model", LENGTH, "pass", "batch_size", "attention")
+    compiled = found[found["compile"] != "eager"].to_dict("records")
+    row = counterpart_among(compiled, [axis for axis in axes if axis in found])(pair)
+    if row is None:
         return ""
-    row = compiled.iloc[0]
     own = f"{number(row[TIME])} ms in {row['precision']}"
     base = f"{number(row[TIME + BASE])} ms in {row['precision' + BASE]}"
     return f" Compiled: {own} and {base} ({ratio(row['ratio'])})."
@@ -346,7 +341,6 @@ def about_attention(results: Results) -> Iterator[Answer]:
         return
     others = sorted(set(cells["attention"].dropna()) - {"naive"})
     joined = pairs(cells, results.axes, "attention", ("naive", *others))
-    joined = joined if others else joined.iloc[:0]
     if len(joined):
         yield _of_attention(joined)
     yield from _growth(cells)

@@ -77,8 +77,7 @@ def about_kernels(results: Results) -> Iterator[str]:
             f" {scope_of(least)}, and for {percent(most['busy_timed'])} in {scope_of(most)}."
             " The rest is waiting for the CPU."
         )
-    kernels = results.kernels() if len(results.cells) else pd.DataFrame()
-    known = kernels[kernels["ms"].notna()] if "ms" in kernels else kernels
+    known = results.kernels().dropna(subset="ms")
     if len(known) and "precision" in results.cells:
         known = known.merge(results.cells[["cell", "precision"]], on="cell")
         total = known.groupby("precision", observed=True)["ms"].sum()
