@@ -28,7 +28,7 @@ from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.heat_map import heat_map
 from orchestrator.report.text.leads import counts_by_status, headline
-from orchestrator.report.text.provenance import measured_days, values_of
+from orchestrator.report.text.provenance import labelled, measured_days, values_of
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
@@ -170,8 +170,8 @@ def _citation(results: Results) -> str:
         f"{_PROGRAM} {_version(results)}".strip() + f", run {results.manifest.get('name', 'run')}",
         ", ".join(values_of(cells, "gpu") or values_of(cells, "cpu")),
         *_versions(cells),
-        *(f"driver {', '.join(values)}" for values in [values_of(cells, "driver")] if values),
-        *(f"commit {', '.join(values[:4])}" for values in [values_of(cells, "commit")] if values),
+        labelled("driver", ", ".join(values_of(cells, "driver"))),
+        labelled("commit", ", ".join(values_of(cells, "commit")[:4])),
         measured_days(cells, _DAY),
     ]
     return ",\n".join(filter(None, parts)) + "."

@@ -252,29 +252,27 @@ def about_memory(results: Results) -> Iterator[Answer]:
     """Yield how many cells run out of memory, by limit, or the largest peak if none does."""
     cells = results.cells
     decided = cells[cells["status"].isin(["ok", *OUT_OF_MEMORY])]
-    limited = limited_steps(results)
-    is_out = decided["status"].isin(OUT_OF_MEMORY)
+    limited, usual = limited_steps(results), preferring(decided, MAIN)
+    out = decided[_ran_out(decided)]
     if _ran_out(limited).any():
-        yield _of_limits(limited, preferring(decided, MAIN), results.axes)
-    elif is_out.any():
-        first = decided[is_out]
+        yield _of_limits(limited, usual, results.axes)
+    elif len(out):
         yield Answer(
             "out of memory",
-            f"{is_out.sum():,}",
+            f"{len(out):,}",
             f"of {counted(len(decided), 'cell')}",
-            f"{counted(int(is_out.sum()), 'cell')} ran out of memory.",
-            _shortest(first) + _largest_peak(decided),
-            _shortest(first).rstrip("."),
+            f"{counted(len(out), 'cell')} ran out of memory.",
+            _shortest(out) + _largest_peak(decided),
+            _shortest(out).rstrip("."),
             "memory",
         )
-    elif len(limited := preferring(decided, MAIN)) and _peak(limited) is not None:
-        row = _peak(limited)
+    elif (row := _extreme(usual, _PEAK, largest=True)) is not None:
         yield Answer(
             "largest peak",
             number(row[_PEAK] / GIB),
             "GiB",
             "No cell ran out of memory.",
-            _largest_peak(limited).strip(),
+            _largest_peak(usual).strip(),
             scope_of(row),
             "memory",
         )
@@ -308,14 +306,8 @@ def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame, axes: Sequence[st
     )
 
 
-def _peak(cells: pd.DataFrame) -> Row:
-    if _PEAK not in cells or cells[_PEAK].isna().all():
-        return None
-    return _extreme(cells, _PEAK, largest=True)
-
-
 def _largest_peak(cells: pd.DataFrame) -> str:
-    row = _peak(cells)
+    row = _extreme(cells, _PEAK, largest=True)
     if row is None:
         return ""
     text = f" The largest peak is {gibibytes(row[_PEAK])}: {scope_of(row)}"
@@ -325,9 +317,9 @@ def _largest_peak(cells: pd.DataFrame) -> str:
 
 
 def _shortest(failed: pd.DataFrame) -> str:
-    if LENGTH not in failed or failed[LENGTH].isna().all():
-        return ""
     row = _extreme(failed, LENGTH, largest=False)
+    if row is None:
+        return ""
     return f"The shortest context that fails is {row[LENGTH]:,} ({scope_of(row)})."
 
 
@@ -487,7 +479,9 @@ def _longest_step(results: Results) -> Iterator[Answer]:
 
 
 def _extreme(cells: pd.DataFrame, column: str, largest: bool) -> Row:
-    """Return the row with the largest or the smallest value of a column."""
+    """Return the row with the largest or the smallest value of a column, or None without values."""
+    if column not in cells or cells[column].isna().all():
+        return None
     values = cells[column].astype(float).to_numpy()
     return cells.iloc[int(np.nanargmax(values) if largest else np.nanargmin(values))]
 

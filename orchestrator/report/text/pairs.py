@@ -66,8 +66,7 @@ def pairs(
     # An eager cell has no way to compile, and with these axes it would be in no pair.
     without = COMPILE_AXES if axis == "compile" else ()
     compared = [name for name in axes if name not in without]
-    others = [name for name in compared if name != axis and name in cells]
-    keys = [name for name in others if cells[name].notna().any()]
+    keys = [name for name in compared if name != axis and name in cells]
     # Null does not equal null, so cells without a value would be in no pair.
     texts = cells[keys].astype("string").fillna(NOTHING).add_prefix("_key_")
     # Of several hundred columns only these are read. Joining all of them took a second.

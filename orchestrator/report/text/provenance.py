@@ -27,7 +27,7 @@ def provenance(results: Results) -> str:
         _value(cells, "gpu") or _value(cells, "cpu"),
     ]
     for label, column in _SOFTWARE:
-        parts.append(_labelled(label, _value(cells, column)))
+        parts.append(labelled(label, _value(cells, column)))
     parts += [
         _protocol(cells),
         _repetitions(cells),
@@ -38,7 +38,7 @@ def provenance(results: Results) -> str:
         _counted(is_flagged(cells, "interval_wide"), "with an interval wider than 5 %"),
         _counted(has_changed, "changed settings of their process (settings_changed)"),
         _unrequested(results),
-        _labelled("commit", _value(cells, "commit")),
+        labelled("commit", _value(cells, "commit")),
         measured_days(cells),
     ]
     return " · ".join(filter(None, parts))
@@ -64,7 +64,8 @@ def _by_length(text: str) -> tuple[int, str]:
     return len(text), text
 
 
-def _labelled(label: str, text: str) -> str:
+def labelled(label: str, text: str) -> str:
+    """Return a label with its text; empty without a text."""
     return f"{label} {text}" if text else ""
 
 
