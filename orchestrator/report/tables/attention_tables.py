@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, key_axes
+from orchestrator.analysis.axes import COMPILE_AXES, Row, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import both, having, of_task, varying
@@ -44,7 +44,7 @@ _OTHERS: tuple[Column, ...] = (
     ("both median", show.of_steps(show.median_interval("step_ms"))),
 )
 # Axes with the value that is compared with, and the axes that a cell with it does not have.
-_BASELINES = (("attention", "naive", ()), ("compile", "eager", ("compile_mode",)))
+_BASELINES = (("attention", "naive", ()), ("compile", "eager", COMPILE_AXES))
 
 
 def _compared_rows(results: Results) -> TableGrid:

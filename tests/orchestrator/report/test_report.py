@@ -715,6 +715,17 @@ def test_the_wide_table_of_attention(results_of: Callable[..., Results]) -> None
     assert list(growth["exponent of forward ms"]) == ["–", "1.00"] * 3
 
 
+def test_compiled_attention_is_compared_with_eager_whatever_its_cache(
+    results_of: Callable[..., Results],
+) -> None:
+    outcomes = [outcome_of("attention", {}, steps(10.0), compile="eager")]
+    for cache in ("shared", "cold"):
+        compiled = {"compile": "model", "compile_cache": cache}
+        outcomes.append(outcome_of("attention", {}, steps(5.0), **compiled))
+    rows = table(results_of(*outcomes), "attention")
+    assert list(rows["over eager"]) == ["1.00×", "2.00×", "2.00×"]
+
+
 def test_the_ladder_holds_each_rung_against_the_first(results_of: Callable[..., Results]) -> None:
     def rung(name: str, ms: float, squares: int, seen: str | None, **params: Any) -> Outcome:
         saved = Sample("memory", "saved_squares", "tensors", squares, "steady")
