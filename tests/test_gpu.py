@@ -512,7 +512,7 @@ def test_a_cold_cache_costs_time_outside_of_what_is_timed(make_attempt: MakeAtte
     assert times[True]["forward"] > times[False]["forward"] * 0.9
 
 
-def test_what_empties_the_cache_is_larger_than_it() -> None:
+def test_the_l2_flush_writes_at_least_twice_the_l2_cache() -> None:
     flush = build(AttentionParams(cold_l2=True)).before_phase
     assert flush is not None
     written = flush()

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.docs.pages import TEXTS
 from tests.orchestrator.execution.test_faults import FAULTS
 
-FAULT = "orchestrator/execution/test_faults.py::test_a_fault"
+FAULT = "orchestrator/execution/test_faults.py::test_a_fault_has_its_expected_row_and_leaves_other_cells_untouched"
 RAY = "orchestrator/scheduling/test_ray_scheduler.py"
 # By the beginning of a row of the table "What can go wrong": the tests of that row, in tests/.
 # Rename a test here too when you rename it.
@@ -45,7 +45,7 @@ PROOFS: dict[str, list[str]] = {
     ],
     "a process needs minutes": [
         "orchestrator/execution/test_child_supervision.py"
-        "::test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time"
+        "::test_start_up_time_does_not_count_towards_the_time_limit"
     ],
     "a hang": [f"{FAULT}[a hang]"],
     "a cell leaves processes behind": [f"{FAULT}[a process left behind]"],

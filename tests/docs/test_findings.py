@@ -62,14 +62,14 @@ def test_each_finding_has_its_command() -> None:
 
 
 @pytest.mark.parametrize("command", [finding.command for finding in FINDINGS], ids=IDS)
-def test_its_commands_can_be_typed(command: str) -> None:
+def test_the_commands_of_the_findings_page_parse(command: str) -> None:
     with click.Context(main) as context:
         _, found, words = main.resolve_command(context, shlex.split(command)[1:])
         assert found is not None
         found.make_context("sweep", words, parent=context)
 
 
-def test_what_stands_in_short_stands_below() -> None:
+def test_numbers_in_the_summary_of_findings_recur_below() -> None:
     short, below = PAGE.partition("## In short")[2].split("\n## ", 1)
     numbers = re.findall(r"\d+\.\d+", short)
     assert len(numbers) > 5
@@ -83,7 +83,7 @@ def test_what_stands_in_short_stands_below() -> None:
 @pytest.mark.docs
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.skipif(not FOLDERS, reason="nothing is published here")
-def test_its_programs_run(program: str) -> None:
+def test_the_programs_of_the_findings_page_run(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -115,7 +115,7 @@ def _read(folder: Path) -> Results:
 @pytest.mark.docs
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("finding", FINDINGS, ids=IDS)
-def test_its_numbers_are_printed(
+def test_the_command_of_a_finding_prints_its_numbers(
     finding: Finding, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the table that the command names; a terminal has no room for all of its columns."""

@@ -71,7 +71,7 @@ def test_agrees_with_float64(
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("error", ["scaled by the length", "mask off by one", "a gradient lost"])
-def test_a_wrong_one_is_caught(error: str, dtype: torch.dtype) -> None:
+def test_wrong_attention_exceeds_the_error_bound(error: str, dtype: torch.dtype) -> None:
     assert max(errors_in_eps(WRONG[error], True, dtype, SHAPES[0], HERE)) > 2 * BOUND[dtype]
 
 

@@ -94,7 +94,7 @@ def test_a_column_of_thousands_is_a_column_of_numbers(
     assert sweep.load(tmp_path / "run").table("timings")["tokens_s"].round().tolist() == [1455]
 
 
-def test_what_is_not_there(run: LoadedRun, tmp_path: Path) -> None:
+def test_missing_tables_and_runs_are_reported(run: LoadedRun, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table 'precisions'"):
         run.table("precisions")
     with pytest.raises(RunError, match="no run is named"):
@@ -103,6 +103,6 @@ def test_what_is_not_there(run: LoadedRun, tmp_path: Path) -> None:
         sweep.load(tmp_path)
 
 
-def test_importing_it_costs_nothing() -> None:
+def test_importing_the_api_imports_no_heavy_package() -> None:
     program = "import sys, orchestrator; assert not {'pandas', 'torch', 'ray', 'pyarrow'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -143,7 +143,7 @@ def test_kernels_tell_their_backend(name: str, backend: str) -> None:
     assert classify(["vectorized_elementwise_kernel", name])[0] == backend
 
 
-def test_where_nothing_was_seen_nothing_is_said() -> None:
+def test_without_kernels_no_attention_backend_is_reported() -> None:
     assert classify([]) == (None, [])
 
 

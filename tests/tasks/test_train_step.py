@@ -232,7 +232,7 @@ def test_memory_alone_measures_the_first_step_too() -> None:
     assert {s.metric: s.value for s in samples}["saved_squares"] == 2 * 2  # two layers, two each
 
 
-def test_a_peak_that_cannot_be_restarted_is_untold(
+def test_a_peak_that_cannot_be_reset_is_null_with_a_note(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It would be that of the whole life of the process."""

@@ -47,7 +47,7 @@ def kept(folder: Path) -> list[str]:
     return sorted(path.name.partition(".")[0] for path in folder.rglob("torch/**/*.pyc"))
 
 
-def test_where_nobody_writes_it_beside_the_sources_it_is_in_our_cache(
+def test_bytecode_goes_to_our_cache_if_python_would_not_write_it(
     torch: Path, tmp_path: Path
 ) -> None:
     run(torch, tmp_path / "cache", PYTHONDONTWRITEBYTECODE="1")
@@ -58,7 +58,7 @@ def test_where_nobody_writes_it_beside_the_sources_it_is_in_our_cache(
 
 
 @pytest.mark.parametrize("variables", [{}, {"PYTHONPYCACHEPREFIX": "elsewhere"}])
-def test_python_keeps_it_as_it_was_told(
+def test_bytecode_goes_where_python_is_configured_to_write_it(
     variables: dict[str, str], torch: Path, tmp_path: Path
 ) -> None:
     told = {name: str(tmp_path / folder) for name, folder in variables.items()}
@@ -67,7 +67,7 @@ def test_python_keeps_it_as_it_was_told(
     assert kept(tmp_path / variables.get("PYTHONPYCACHEPREFIX", "site")) == ["__init__"]
 
 
-def test_what_is_there_is_read(torch: Path, tmp_path: Path) -> None:
+def test_existing_bytecode_is_not_written_to_our_cache(torch: Path, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", "import torch"],
         check=True,
@@ -77,13 +77,15 @@ def test_what_is_there_is_read(torch: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_without_a_cache_that_may_be_written_all_is_as_ever(torch: Path, tmp_path: Path) -> None:
+def test_no_bytecode_is_written_if_the_cache_folder_cannot_be_made(
+    torch: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     run(torch, tmp_path / "file", PYTHONDONTWRITEBYTECODE="1")
     assert kept(tmp_path) == []
 
 
-def test_ctrl_c_while_it_is_imported_is_no_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(
         sweep_command("--help"),

@@ -229,7 +229,7 @@ def test_a_run_to_compare_may_have_a_colon_in_its_name(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
-def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
+def test_output_that_cannot_be_written_is_reported_in_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             sweep_command("plan", ROOT / "configs" / "demo.yaml"), stdout=full, stderr=subprocess.PIPE, text=True,

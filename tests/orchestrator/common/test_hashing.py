@@ -17,7 +17,7 @@ def test_a_file_is_known_by_what_a_text_would_be(tmp_path: Path) -> None:
     assert file_digest(tmp_path / "file") == text_digest("abc") == KNOWN
 
 
-def test_what_was_called_or_drawn_by_it_is_so_still() -> None:
+def test_published_gpu_names_and_drawn_samples_do_not_change() -> None:
     """These names are in what was published, and a sample is drawn again by the next command."""
     assert called("GPU-abc") == f"GPU {KNOWN[:8]}"
     cells = [make_cell("train_step", {"size": "tiny", "seed": seed}) for seed in range(20)]

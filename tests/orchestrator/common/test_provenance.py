@@ -57,7 +57,7 @@ def test_the_digest_changes_with_code_that_measures(copy: Path, file: str, chang
     assert (source_of(copy) != program_source()) == changes
 
 
-def test_it_changes_where_a_file_was_redescribe_program(copy: Path) -> None:
+def test_the_program_source_changes_when_a_file_is_added(copy: Path) -> None:
     (copy / "model" / "another.py").write_text((copy / "model" / "__init__.py").read_text())
     assert source_of(copy) != program_source()
 

@@ -196,7 +196,7 @@ def test_a_clause_that_matches_no_cell_is_refused(old: str, new: str, place: str
         "name: a\ngrids: [{task: train_step, fixed: {seed: 1}, exclude: [{seed: 2}]}]",  # no size, but for --set
     ],
 )
-def test_one_that_matches_what_the_grid_has_or_may_have_is_not(text: str) -> None:
+def test_a_clause_that_matches_or_may_match_a_cell_is_accepted(text: str) -> None:
     require_matches(*parse_config(text, "test.yaml"))
 
 

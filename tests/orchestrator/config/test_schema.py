@@ -46,7 +46,7 @@ def complaint(text: str) -> str:
     return str(caught.value)
 
 
-def test_good() -> None:
+def test_a_valid_config_expands_to_its_cells() -> None:
     config, source = parse_config(GOOD, "my.yaml")
     assert [
         cell.params.values()["precision"] for cell in expand(config, source, NOTHING).cells
@@ -123,7 +123,7 @@ def test_each_error_names_its_line_and_the_nearest_word(
         ('"lim\\nits": {}', "Did you mean 'limits'?"),
     ],
 )
-def test_what_else_can_be_wrong(more: str, said: str) -> None:
+def test_wrong_values_in_a_config_are_explained(more: str, said: str) -> None:
     assert said in complaint(GOOD + more)
 
 
@@ -160,13 +160,13 @@ def test_a_tab_has_its_remedy() -> None:
     assert "Indent with spaces" in complaint("name: a\ngrids:\n\t- task: x")
 
 
-def test_a_bomb_is_refused_without_unfolding_it() -> None:
+def test_an_alias_bomb_is_refused_without_expanding_it() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     assert "aliases unfold" in complaint("\n".join(lines))
 
 
-def test_nor_is_it_unfolded_in_a_complaint() -> None:
+def test_an_alias_bomb_with_a_duplicate_key_is_refused_without_expansion() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     assert "aliases unfold" in complaint("\n".join([*lines, lines[-1]]))
@@ -291,7 +291,9 @@ def test_schema_is_printed(sweep: Callable[..., subprocess.CompletedProcess[str]
         ),
     ],
 )
-def test_what_is_said_in_vain_is_refused_where_it_is_written(text: str, said: str) -> None:
+def test_settings_without_effect_are_refused_in_a_config_but_not_in_a_run(
+    text: str, said: str
+) -> None:
     """Not where it is read of a run that an earlier program let have it."""
     with pytest.raises(ConfigError) as refused:
         parse_config(text, "c.yaml")

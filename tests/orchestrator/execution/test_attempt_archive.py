@@ -115,7 +115,7 @@ def test_variables_that_lead_to_the_drivers_folders_are_left_out(make_attempt: M
     }
 
 
-def test_a_mark_is_of_one_driver_and_one_attempt(make_attempt: MakeAttempt) -> None:
+def test_a_new_folder_token_invalidates_the_earlier_one(make_attempt: MakeAttempt) -> None:
     attempt = make_attempt()
     assert not shares_folder(attempt, "")
     mark = write_folder_token(attempt)
@@ -124,7 +124,9 @@ def test_a_mark_is_of_one_driver_and_one_attempt(make_attempt: MakeAttempt) -> N
     assert not shares_folder(attempt, mark)
 
 
-def test_a_parcel_writes_nowhere_else(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+def test_an_archive_writes_nothing_outside_its_attempt_folder(
+    make_attempt: MakeAttempt, tmp_path: Path
+) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("../../stray"))
@@ -135,5 +137,5 @@ def test_a_parcel_writes_nowhere_else(make_attempt: MakeAttempt, tmp_path: Path)
     assert not list(tmp_path.rglob("stray"))
 
 
-def test_nothing_left_is_a_parcel_too(make_attempt: MakeAttempt) -> None:
+def test_an_archive_without_files_can_be_unpacked(make_attempt: MakeAttempt) -> None:
     unpack(move_into_archive(make_attempt(), make_attempt()))

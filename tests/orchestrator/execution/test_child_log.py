@@ -34,7 +34,7 @@ def test_the_disk_has_its_space_back(tmp_path: Path, giving: None) -> None:
     assert path.stat().st_blocks * 512 <= 2 * END_BYTES + 64 * 1024
 
 
-def test_what_is_printed_while_it_is_thinned_stays_in_its_place(
+def test_lines_written_while_a_log_is_thinned_keep_their_order(
     tmp_path: Path, giving: None
 ) -> None:
     path = tmp_path / "log.txt"
@@ -60,7 +60,7 @@ def test_what_is_printed_while_it_is_thinned_stays_in_its_place(
     assert path.stat().st_size < 2 * END_BYTES + 100
 
 
-def test_where_the_file_system_cannot_do_that_it_is_cut_at_once(
+def test_a_log_is_truncated_if_the_file_system_cannot_punch_holes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*asked: object) -> None:

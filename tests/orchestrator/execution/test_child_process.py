@@ -176,7 +176,7 @@ def has_a_line(mark: Path) -> bool:
 
 
 @pytest.mark.process
-def test_a_fresh_process_does_not_outlive_who_adopts_what_it_leaves(
+def test_a_spawned_process_does_not_outlive_its_subreaper(
     make_attempt: MakeAttempt, tmp_path: Path
 ) -> None:
     own = {
@@ -305,7 +305,9 @@ predict_memory([make_cell("train_step", own)], None, (sys.argv[2],))
     ["from orchestrator.execution.host_probe import probe_here; probe_here()", PREDICT],
     ids=["probe", "prediction"],
 )
-def test_what_asks_and_predicts_dies_with_who_asked(script: str, tmp_path: Path) -> None:
+def test_probing_and_predicting_processes_die_with_the_process_that_asked(
+    script: str, tmp_path: Path
+) -> None:
     """A prediction is of somebody's model, which may not come back."""
     mark = tmp_path / "mark"
     asker = subprocess.Popen([sys.executable, "-c", script, str(mark), TESTS])

@@ -140,7 +140,7 @@ def slow_start(tmp_path: Path, make_attempt: MakeAttempt) -> Callable[[str], Att
 
 @pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(
+def test_start_up_time_does_not_count_towards_the_time_limit(
     slow_start: Callable[[str], Attempt], method: str
 ) -> None:
     outcome = execute(slow_start(method))
@@ -150,7 +150,7 @@ def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(
 
 
 @pytest.mark.process
-def test_one_that_does_not_come_to_its_task_ends_too(
+def test_a_process_that_never_reaches_its_task_times_out(
     slow_start: Callable[[str], Attempt], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(limits, "PREPARATION_S", 2.0)
@@ -162,7 +162,7 @@ def test_one_that_does_not_come_to_its_task_ends_too(
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", ["with_grandchild", "with_daemon"])
-def test_grandchildren_end_with_it(
+def test_a_time_limit_also_ends_the_grandchildren(
     how: str, misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -176,7 +176,7 @@ def test_grandchildren_end_with_it(
 @pytest.mark.parametrize(
     ("how", "status"), [("leave_a_daemon", Status.OK), ("leave_a_daemon_and_crash", Status.CRASHED)]
 )
-def test_what_it_leaves_in_a_session_of_its_own_ends_with_it(
+def test_a_daemon_left_in_another_session_is_killed_when_its_cell_ends(
     start_method: str,
     how: str,
     status: Status,
@@ -324,7 +324,7 @@ def test_the_kernels_killer_takes_the_cell_and_its_row_says_so(
 
 
 @pytest.mark.process
-def test_a_cell_is_what_the_kernel_would_take(misbehave: Callable[..., Outcome]) -> None:
+def test_a_cell_has_the_highest_score_for_the_oom_killer(misbehave: Callable[..., Outcome]) -> None:
     outcome = misbehave("tell_its_score")
     assert outcome.status is Status.OK
     assert "goes at 1000" in (outcome.attempt.path / LOG_FILE).read_text()
@@ -430,7 +430,7 @@ def test_kernels_come_through_the_journal_whole_or_torn(make_attempt: MakeAttemp
         ("with_daemon", signal.SIGKILL, "spawn"),
     ],
 )
-def test_nothing_outlives_what_started_it(
+def test_all_descendants_die_when_their_supervisor_is_killed(
     make_attempt: MakeAttempt, tmp_path: Path, how: str, number: int, start_method: str
 ) -> None:
     mark = tmp_path / "mark"

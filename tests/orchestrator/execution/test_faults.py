@@ -137,7 +137,7 @@ FAULTS: dict[str, Sequence[Fault]] = {
 
 
 @pytest.mark.parametrize("row", FAULTS)
-def test_a_fault(
+def test_a_fault_has_its_expected_row_and_leaves_other_cells_untouched(
     row: str, write_config: Callable[..., Path], sweep_here: Sweep, tmp_path: Path
 ) -> None:
     (tmp_path / "misbehaving.py").symlink_to(

@@ -55,7 +55,7 @@ def telling(make_attempt: MakeAttempt, number: int, **settings: object) -> Attem
 
 
 @pytest.mark.process
-def test_cells_are_its_grandchildren(
+def test_cells_are_grandchildren_of_the_fork_template(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     """Asked for before it is ready, too: then it is waited for."""
@@ -68,7 +68,7 @@ def test_cells_are_its_grandchildren(
 
 
 @pytest.mark.process
-def test_cells_of_another_environment_are_not(
+def test_cells_of_another_environment_do_not_use_the_fork_template(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     attempt = telling(make_attempt, 1, env={"OMP_NUM_THREADS": "2"})
@@ -77,7 +77,7 @@ def test_cells_of_another_environment_are_not(
 
 
 @pytest.mark.process
-def test_where_it_is_gone_a_place_helps_itself(
+def test_without_a_fork_template_a_process_starts_its_own_fork_server(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     """What it had forked before lives on."""
@@ -94,7 +94,7 @@ def test_where_it_is_gone_a_place_helps_itself(
 
 
 @pytest.mark.process
-def test_a_parent_of_its_that_dies_is_replaced_by_another(
+def test_the_fork_template_replaces_a_fork_server_that_dies(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     execute(telling(make_attempt, 1), ON)
@@ -109,7 +109,7 @@ def test_a_parent_of_its_that_dies_is_replaced_by_another(
 
 
 @pytest.mark.process
-def test_it_outlives_one_that_comes_and_goes_without_a_word(
+def test_a_fork_template_survives_callers_that_disconnect_without_a_request(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     for _ in range(3):
@@ -121,7 +121,9 @@ def test_it_outlives_one_that_comes_and_goes_without_a_word(
 
 
 @pytest.mark.process
-def test_it_does_not_outlive_its_driver(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+def test_a_fork_template_and_its_fork_servers_die_with_their_driver(
+    make_attempt: MakeAttempt, tmp_path: Path
+) -> None:
     """Nor does one of its parents that whose place it was of, killed alike; while they import, as everywhere."""
     code = (
         "import os, time; from pathlib import Path; from orchestrator.execution.fork_client import FORK_TEMPLATE, ForkServerTemplate, connect_fork_server;"

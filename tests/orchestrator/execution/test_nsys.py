@@ -67,7 +67,7 @@ def report_of(outcome: Outcome) -> Path:
 
 
 @pytest.mark.process
-def test_its_report_stays_and_becomes_rows(make_attempt: MakeAttempt, nsys: Path) -> None:
+def test_the_nsys_report_is_kept_and_becomes_rows(make_attempt: MakeAttempt, nsys: Path) -> None:
     outcome = execute(make_attempt(settings=NSYS))
     assert outcome.status is Status.OK, outcome.evidence
     assert outcome.facts["start_method"] == "spawn"
@@ -111,7 +111,7 @@ def test_a_report_that_cannot_be_read_hides_nothing(make_attempt: MakeAttempt, n
 
 
 @pytest.mark.process
-def test_the_time_limit_ends_both(make_attempt: MakeAttempt, nsys: Path) -> None:
+def test_the_time_limit_ends_nsys_and_its_child(make_attempt: MakeAttempt, nsys: Path) -> None:
     outcome = execute(misbehaving(make_attempt, "sleep", timeout_s=8.0))
     assert outcome.status is Status.TIMEOUT
     deadline = time.monotonic() + 5
@@ -121,7 +121,7 @@ def test_the_time_limit_ends_both(make_attempt: MakeAttempt, nsys: Path) -> None
 
 
 @pytest.mark.process
-def test_where_it_is_missing_the_cell_is_measured_without_it(
+def test_without_nsys_a_cell_is_measured_and_the_lack_is_reported_once(
     sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(
@@ -133,7 +133,7 @@ def test_where_it_is_missing_the_cell_is_measured_without_it(
     assert done.output.count("nsys is not on the PATH") == 1
 
 
-def test_two_that_watch_the_same_are_refused(
+def test_nsys_together_with_timing_or_kernels_is_refused(
     sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(

@@ -18,7 +18,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kmsg"
 
 
-def test_its_words_of_gpus_and_of_memory_from_then_on(log: Path) -> None:
+def test_the_watch_of_the_kernel_log_returns_only_new_lines_about_gpus(log: Path) -> None:
     with kernel.OomKillerWatch() as watch:
         assert watch.lines() == ()
         with log.open("a") as file:

@@ -54,17 +54,19 @@ def test_threads_of_one_core_stay_together() -> None:
         {"0": span(0, 4), "1": span(90, 99)},  # a node of which we may use nothing
     ],
 )
-def test_where_nodes_tell_nothing_all_share_all(near: dict[str, frozenset[int] | None]) -> None:
+def test_without_usable_numa_nodes_gpus_divide_all_cores_equally(
+    near: dict[str, frozenset[int] | None],
+) -> None:
     assert divide_cores(span(0, 8), near, single(8)) == {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
 
 
-def test_one_gpu_has_its_node_and_where_that_is_everything_or_unknown_everything() -> None:
+def test_one_gpu_is_pinned_to_its_node_unless_it_is_unknown_or_has_all_cores() -> None:
     assert divide_cores(span(0, 8), {"0": span(0, 4)}, single(8)) == {"0": (0, 1, 2, 3)}
     assert divide_cores(span(0, 8), {"0": span(0, 8)}, single(8)) == {"0": None}
     assert divide_cores(span(0, 8), {"0": None}, single(8)) == {"0": None}
 
 
-def test_more_gpus_than_cores_pin_nothing_and_what_is_left_over_is_nobodys() -> None:
+def test_gpus_get_equal_numbers_of_cores_or_none_if_there_are_too_few() -> None:
     assert divide_cores(span(0, 2), dict.fromkeys("abc"), single(2)) == dict.fromkeys("abc")
     assert divide_cores(span(0, 5), {"a": None, "b": None}, single(5)) == {"a": (0, 1), "b": (2, 3)}
 
@@ -73,7 +75,7 @@ def test_lists_of_cores() -> None:
     assert parse_cores("0-2,8,10-11\n") == {0, 1, 2, 8, 10, 11}
 
 
-def test_only_of_gpus_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_known_gpus_get_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     monkeypatch.setattr(cores, "near_cores", lambda uuid: None)
     monkeypatch.setattr(cores, "_hyper_threads", lambda core: frozenset({core}))

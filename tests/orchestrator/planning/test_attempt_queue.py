@@ -200,12 +200,12 @@ def test_cells_that_share_a_graph_wait_for_the_one_that_fills_the_cache(tmp_path
     assert began == [0.0, 20.0, 20.0, 20.0]
 
 
-def test_where_only_such_cells_are_left_nobody_waits(tmp_path: Path) -> None:
+def test_cells_that_share_a_graph_do_not_wait_if_no_others_are_left(tmp_path: Path) -> None:
     simulation = Simulation(tmp_path, [compiled(seed=seed) for seed in range(4)], 2)
     assert simulation.run(lambda one: 10.0) == 20.0
 
 
-def test_the_next_fills_the_cache_where_the_first_failed(tmp_path: Path) -> None:
+def test_if_the_first_cell_of_a_graph_fails_the_next_one_fills_the_cache(tmp_path: Path) -> None:
     sharing = [compiled(size="xl", seed=seed) for seed in range(3)]
     simulation = Simulation(tmp_path, [*sharing, *[cell(seed=seed) for seed in range(60)]], 3)
     crashed = lambda one: Status.CRASHED if one == simulation.order[0] else Status.OK  # noqa: E731

@@ -149,7 +149,9 @@ def test_a_success_is_never_overshadowed() -> None:
         (RunOptions(fresh=True, only=frozenset({"oom"})), (S.OK,), False),
     ],
 )
-def test_choices(choice: RunOptions, past: tuple[Status, ...], runs: bool) -> None:
+def test_retry_only_and_fresh_decide_which_cells_are_measured(
+    choice: RunOptions, past: tuple[Status, ...], runs: bool
+) -> None:
     assert decide(past, choice)[0] is runs
 
 

@@ -66,7 +66,7 @@ def test_the_guess_is_within_a_factor_of_two_of_what_a_gpu_took(
     assert wall_s / 2 < guess(cell(**params)) < wall_s * 2
 
 
-def test_what_is_not_timed_and_what_is_not_forked() -> None:
+def test_estimates_are_lower_without_timing_and_higher_without_forking() -> None:
     assert (
         guess(cell(size="xl"), DurationConditions("NVIDIA H200", timed=False))
         < guess(cell(size="xl")) / 4
@@ -119,7 +119,7 @@ def test_what_was_measured_takes_as_long_again() -> None:
     ) == guess(one)
 
 
-def test_others_of_its_kind_set_the_pace() -> None:
+def test_measured_cells_correct_the_estimates_of_similar_cells() -> None:
     short, long, longer = (
         cell(size="tiny", device="cpu", context_length=length) for length in (128, 512, 1024)
     )
@@ -156,7 +156,7 @@ def test_the_scatter_of_short_cells_does_not_count_for_long_ones() -> None:
     assert truth < DurationEstimator(cells, history).seconds(longest) < truth * 1.5
 
 
-def test_what_is_unlike_all_others_is_guessed_and_corrected_by_them() -> None:
+def test_the_guess_for_an_unmeasured_cell_is_scaled_by_measured_cells() -> None:
     estimator = DurationEstimator([], {}, H200)
     assert estimator.upper_bound_s(cell()) is None  # a guess holds nothing back
     estimator.learn(cell(), S.OK, 3 * guess(cell()))

@@ -29,7 +29,7 @@ def begun(request_of: Callable[..., SweepRequest]) -> SweepRequest:
     return request_of()
 
 
-def test_that_it_is_lost_is_said_with_the_remedy(begun: SweepRequest) -> None:
+def test_a_lost_manifest_is_reported_with_its_remedy(begun: SweepRequest) -> None:
     with pytest.raises(
         RunError,
         match=r"its run\.json is gone\. Restore it: `sweep run` with the same config writes it again",
@@ -37,7 +37,9 @@ def test_that_it_is_lost_is_said_with_the_remedy(begun: SweepRequest) -> None:
         begun.run.require()
 
 
-def test_the_same_config_goes_on_and_writes_it_again(begun: SweepRequest) -> None:
+def test_the_same_config_continues_a_run_and_rewrites_its_lost_manifest(
+    begun: SweepRequest,
+) -> None:
     scheduler = FakeScheduler(told)
     go(begun, scheduler)
     assert [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun] == [
@@ -48,7 +50,7 @@ def test_the_same_config_goes_on_and_writes_it_again(begun: SweepRequest) -> Non
     assert len(resolve_again(begun.run).expansion.cells) == 4
 
 
-def test_it_is_written_again_where_nothing_is_left_to_measure(
+def test_a_lost_manifest_is_rewritten_even_if_no_cell_is_left_to_measure(
     request_of: Callable[..., SweepRequest], begun: SweepRequest
 ) -> None:
     scheduler = FakeScheduler(told)
@@ -57,7 +59,9 @@ def test_it_is_written_again_where_nothing_is_left_to_measure(
     assert begun.run.read_manifest()["fingerprints"] == {"cpu": [CPU]}
 
 
-def test_the_rows_tell_what_others_may_not_join(begun: SweepRequest) -> None:
+def test_another_torch_version_is_refused_although_the_manifest_is_lost(
+    begun: SweepRequest,
+) -> None:
     other = FakeScheduler(told, {**CPU, "torch": "2.11.0"})
     with pytest.raises(RunMismatch, match=r"torch 2\.13\.0 \(here 2\.11\.0\)"):
         go(begun, other)

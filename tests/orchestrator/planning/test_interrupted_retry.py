@@ -50,7 +50,7 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
 @pytest.mark.parametrize(
     "again", [{"retry": frozenset({"ok"})}, {"fresh": True}, {"only": frozenset({"ok"})}], ids=str
 )
-def test_what_is_asked_for_again_goes_on_where_it_was_ended(
+def test_an_interrupted_command_given_again_continues_where_it_stopped(
     again: dict[str, Any], request_of: Callable[..., SweepRequest]
 ) -> None:
     """As a queue of a cluster gives the same command again, for as long as its exit code is 75."""
@@ -109,7 +109,9 @@ def test_what_failed_before_the_command_was_ended_is_not_done(
     assert lengths_of(last) == [16, 32, 64, 128]
 
 
-def test_what_only_failed_since_is_given_up_aloud(request_of: Callable[..., SweepRequest]) -> None:
+def test_cells_that_only_fail_in_a_retry_are_counted_as_exhausted(
+    request_of: Callable[..., SweepRequest],
+) -> None:
     """That it had succeeded before does not hide it."""
     go(request_of(), FakeScheduler(outcome_of))
     fails = stopping_at(64, lambda one: outcome_of(one, Status.FAILED))
@@ -208,7 +210,7 @@ def test_going_on_asks_no_clock(
         assert lengths_of(scheduler) == lengths
 
 
-def test_what_a_killed_driver_left_behind_is_of_the_command_that_measured_it(
+def test_a_cell_recovered_from_a_killed_driver_counts_for_its_command(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
@@ -224,7 +226,7 @@ def test_what_a_killed_driver_left_behind_is_of_the_command_that_measured_it(
     assert lengths_of(scheduler) == [32, 64, 128]
 
 
-def test_plan_and_status_know_of_it(
+def test_plan_and_status_show_an_interrupted_command(
     request_of: Callable[..., SweepRequest],
     write_config: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -276,7 +278,7 @@ def test_two_commands_by_turns_both_come_to_their_end(
     assert begun == [[16, 32], [64, 128], [32], [128]]
 
 
-def test_a_command_that_was_killed_after_its_last_cell_is_another_one_when_it_is_given_twice_more(
+def test_a_command_killed_after_its_last_cell_measures_again_when_given_twice(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:

@@ -160,7 +160,9 @@ def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
-def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_that_times_out_costs_only_its_own_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The next one is asked of another process, however soon: that it is dead is known later than that it says no more."""
     slow = "import sys, time; sys.stdin.readline(); time.sleep(60)"
     monkeypatch.setattr(predicting_process, "_COMMAND", (sys.executable, "-c", slow))
@@ -262,7 +264,9 @@ def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> N
     assert all("the predictor died: " in one.reason for one in found.values())
 
 
-def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_predicting_process_that_never_answers_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         predicting_process, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)")
     )

@@ -128,7 +128,9 @@ def test_the_numbers_are_those_of_the_samples(results_of: Callable[..., Results]
 UNSEEN = Sample("kernel_time", "kernel_time", "ms", None, note="only a GPU has kernel times")
 
 
-def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Results]) -> None:
+def test_the_kernel_time_of_a_step_has_a_median_and_an_interval(
+    results_of: Callable[..., Results],
+) -> None:
     timed = outcome([10.0] * 6)
     results = results_of(
         with_samples(timed, *watched([4.0, 4.1, 4.3, 4.2, 3.9, 4.4])),
@@ -155,7 +157,9 @@ def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Re
     assert shown_table["busy"].tolist() == ["41.5%", "9050.0%"]
 
 
-def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[..., Results]) -> None:
+def test_kernel_time_of_a_profiled_step_excludes_what_ran_outside_its_phases(
+    results_of: Callable[..., Results],
+) -> None:
     """Without what ran outside of its phases. On the CPU, whose operators hold each other, there is none, nor of a trace of
     nobody knows how many steps."""
     ms = {"forward": 3.0, "backward": 5.0, "outside": 7.0}
@@ -373,7 +377,7 @@ def test_a_step_waits_for_its_host_in_its_phases(
 
 
 @pytest.mark.parametrize(("lead", "waits"), [(14.0, True), (16.0, False)])
-def test_of_a_long_phase_it_is_enough_to_be_ahead_by_some_ms(
+def test_a_long_phase_with_a_host_lead_of_16_ms_is_not_cpu_bound(
     results_of: Callable[..., Results], lead: float, waits: bool
 ) -> None:
     """Since full queues of small kernels let the host be no further ahead of it."""

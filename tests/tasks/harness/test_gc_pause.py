@@ -15,7 +15,7 @@ def _frozen_as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_nothing_is_looked_through_meanwhile_and_all_of_it_again_afterwards() -> None:
+def test_garbage_collection_is_off_and_frozen_only_during_the_pause() -> None:
     with uncollected():
         assert not gc.isenabled()
         assert gc.get_freeze_count() > _IMMORTAL

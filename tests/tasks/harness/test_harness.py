@@ -83,7 +83,9 @@ def test_a_backend_that_has_no_kernel(error: BaseException, refused: bool) -> No
         (FileNotFoundError("memory.txt"), False, False, None),
     ],
 )
-def test_refusals(error: BaseException, device: bool, host: bool, asked: int | None) -> None:
+def test_errors_are_recognised_as_device_or_host_oom(
+    error: BaseException, device: bool, host: bool, asked: int | None
+) -> None:
     assert (is_device_oom(error), is_host_oom(error), asked_bytes(error)) == (device, host, asked)
 
 

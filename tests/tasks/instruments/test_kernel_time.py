@@ -101,7 +101,7 @@ def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {sample.step for sample in samples} == {0, 1, 2}
 
 
-def test_kernels_that_nobody_sees_take_nobody_knows_how_long() -> None:
+def test_kernel_times_are_null_if_the_profiler_sees_no_kernels() -> None:
     def nothing(phase: PhaseMarker) -> None:
         for name in ("forward", "backward"):
             with phase(name):
@@ -123,7 +123,7 @@ def test_a_phase_in_which_the_gpu_does_nothing_fails_the_cell() -> None:
         timed(one)
 
 
-def test_there_are_none_without_a_gpu() -> None:
+def test_kernel_times_are_null_without_a_gpu() -> None:
     samples, session = timed(kind="cpu")
     assert [(sample.value, sample.note) for sample in samples] == [
         (None, "only a GPU has kernel times")

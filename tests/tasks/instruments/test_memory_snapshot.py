@@ -258,7 +258,7 @@ def test_a_snapshot_that_is_too_large_is_dropped_with_a_note(
     assert step.rows
 
 
-def test_elsewhere_it_says_that_it_needs_cuda() -> None:
+def test_a_memory_snapshot_without_cuda_is_null_with_a_note() -> None:
     params = TrainStepParams.model_validate(TINY)
     session = Session(build(params), params, Progress())
     (sample,) = (sample for stage in instrument.STAGES for sample in stage.run(session))

@@ -92,7 +92,7 @@ def test_a_neighbour_that_takes_the_core_shows() -> None:
             other.communicate()
 
 
-def test_a_thread_that_began_meanwhile_counts_and_no_share_is_where_nothing_is_told(
+def test_waiting_for_a_core_is_null_where_the_system_does_not_report_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     here = SimpleNamespace(shelf={})
@@ -116,7 +116,7 @@ def test_a_thread_that_began_meanwhile_counts_and_no_share_is_where_nothing_is_t
 @pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="needs Linux, which counts it"
 )
-def test_threads_of_its_own_that_wait_for_each_other_are_nobody_else(
+def test_waiting_for_a_core_counts_only_while_other_processes_use_cores(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As two threads of torch do on one core; the cores are stood in for, since on this host others may be at work."""

@@ -162,7 +162,9 @@ def test_one_step_of_the_warm_up_is_looked_into(clock: SimpleNamespace, device: 
     assert seen == ["forward", "forward"]
 
 
-def test_what_is_not_known_to_the_half_width_is_not_held_against(clock: SimpleNamespace) -> None:
+def test_pipelined_steps_are_measured_if_the_half_width_is_out_of_reach(
+    clock: SimpleNamespace,
+) -> None:
     """Two steps that happen to be near the middle of noise say nothing."""
     session, taken = timed(
         clock, chain([300.0, 300.0], [240.0, 360.0] * 3, repeat(300.0)), **ADAPTIVE
@@ -197,7 +199,7 @@ def test_noise_takes_more_of_both_modes(clock: SimpleNamespace) -> None:
         ({"most_seconds": 1.0}, "out of reach", 6),
     ],
 )
-def test_where_it_stops_can_be_said(
+def test_the_stopping_limits_of_adaptive_timing_can_be_set(
     clock: SimpleNamespace, said: dict[str, float], stopped_by: str, steps: int
 ) -> None:
     session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, **said)
@@ -259,13 +261,13 @@ def test_defaults_said_or_not_are_the_same_cell() -> None:
         (["timing=fixed", "measured_steps=null"], "needs warmup_steps and measured_steps"),
     ],
 )
-def test_what_cannot_be_is_one_line(sets: list[str], said: str) -> None:
+def test_impossible_timing_options_are_refused_in_one_line(sets: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         expanded("fixed", "", *sets)
     assert "\n" not in str(refused.value).strip()
 
 
-def test_how_long_it_is_timed_takes_no_memory() -> None:
+def test_timing_options_do_not_change_the_memory_identity() -> None:
     cells: list[Cell] = [
         make_cell("train_step", {**FAST, **own})
         for own in ({}, ADAPTIVE, {**ADAPTIVE, "half_width": 0.1})

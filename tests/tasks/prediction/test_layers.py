@@ -67,7 +67,7 @@ def require_equal_traces(**values: Any) -> None:
     assert trace_by_layers(params, trace_of) == whole
 
 
-def test_a_trace_of_nine_layers_is_the_one_written_out() -> None:
+def test_a_trace_by_layers_equals_the_whole_trace_of_nine_layers() -> None:
     require_equal_traces(num_layers=9, precision="bf16")
 
 
@@ -75,7 +75,9 @@ def test_a_trace_of_nine_layers_is_the_one_written_out() -> None:
 @pytest.mark.parametrize("pass_", PHASES)
 @pytest.mark.parametrize("precision", PRECISION)
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_of_every_kind_of_attention(attention: str, precision: str, pass_: str) -> None:
+def test_traces_by_layers_equal_whole_traces_for_every_attention(
+    attention: str, precision: str, pass_: str
+) -> None:
     for layers in (9, 12):
         kind = {"attention": attention, "precision": precision, "pass": pass_}
         require_equal_traces(num_layers=layers, **kind)
@@ -84,7 +86,9 @@ def test_of_every_kind_of_attention(attention: str, precision: str, pass_: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("values", OPTIONS, ids=str)
-def test_of_every_option_of_training(values: dict[str, Any], precision: str) -> None:
+def test_traces_by_layers_equal_whole_traces_for_training_options(
+    values: dict[str, Any], precision: str
+) -> None:
     require_equal_traces(**{"num_layers": 9, "precision": precision} | values)
 
 

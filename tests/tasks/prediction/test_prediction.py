@@ -170,7 +170,7 @@ REAL = [
     [*REAL[:4], *(pytest.param(values, marks=pytest.mark.slow) for values in REAL[4:])],
     ids=lambda values: " ".join(map(str, values.values())),
 )
-def test_it_is_what_the_cpu_allocates(
+def test_predicted_peaks_agree_with_those_measured_on_the_cpu(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(SCRATCH, "_softmax_backward_data")  # the CPU's kernel takes none
@@ -220,7 +220,7 @@ def prediction_of(caps_bytes: tuple[int, ...] = (), **values: Any) -> Prediction
     "size",
     ["small", *(pytest.param(size, marks=pytest.mark.slow) for size in SLOW_SIZES)],
 )
-def test_it_is_what_an_h200_measured(size: str) -> None:
+def test_predicted_peaks_agree_with_those_measured_on_an_h200(size: str) -> None:
     """tests/data says with what and when: peaks within 0.5 %, what is reserved within 5 %, no verdict wrong, one in ten open.
 
     What is asked of the allocator is met but for 2 MiB, the scratch of kernels.
@@ -413,7 +413,7 @@ def test_the_closed_form_explains_what_is_tracked(values: dict[str, Any]) -> Non
     assert found.nbytes == pytest.approx(max(moment.nbytes for moment in found.moments), abs=16)
 
 
-def test_of_other_cells_it_knows_the_parameters_alone() -> None:
+def test_the_closed_form_of_pure_bf16_covers_parameters_and_gradients_only() -> None:
     found = closed_form(
         params_of(size="small", precision="bf16_pure", **{"pass": "forward_backward"})
     )
@@ -595,7 +595,7 @@ def test_compiled_attention_alone_is_predicted_as_eager() -> None:
     assert (found.how, found.reason) == ("as eager", "attention alone is compiled as a whole")
 
 
-def test_of_a_cap_the_peaks_alone_say_what_the_allocator_would() -> None:
+def test_verdicts_from_peaks_alone_agree_with_the_simulated_allocator() -> None:
     caps = tuple(round(2**24 * 1.1**power) for power in range(40))
     prediction = prediction_of(caps, size="tiny", context_length=64, batch_size=2)
     plain = {cap: prediction.plain_verdict(cap) for cap in caps}
@@ -729,7 +729,7 @@ def test_attention_alone_is_what_an_h200_measured(cell: dict[str, Any]) -> None:
         assert -0.01 <= squares - found["steady", "", f"formula_{phase}_squares"] <= 0.1 + mask
 
 
-def test_of_mixed_widths_there_is_no_formula_of_squares() -> None:
+def test_square_bytes_are_not_predicted_for_mixed_precision_and_sdpa() -> None:
     shape = {"context_length": 256, "d_head": 16}
     for known, values in (
         (True, {}),

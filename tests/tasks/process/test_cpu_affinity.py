@@ -50,7 +50,7 @@ def test_cores_that_are_not_here_are_left() -> None:
     )
 
 
-def test_what_waits_for_others_comes_first_where_that_is_allowed() -> None:
+def test_reset_niceness_restores_niceness_0_where_that_is_allowed() -> None:
     program = "import os; from tasks.process.cpu_affinity import reset_niceness; os.nice(5); reset_niceness(); print(os.nice(0))"
     allowed = "import os\nos.nice(5)\ntry: os.setpriority(os.PRIO_PROCESS, 0, 0)\nexcept OSError: print('no')"
     assert output_of(program) == ("5" if output_of(allowed) == "no" else "0")

@@ -19,7 +19,7 @@ print(len(at), sorted({core for cores in at[1:] for core in cores}), max(map(len
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nobody chooses a core here")
-def test_it_is_read_on_each_core_by_turns() -> None:
+def test_the_cpu_speed_is_measured_on_each_core_in_turn() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WATCHED], capture_output=True, text=True, check=True, cwd=ROOT
     )

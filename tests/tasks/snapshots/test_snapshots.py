@@ -162,7 +162,7 @@ def test_what_lives_when() -> None:
     assert {chr(allocation.address) for allocation in record.live_at(16)} == set("acijh")
 
 
-def test_roles() -> None:
+def test_each_allocation_has_its_role_part_and_evidence() -> None:
     labelled = attribute(a_step().record(), BOOK)
     found = {
         (chr(one.allocation.address), one.allocation.start == BEFORE): (one.role, one.part, one.how)
@@ -261,7 +261,7 @@ def test_where_memory_ran_out_what_was_made_until_then_is_kept() -> None:
     }
 
 
-def test_without_a_record_only_the_book_tells() -> None:
+def test_without_a_record_roles_come_only_from_registered_tensors() -> None:
     record = replay({"segments": Recorder(a=5, b=6).snapshot()["segments"], "device_traces": [[]]})
     labelled = attribute(record, {AT_END: [Holding(ord("a"), Role.PARAMETERS, "w")]})
     assert (record.entries, record.peak(), record.live_bytes(), to_curve(record, labelled)) == (
@@ -275,7 +275,7 @@ def test_without_a_record_only_the_book_tells() -> None:
     }  # fmt: skip
 
 
-def test_what_vanished() -> None:
+def test_vanished_lists_blocks_missing_from_the_second_snapshot() -> None:
     before, after = (
         Recorder(**there).snapshot()["segments"] for there in ({"b": 1, "w": 2}, {"b": 1})
     )

@@ -27,7 +27,7 @@ def test_the_source_of_a_model_is_told_by_what_it_says(tmp_path: Path) -> None:
     assert source_digest("pack.within.gpt:Model", paths) != before[1]
 
 
-def test_what_is_not_there_or_is_installed_is_told_otherwise(tmp_path: Path) -> None:
+def test_missing_and_installed_modules_have_no_source_digest(tmp_path: Path) -> None:
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "one.py").write_text("")
     assert source_digest("nowhere:Model", [str(tmp_path)]) is None

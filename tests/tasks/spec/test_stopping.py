@@ -48,7 +48,7 @@ def test_noise_takes_more_up_to_the_limits() -> None:
 
 
 @pytest.mark.parametrize(("most_steps", "most_seconds"), [(13, 1e9), (100, 1.3)])
-def test_what_is_known_where_the_steps_end_is_no_limit(
+def test_a_half_width_reached_at_the_last_step_is_not_reported_as_a_limit(
     most_steps: int, most_seconds: float
 ) -> None:
     """The next look would be after the fourteenth. Four in thirteen are held up or fast: outside of the interval."""
@@ -59,7 +59,7 @@ def test_what_is_known_where_the_steps_end_is_no_limit(
     assert unknown.stopped_by == ("steps" if most_steps == 13 else "seconds")
 
 
-def test_what_is_out_of_reach_is_not_striven_for() -> None:
+def test_timing_stops_early_if_the_half_width_is_out_of_reach() -> None:
     noisy = measured(jumping(0.05))  # 330 steps would do, were it normal noise
     assert (noisy.stopped_by, len(noisy.durations)) == ("out of reach", 6)
     assert measured(jumping(0.05), StopRule(0.01, 400, 1e9)).stopped_by == "steps"

@@ -153,7 +153,7 @@ def test_a_model_that_predicts_no_next_token_is_refused(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_its_memory_and_flops_are_predicted() -> None:
+def test_memory_and_flops_of_a_hugging_face_model_are_predicted() -> None:
     pytest.importorskip("transformers")
     cell = make_cell("train_step", TINY | {"device": "cuda", "checkpointing": "blocks"})
     prediction = Predictor().predict(PredictionRequest(cell))
@@ -173,7 +173,7 @@ NARROW: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NARROW)
-def test_compiled_blocks_of_its_models_are_predicted_from_their_code(name: str) -> None:
+def test_compiled_blocks_of_hugging_face_models_are_predicted_from_code(name: str) -> None:
     pytest.importorskip("transformers")
     values = {"device": "cuda", "compile": "blocks", "precision": "bf16"}
     model = {"model": f"hf:{name}", "model_args": NARROW[name]}

@@ -184,7 +184,7 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
         ("size=", "--where size=: is not an assignment. "),
     ],
 )
-def test_where_there_is_no_such_cell(run: Run, where: str, said: str) -> None:
+def test_a_malformed_or_unmatched_where_option_is_refused(run: Run, where: str, said: str) -> None:
     refused = report(run.folder, "--where", where)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.startswith(f"sweep: {said}")

@@ -156,7 +156,7 @@ def test_a_cell_that_is_not_there(run: Run) -> None:
         list(describe_cell(run, "nothing"))
 
 
-def test_what_came_of_it_stands_before_what_was_read(run: Run) -> None:
+def test_the_result_of_a_cell_is_printed_before_its_samples(run: Run) -> None:
     lines = shown(run, "ok")
     result = lines.index("result of attempt 1:")
     assert result < lines.index("  timing synced forward duration [ms]: 10, 11, 12")

@@ -157,7 +157,7 @@ def test_doubtful_cells_are_counted_with_a_remedy() -> None:
     assert lines[3:] == [TABLES]
 
 
-def test_a_remedy_does_not_repeat_what_its_command_repeated(
+def test_a_remedy_omits_the_retry_and_fresh_options_of_its_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--retry", "ok", "--fresh"])

@@ -193,7 +193,9 @@ def test_the_tables_are_those_of_the_runs(published: Path, runs: list[Path]) -> 
             assert content == own[name], name
 
 
-def test_publishing_again_replaces_it_with_the_same(published: Path, runs: list[Path]) -> None:
+def test_publishing_again_replaces_a_publication_with_the_same_files(
+    published: Path, runs: list[Path]
+) -> None:
     before = files_of(published)
     (published / "left.over").touch()
     assert command("publish", *runs, "--out", published).exit_code == 0
@@ -264,7 +266,7 @@ def test_a_table_alone_is_that_alone(published: Path) -> None:
 
 
 @pytest.mark.render
-def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> None:
+def test_a_publication_is_read_like_any_other_run(published: Path, runs: list[Path]) -> None:
     together = sweep.load(published)
     assert set(together.cells["run"]) == {"full", "capped"}
     assert len(together.cells) == 8
@@ -468,7 +470,7 @@ def beside(folder: Path) -> set[str]:
     return {path.name for path in folder.parent.iterdir()}
 
 
-def test_what_was_published_before_is_back_where_the_new_one_does_not_come(
+def test_a_failed_publish_restores_the_earlier_publication(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, move = tmp_path / "gpu", Path.rename

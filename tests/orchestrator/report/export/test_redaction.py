@@ -52,11 +52,13 @@ def redaction() -> Redaction:
         ),
     ],
 )
-def test_of_a_text(redaction: Redaction, text: str, left: str) -> None:
+def test_redaction_of_a_text_removes_folders_hosts_addresses_and_gpu_ids(
+    redaction: Redaction, text: str, left: str
+) -> None:
     assert redaction.text(text) == left
 
 
-def test_of_an_attempt(redaction: Redaction) -> None:
+def test_redaction_of_an_attempt_keeps_its_measured_facts(redaction: Redaction) -> None:
     facts = {
         "host": "alpha",
         "pid": 13,
@@ -80,7 +82,7 @@ def test_of_an_attempt(redaction: Redaction) -> None:
     assert found["params"] == '{"model": "/a/b:C"}'  # of which the cell's id is made
 
 
-def test_what_was_published_before_is_called_as_it_was() -> None:
+def test_redaction_keeps_gpu_names_that_are_already_redacted() -> None:
     facts = [{"gpu_uuid": name} for name in ("GPU 7", UUID, f"GPU-{UUID}")]
     redaction = Redaction(pd.DataFrame({"facts": map(json.dumps, facts), "started_at": [1, 2, 3]}))
     rows = pd.DataFrame({"facts": map(json.dumps, facts), "evidence": ["{}"] * 3})
@@ -91,7 +93,9 @@ def test_what_was_published_before_is_called_as_it_was() -> None:
     ]
 
 
-def test_of_a_manifest(redaction: Redaction) -> None:
+def test_redaction_of_a_manifest_removes_secrets_folders_and_addresses(
+    redaction: Redaction,
+) -> None:
     manifest = {
         "config": {
             "name": "n",

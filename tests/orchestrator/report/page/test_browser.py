@@ -117,7 +117,7 @@ def elements(browser: Any) -> int:
     return count
 
 
-def test_it_is_light_and_asks_for_nothing(browser: Any, page: Path) -> None:
+def test_the_page_is_small_and_requests_no_other_resource(browser: Any, page: Path) -> None:
     assert page.stat().st_size <= MOST_BYTES
     assert elements(browser) <= MOST_ELEMENTS
     assert browser.execute_script("return document.documentElement.scrollHeight") <= MOST_PIXELS
@@ -166,7 +166,9 @@ def test_nothing_is_wider_than_its_place(browser: Any, size: tuple[int, int]) ->
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])
-def test_everybody_can_use_it(browser: Any, theme: str, size: tuple[int, int]) -> None:
+def test_the_page_has_no_accessibility_violations(
+    browser: Any, theme: str, size: tuple[int, int]
+) -> None:
     """axe-core finds no violation, with the drawer closed and open."""
     resize(browser, size)
     use_theme(browser, theme)
@@ -271,7 +273,7 @@ def test_red_is_for_cells_that_did_not_end_well(browser: Any) -> None:
     assert counts[0] == counts[1] > 0
 
 
-def test_it_prints_on_few_sheets_in_light_colours(browser: Any) -> None:
+def test_the_page_prints_on_few_sheets_in_light_colours(browser: Any) -> None:
     use_theme(browser, "dark")
     printed = browser.execute_cdp_cmd(
         "Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": True}

@@ -147,7 +147,7 @@ def test_nothing_that_came_from_outside_is_markup(run: Run) -> None:
 
 
 @pytest.mark.render
-def test_it_needs_no_network(run: Run) -> None:
+def test_the_html_page_needs_no_network(run: Run) -> None:
     text = page_of(run, with_figures=True)
     outline = Outline(text)
     assert all(link.startswith("#") for link in outline.links)
@@ -189,7 +189,7 @@ def test_only_a_status_has_the_colour_of_failures(
     assert set(classes) == {"bad", "status bad"}
 
 
-def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
+def test_the_page_of_a_run_without_cells_says_nothing_is_measured(tmp_path: Path) -> None:
     with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "empty"})
     text = page_of(Run(tmp_path / "run"))
@@ -265,7 +265,7 @@ def test_what_draws_is_loaded_only_for_the_page(words: list[str], tmp_path: Path
 
 
 @pytest.mark.parametrize("ended", [None, Status.OOM, Status.LOST])
-def test_where_no_cell_is_finished_it_says_so(
+def test_the_page_says_nothing_is_measured_only_if_no_cell_has_ended(
     ended: Status | None, tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
     with open_for_writing(Run(tmp_path / "run")) as writer:

@@ -29,6 +29,8 @@ def test_leading_dimensions_count_as_one() -> None:
     ("shape", "dims"),
     [((8192, 2048), [1]), ((8192, 2048), None), ((64, 2048), [0]), ((0, 4), [0]), ((), None)],
 )
-def test_other_reductions_need_none(shape: tuple[int, ...], dims: list[int] | None) -> None:
+def test_reductions_other_than_long_column_sums_need_no_scratch(
+    shape: tuple[int, ...], dims: list[int] | None
+) -> None:
     """Along rows, of everything, of few rows, of nothing, of a single number."""
     assert reduction_scratch((torch.empty(shape, device="meta"), dims)) == ()
