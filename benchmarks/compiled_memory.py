@@ -20,7 +20,6 @@ from pathlib import Path
 import pandas as pd
 
 from orchestrator.analysis.results import read_attempts
-from orchestrator.cli.text import format_table
 from orchestrator.hardware.gpu_catalog import find_gpu
 from orchestrator.planning.prediction_requests import predict_memory
 from orchestrator.store.run import Run
@@ -100,7 +99,7 @@ def describe(errors: pd.DataFrame) -> list[str]:
     for names, group in errors.groupby(GROUPS, sort=False):
         rows.append([*map(str, names), str(len(group)), *(_spread(group[name]) for name in ERRORS)])
     header = [*GROUPS, "cells", *(f"{name}: lowest, median, highest error" for name in ERRORS)]
-    lines = [format_table(header, sorted(rows)), ""]
+    lines = [pd.DataFrame(sorted(rows), columns=header).to_string(index=False), ""]
     for name in ERRORS:
         values = errors[name]
         close = (values.abs() <= MOST_TOO_HIGH).mean()

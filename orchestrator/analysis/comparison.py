@@ -57,9 +57,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of one cell. reason: why the verdict is AMBIGUOUS."""
+    """Comparison of one cell.
 
-    label: str
+    settings: its task and the axes that tell it apart. reason: why the verdict is AMBIGUOUS.
+    """
+
+    settings: Mapping[str, str]
     a: CellTiming
     b: CellTiming
     noise: Noise
@@ -166,11 +169,11 @@ def compare_runs(a: Run, b: Run, cells: tuple[str, str] | None = None) -> Compar
         named = (find_cell(cells[0], timings[0], a, kind), find_cell(cells[1], timings[1], b, kind))
         pairs, unmatched = [named], 0
         parameters = _differing_parameters(first.results, second.results, named)
-        labels = cell_labels(first.results, parameters)
+        settings = _cell_settings(first.results, parameters)
     else:
-        labels = cell_labels(first.results)
+        settings = _cell_settings(first.results)
         common = timings[0].keys() & timings[1].keys()
-        pairs = [(cell, cell) for cell in labels if cell in common]
+        pairs = [(cell, cell) for cell in settings if cell in common]
         unmatched = len(timings[0]) + len(timings[1]) - 2 * len(pairs)
     if not pairs:
         problem = f"{a} and {b}: have no measured cell in common"
@@ -180,17 +183,19 @@ def compare_runs(a: Run, b: Run, cells: tuple[str, str] | None = None) -> Compar
     noises = noise_per_cell(paired, medians)
     comparisons = []
     for (one, other), noise in zip(pairs, noises, strict=True):
-        comparisons.append(compare_cell(labels[one], timings[0][one], timings[1][other], noise))
+        comparisons.append(compare_cell(settings[one], timings[0][one], timings[1][other], noise))
     differences = parameters | _differing_fingerprints(first, second, pairs)
     return ComparisonReport(
         tuple(comparisons), pooled_noise(medians), differences, unmatched, of_kernels
     )
 
 
-def compare_cell(label: str, a: CellTiming, b: CellTiming, noise: Noise) -> Comparison:
+def compare_cell(
+    settings: Mapping[str, str], a: CellTiming, b: CellTiming, noise: Noise
+) -> Comparison:
     """Compare two timings of one cell."""
     verdict, reason = _verdict(a, b, noise)
-    return Comparison(label, a, b, noise, verdict, reason)
+    return Comparison(settings, a, b, noise, verdict, reason)
 
 
 def _verdict(a: CellTiming, b: CellTiming, noise: Noise) -> tuple[Verdict, str]:
@@ -281,18 +286,30 @@ def _rates(timing: CellTiming) -> str:
     return " to ".join(dict.fromkeys(f"{rate:.0f}" for rate in timing.dispatch_rates or ()))
 
 
-def cell_labels(
+def cell_labels(results: Results) -> dict[str, str]:
+    """Return a text for each cell, in the order of the tables."""
+    labels = {}
+    for cell, settings in _cell_settings(results).items():
+        task, *others = settings
+        words = assignments({name: settings[name] for name in others})
+        labels[cell] = " ".join([settings[task], *words])
+    return labels
+
+
+def _cell_settings(
     results: Results, differing: Mapping[str, tuple[str, str]] = MappingProxyType({})
-) -> dict[str, str]:
-    """Return a text for each cell, in the order of the tables. `differing` shows both values."""
+) -> dict[str, dict[str, str]]:
+    """Return the task and the axes of each cell, in the order of the tables.
+
+    `differing` shows both values.
+    """
     axes = key_axes(results)
     replaced = {name: " → ".join(values) for name, values in differing.items()}
-    labels = {}
+    settings = {}
     for row in sort_cells(results.cells, axes).to_dict("records"):
         texts = dict(zip(axes, axis_texts(row, axes), strict=True)) | replaced
-        task = texts.pop(_TASK, str(row[_TASK]))
-        labels[str(row["cell"])] = " ".join([task, *assignments(texts)])
-    return labels
+        settings[str(row["cell"])] = {_TASK: str(row[_TASK])} | texts
+    return settings
 
 
 def _differing_parameters(

@@ -12,7 +12,7 @@ from itertools import chain
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names, value_text
 from tasks.spec.axes import FrozenValues, select
 from tasks.spec.cell import Cell, dotted_values, varying_axes, varying_names
-from tasks.spec.messages import escape_unprintable, shorten
+from tasks.spec.messages import assignments, escape_unprintable, shorten
 
 _LONGEST_VALUE = 60  # letters
 _LONGEST_LINE = 98  # columns, and two for the ellipsis
@@ -40,14 +40,18 @@ class CellLabels:
         self._short = short_names(texts, CLASS_NAME)
 
     def __call__(self, cell: Cell) -> str:
+        return " ".join([cell.task, *assignments(self.values(cell))])
+
+    def values(self, cell: Cell) -> dict[str, str]:
+        """Return the values of a cell that its label has, by their titles."""
         values = dotted_values(cell.params.values())
-        words = [cell.task]
+        texts = {}
         for name, title in self._titles[cell.task].items():
             value = values.get(name)
             if value is not None:
                 text = self._short.get(str(value), str(value))
-                words.append(f"{title}={shorten(text, _LONGEST_VALUE)}")
-        return escape_unprintable(" ".join(words))
+                texts[escape_unprintable(title)] = escape_unprintable(shorten(text, _LONGEST_VALUE))
+        return texts
 
 
 def shared_settings(cells: Sequence[Cell], chosen: Iterable[str] = ()) -> str:

@@ -84,6 +84,7 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.preflight import require_devices
+    from orchestrator.report.formats.terminal import Screen
     from orchestrator.sweep.capacity_limits import Bounds
     from orchestrator.sweep.capacity_search import find_limits
     from orchestrator.sweep.default_runtime import default_runtime
@@ -107,8 +108,9 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
     runtime = default_runtime(CellLabels(cells, axis)) if measures else None
     found = find_limits(request, bounds, gpu, runtime)
-    for line in describe_limits(request, found, bounds):
-        click.echo(line)
+    screen = Screen.of_stdout(may_color=False)
+    for line in describe_limits(request, found, bounds, screen):
+        click.echo(screen.text(line))
     if found.result is not None and found.result.is_cut_short:
         end_with(found.result)
     if measures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +12,10 @@ from orchestrator.cli.commands.option_types import Percentage
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.run_location import RunLocation, is_address, require_name, split_cell
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.comparison import ComparisonReport
+    from orchestrator.report.tables.table import RenderedTable
 
 
 @click.command()
@@ -34,7 +39,15 @@ from orchestrator.common.run_location import RunLocation, is_address, require_na
     type=click.Choice(["kernel-diff"]),
     help="Show the kernels that differ most between two cells or imported traces.",
 )
-def compare(a: str, b: str, fail_on: tuple[str, ...], threshold: float, table: str | None) -> None:
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "md", "csv", "json"]),
+    default="text",
+    help="Format that is printed. All but text have every column of the table, and nothing else."
+    "  [text]",
+)
+def compare(a: str, b: str, table: str | None, form: str, **gate: Any) -> None:
     """Show which cells of B are faster or slower than in A.
 
     A and B are two runs, or two cells as RUN:CELL. Measure both with --repeat: a difference must
@@ -44,17 +57,20 @@ def compare(a: str, b: str, fail_on: tuple[str, ...], threshold: float, table: s
     """
     from orchestrator.analysis.comparison import compare_runs
     from orchestrator.analysis.results import incomplete_cells
-    from orchestrator.cli.text.comparison import describe_comparison
-    from orchestrator.report.formats.markdown import to_markdown
+    from orchestrator.cli.text.comparison import comparison_table, describe_comparison
+    from orchestrator.report.formats.terminal import Screen, table_text
     from orchestrator.report.kernel_comparison import compare_kernels
-    from orchestrator.report.tables.views import view_of
+    from orchestrator.report.tables.views import MAX_ROWS
     from orchestrator.store.mirror import open_run
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(a), _run_and_cell(b)
     if table:
         cells = (cell_a, cell_b)
         kernels = compare_kernels(open_run(run_a), open_run(run_b), cells)
-        click.echo(to_markdown(view_of(kernels)))
+        if form == "text":
+            click.echo(table_text(kernels, Screen.of_stdout(), MAX_ROWS, "--format csv"))
+        else:
+            click.echo(_printed(kernels, form).rstrip("\n"))
         return
     if bool(cell_a) != bool(cell_b):
         raise ConfigError(
@@ -66,14 +82,35 @@ def compare(a: str, b: str, fail_on: tuple[str, ...], threshold: float, table: s
     report = compare_runs(*runs, pair)
     for run in runs:
         warn_of_incomplete(run, incomplete_cells(run))
-    for line in describe_comparison(report):
-        click.echo(line)
+    if form == "text":
+        screen = Screen.of_stdout(may_color=False)
+        for line in describe_comparison(report, screen):
+            click.echo(screen.text(line))
+    else:
+        click.echo(_printed(comparison_table(report), form).rstrip("\n"))
+    if _differs(report, **gate):
+        sys.exit(EXIT_FAILURES)
+
+
+def _differs(report: ComparisonReport, fail_on: tuple[str, ...], threshold: float) -> bool:
+    """Return True if more cells than by chance have one of the verdicts of --fail-on."""
     large = [one for one in report.comparisons if abs(one.ratio.middle - 1) > threshold]
     for verdict in fail_on:
         count = sum(one.verdict.lower() == verdict for one in large)
         by_chance = 0.0 if verdict == "ambiguous" else report.differing_by_chance
         if count > by_chance:
-            sys.exit(EXIT_FAILURES)
+            return True
+    return False
+
+
+def _printed(table: RenderedTable, form: str) -> str:
+    from orchestrator.report.formats.files import FORMATS, to_json
+    from orchestrator.report.formats.markdown import to_markdown
+    from orchestrator.report.tables.views import view_of
+
+    if form == "md":
+        return to_markdown(view_of(table, max_rows=None, max_columns=None))
+    return to_json(table) if form == "json" else FORMATS[form](table)
 
 
 def _run_and_cell(text: str) -> tuple[RunLocation, str]:

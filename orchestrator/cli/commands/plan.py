@@ -43,26 +43,33 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     request = resume(request, invocation)
     planned = plan_request(request)
     warn_of_incomplete(request.run, planned.incomplete)
+    lines = []
     if request.expansion.duplicates:
         repeated = request.expansion.duplicates
-        click.echo(f"combinations of axes that repeat a cell: {repeated}. Each cell runs once")
+        lines.append(f"combinations of axes that repeat a cell: {repeated}. Each cell runs once")
     if message := describe_resumption(request):
-        click.echo(message)
+        lines.append(message)
     cost = describe_cost(request, planned, model)
     # The table of memory names each cell once more.
     shown = 0 if memory else SHOWN_CELLS
     if chosen["all"]:
         shown = len(planned.decisions)
     shared = request.expansion.shared_settings(request.selection)
-    for line in describe_plan(planned, request.expansion.label, cost, shown, shared):
-        click.echo(line)
-    for line in describe_prior_results(request, planned, invocation):
-        click.echo(line)
-    if memory:
-        from orchestrator.cli.text.memory import describe_memory
-
-        for line in describe_memory(request, model or _gpu_here()):
+    lines += describe_plan(planned, request.expansion.label, cost, shown, shared)
+    lines += describe_prior_results(request, planned, invocation)
+    if not memory:
+        for line in lines:
             click.echo(line)
+        return
+    from orchestrator.cli.text.memory import describe_memory
+    from orchestrator.report.formats.terminal import Screen
+
+    screen = Screen.of_stdout(may_color=False)
+    # Before the prediction, which takes minutes for many cells.
+    for line in lines:
+        click.echo(screen.text(line))
+    for line in describe_memory(request, model or _gpu_here(), screen):
+        click.echo(screen.text(line))
 
 
 def _gpu_here() -> GpuModel | None:

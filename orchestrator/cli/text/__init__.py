@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -19,16 +19,6 @@ def warn_of_incomplete(run: Run, cells: Collection[str]) -> None:
 
     if incomplete := describe_incomplete(run, cells):
         click.echo(f"sweep: {incomplete}", err=True)
-
-
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a plain table, without the columns that are empty in every row."""
-    # 60 ms to import, which most commands need not spend.
-    from tabulate import tabulate
-
-    columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
-    used_header, *used_rows = zip(*columns, strict=True)
-    return tabulate(used_rows, used_header, disable_numparse=True)  # numbers are texts already
 
 
 def format_gib(nbytes: float | None, digits: int = 2) -> str:

@@ -4,39 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.cli.text import format_gib, format_table
+from orchestrator.cli.text.tables import at_least_gib, in_gib, note_entry, text_table
 from orchestrator.config.grid import Expansion
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD
 from orchestrator.planning.prediction_requests import cap_bytes
 from orchestrator.planning.request import SweepRequest
+from orchestrator.report.formats.terminal import Screen, dense_table_text
+from orchestrator.report.tables.table import MISSING, NOTES, Entry, RenderedTable, quantity
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from tasks.prediction.records import MARGIN, MAY_TAKE_MORE
 from tasks.spec.cell import Cell
 
+# Behind the predicted limit. The last ones are left out on a narrow screen.
+_MEASURES = (
+    "measured up to", "OOM at", "measured", NOTES,
+    "peak", "OOM from", "reserved", "limit", "reserved at OOM",
+)  # fmt: skip
 
-def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iterator[str]:
-    """Return a table with a row per group: the predicted and the measured limit, and a note."""
+
+def describe_limits(
+    request: SweepRequest, found: Found, bounds: Bounds, screen: Screen
+) -> Iterator[str]:
+    """Yield a table with a row per group, which fits the screen, and lines about all rows."""
     groups = found.groups
-    cells = Expansion(tuple(group.at(bounds.granularity) for group in groups))
-    measured_bytes: Mapping[str, float] = {}
-    if any(group.measured for group in groups):
-        measured_bytes = _measured_bytes(request)
-    header = [
-        "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "limit GiB", "OOM from",
-        "its reserved GiB",
-        "measured up to", "measured GiB", "OOM at", "note"
-    ]  # fmt: skip
-    rows = [
-        [
-            cells.label(cell),
-            *_predicted(group, cap_bytes(cell, found.gpu)),
-            *_measured(group, measured_bytes),
-            _note(group, bounds),
-        ]
-        for group, cell in zip(groups, cells.cells, strict=True)
-    ]
-    yield format_table(header, rows)
-    yield from _what_is_equal(cells.cells, bounds.axis)
+    table = limits_table(request, found, bounds)
+    yield dense_table_text(table, screen, "choose fewer cells with --where")
+    yield from _what_is_equal(_smallest_cells(found, bounds), bounds.axis)
     if found.gpu is not None and found.gpu.is_amd:
         yield UNTESTED_ON_AMD
     if any(_is_undecided_between(group, bounds) for group in groups):
@@ -45,6 +38,29 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
             f"between `fits up to` and `OOM from`: {undecided};"
             " on the GPU itself --confirm measures it"
         )
+
+
+def limits_table(request: SweepRequest, found: Found, bounds: Bounds) -> RenderedTable:
+    """Return a table with a row per group: the predicted and the measured limit, and a note."""
+    groups = found.groups
+    cells = Expansion(_smallest_cells(found, bounds))
+    measured_bytes: Mapping[str, float] = {}
+    if any(group.measured for group in groups):
+        measured_bytes = _measured_bytes(request)
+    texts = [_note(group, bounds) for group in groups]
+    notes = list(dict.fromkeys(filter(None, texts)))
+    rows = []
+    for group, cell, text in zip(groups, cells.cells, texts, strict=True):
+        fits, *others = _predicted(group, cap_bytes(cell, found.gpu))
+        measured = _measured(group, measured_bytes)
+        entries = [fits, *measured, note_entry(text, notes), *others]
+        rows.append(({"task": cell.task, **cells.label.values(cell)}, entries))
+    first = f"{bounds.axis} fits up to"
+    return text_table("Limits", (first, *_MEASURES), rows, notes=notes)
+
+
+def _smallest_cells(found: Found, bounds: Bounds) -> tuple[Cell, ...]:
+    return tuple(group.at(bounds.granularity) for group in found.groups)
 
 
 def _what_is_equal(cells: Sequence[Cell], axis: str) -> Iterator[str]:
@@ -72,47 +88,46 @@ def _is_undecided_between(group: Limit, bounds: Bounds) -> bool:
     return fails - group.surely.fits > bounds.granularity
 
 
-def _predicted(group: Limit, cap: int | None) -> list[str]:
+def _predicted(group: Limit, cap: int | None) -> list[Entry]:
+    """Return the predicted limit, its peak, the first value that fails, and other memory."""
     fits, fails = group.surely.fits, _predicted_oom(group)
     return [
-        str(fits or ""),
-        _peak_gib(group, fits),
-        _reserved_gib(group, fits, cap),
-        format_gib(cap) if group.predictions else "",
-        str(fails or ""),
-        _peak_gib(group, fails, "peak_reserved_bytes"),  # the memory that decides
+        quantity(fits or None, "d"),
+        _peak(group, fits),
+        quantity(fails, "d"),
+        _reserved(group, fits, cap),
+        in_gib(cap) if group.predictions else MISSING,
+        _peak(group, fails, "peak_reserved_bytes"),  # the memory that decides
     ]
 
 
-def _reserved_gib(group: Limit, value: int | None, cap: int | None) -> str:
-    unlimited = _peak_gib(group, value, "peak_reserved_bytes")
+def _reserved(group: Limit, value: int | None, cap: int | None) -> Entry:
+    unlimited = _peak(group, value, "peak_reserved_bytes")
     prediction = group.predictions.get(value or 0)
     if cap is None or prediction is None:
         return unlimited
     # At the limit of the device, the allocator returns cached blocks and tries again.
     if (prediction.peak_bytes("peak_reserved_bytes") or 0) > cap:
-        return f"{format_gib(cap)} ({unlimited} with room)"
+        return in_gib(cap)._replace(spread=f" ({unlimited} with room)")
     return unlimited
 
 
-def _peak_gib(group: Limit, value: int | None, metric: str = "peak_allocated_bytes") -> str:
+def _peak(group: Limit, value: int | None, metric: str = "peak_allocated_bytes") -> Entry:
     prediction = group.predictions.get(value or 0)
     if prediction is None:
-        return ""
+        return MISSING
     if peak := prediction.peak_bytes(metric):
-        return format_gib(peak)
-    least = format_gib(prediction.least_bytes())
-    return f"≥ {least}" if least else ""
+        return in_gib(peak)
+    return at_least_gib(prediction.least_bytes())
 
 
-def _measured(group: Limit, measured_bytes: Mapping[str, float]) -> list[str]:
+def _measured(group: Limit, measured_bytes: Mapping[str, float]) -> list[Entry]:
+    """Return the measured limit, the first value that failed, and the peak at the limit."""
     if group.measured is None:
-        return ["", "", ""]
-    fails = str(group.measured.fails or "")
+        return [MISSING, MISSING, MISSING]
     fits = group.measured.fits
-    if not fits:
-        return ["", "", fails]
-    return [str(fits), format_gib(measured_bytes.get(group.at(fits).id)), fails]
+    peak = in_gib(measured_bytes.get(group.at(fits).id)) if fits else MISSING
+    return [quantity(fits or None, "d"), quantity(group.measured.fails, "d"), peak]
 
 
 def _measured_bytes(request: SweepRequest) -> dict[str, float]:
@@ -140,7 +155,7 @@ def _note(group: Limit, bounds: Bounds) -> str:
     search = group.perhaps or group.surely
     if not search.fits and group.perhaps is not None:
         smallest = bounds.granularity
-        return f"nothing fits: {smallest} takes {_peak_gib(group, smallest)} GiB"
+        return f"nothing fits: {smallest} takes {_peak(group, smallest)} GiB"
     if search.fails is None:
         return f"not tried above {search.fits}: increase --up-to"
     if group.perhaps is None:

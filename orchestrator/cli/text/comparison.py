@@ -8,37 +8,48 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 import numpy as np
-import pandas as pd
-from tabulate import tabulate
 
-from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT, RatioInterval
 from orchestrator.analysis.comparison import Comparison, ComparisonReport, Verdict
 from orchestrator.analysis.cpu_bound import BoundBy
+from orchestrator.cli.text.tables import note_entry, text_table
 from orchestrator.common.text import cell_count, cells_and_verb
-from orchestrator.report.text.numbers import HOST_MARK, format_ms
+from orchestrator.report.formats.terminal import Screen, dense_table_text
+from orchestrator.report.tables.table import (
+    MISSING,
+    NOTES,
+    Entry,
+    RenderedTable,
+    milliseconds,
+    quantity,
+)
+from orchestrator.report.text.numbers import HOST_MARK
 
-_KERNELS = "kernels, B / A"
+_VERDICT = "verdict"
+# The first ones are the most important: the last ones are left out on a narrow screen.
+_MEASURES = (
+    _VERDICT, "B / A", NOTES, "A", "B", "interval", "noise", "kernels, B / A"
+)  # fmt: skip
 # Of a relative difference. From here on, it is printed as a factor: as a percentage, a time could
 # not be so much shorter.
 _LARGE_NOISE = 1.0
 # Above this factor, the repetitions are too few to estimate the noise any better.
 _MAX_FACTOR = 10
-_UNKNOWN = "unknown"
 _BOUND_BY = {
     BoundBy.GPU: f"{BoundBy.GPU} on both sides",
     BoundBy.CPU: f"{BoundBy.CPU} ({HOST_MARK})",
 }
 
 
-def describe_comparison(report: ComparisonReport) -> Iterator[str]:
-    """Yield the lines of a comparison of two runs or cells."""
+def describe_comparison(report: ComparisonReport, screen: Screen) -> Iterator[str]:
+    """Yield the lines of a comparison of two runs or cells. The table fits the screen."""
     for name, (a, b) in report.differences.items():
         yield f"{name}: {a} → {b}"
     yield _noise(report)
     if report.of_kernels:
         yield "one run timed no steps: kernel times are compared"
-    yield f"\n{_table(report)}\n"
+    table = dense_table_text(comparison_table(report), screen, "--format csv")
+    yield f"\n{table}\n"
     yield _verdicts(report)
     yield from _chance(report)
     yield from _distribution_free(report.comparisons)
@@ -83,46 +94,30 @@ def _factor(factor: float) -> str:
     return f"factor {factor:.1f}" if factor <= _MAX_FACTOR else f"factor > {_MAX_FACTOR}"
 
 
-def _table(report: ComparisonReport) -> str:
-    table = pd.DataFrame(map(_row, report.comparisons))
-    if (table[_KERNELS] == NOTHING).all():
-        table = table.drop(columns=_KERNELS)
-    alignment = ["left", *["right"] * (len(table.columns) - 2), "left"]
-    return tabulate(
-        table.to_dict("list"),
-        headers="keys",
-        tablefmt="pipe",
-        showindex=False,
-        disable_numparse=True,
-        colalign=alignment,
-    )
+def comparison_table(report: ComparisonReport) -> RenderedTable:
+    """Return a table with a row for each compared cell."""
+    reasons = sorted({one.reason for one in report.comparisons if one.reason})
+    rows = []
+    for one in report.comparisons:
+        note = note_entry(one.reason, reasons)
+        rows.append((one.settings, [Entry(_verdict(one)), *_numbers(one, note)]))
+    return text_table("Comparison", _MEASURES, rows, _VERDICT, reasons)
 
 
-def _row(one: Comparison) -> dict[str, str]:
-    noise, kernels = _UNKNOWN, NOTHING
+def _numbers(one: Comparison, note: Entry) -> list[Entry]:
+    """Return the entries of _MEASURES behind the verdict."""
+    ratio, interval, noise, kernels = one.ratio, MISSING, MISSING, MISSING
+    if not math.isnan(ratio.low):
+        interval = Entry(f"{ratio.low:.4f} to {ratio.high:.4f}")
     if one.noise_is_known:
-        noise = _threshold(one.noise_threshold)
+        noise = Entry(_threshold(one.noise_threshold))
     if one.kernel_ratio:
-        kernels = f"{one.kernel_ratio.middle:.4f}"
-    return {
-        "cell": one.label,
-        "A ms": format_ms(one.a.ms),
-        "B ms": format_ms(one.b.ms),
-        "B / A": f"{one.ratio.middle:.4f}",
-        "interval": _interval(one.ratio),
-        "noise": noise,
-        _KERNELS: kernels,
-        "verdict": _verdict(one),
-    }
-
-
-def _interval(ratio: RatioInterval) -> str:
-    return _UNKNOWN if math.isnan(ratio.low) else f"{ratio.low:.4f} to {ratio.high:.4f}"
+        kernels = quantity(one.kernel_ratio.middle, ".4f")
+    times = milliseconds(one.a.ms), milliseconds(one.b.ms)
+    return [quantity(ratio.middle, ".4f"), note, *times, interval, noise, kernels]
 
 
 def _verdict(one: Comparison) -> str:
-    if one.reason:
-        return f"{one.verdict}: {one.reason}"
     if one.differs and one.bound_by is BoundBy.CPU:
         return f"{one.verdict} ({BoundBy.CPU})"
     return str(one.verdict)

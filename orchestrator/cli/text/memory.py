@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from orchestrator.cli.text import format_gib, format_table
+from orchestrator.analysis.axes import NOTHING
+from orchestrator.cli.text import format_gib
+from orchestrator.cli.text.tables import at_least_gib, in_gib, note_entry, text_table
 from orchestrator.common.text import cell_count
+from orchestrator.config.cell_labels import CellLabels
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.request import SweepRequest
+from orchestrator.report.formats.terminal import Screen, dense_table_text, folded_table_text
+from orchestrator.report.tables.table import MISSING, NOTES, Entry, RenderedTable
 from tasks.prediction.closed_form import ClosedForm, closed_form
 from tasks.prediction.records import (
     AS_BLOCKS,
@@ -26,14 +31,15 @@ from tasks.prediction.records import (
 from tasks.spec.cell import Cell
 from tasks.training.parameters import TrainStepParams
 
+_TASK = "task"
 _EXPLAINED = 3  # a sweep of more cells gets only the table
 _HOW = {
     "tracked": "every tensor is followed",
     "modelled": "every tensor is followed, and those within fused attention are modelled",
     COMPILED: "every tensor of the code that torch's compiler generates is followed",
     AS_BLOCKS: "compiled as a whole, predicted as compiled blocks: borderline is within 6 %",
-    AS_EAGER: "compiled, but predicted as eager for the reason in the row: it usually needs less",
-    MAY_TAKE_MORE: "compiled, but predicted as eager for the reason in the row: it may take more",
+    AS_EAGER: "compiled, but predicted as eager for the reason in its note: it usually needs less",
+    MAY_TAKE_MORE: "compiled, but predicted as eager for the reason in its note: it may take more",
     CLOSED_FORM: "only parameters, gradients and AdamW's moments: a lower bound",
 }
 # How the last line counts cells with each verdict, in its order: one cell, and several.
@@ -49,23 +55,22 @@ _COUNTED = {
 }
 
 
-def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[str]:
+def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen) -> Iterator[str]:
     """Yield a table of predicted memory with verdicts, its explanation, and how many cells fit.
 
-    card: the GPU whose memory is the limit; None: only the limit of the cell.
+    card: the GPU whose memory is the limit; None: only the limit of the cell. The tables fit the
+    screen.
     """
     cells = predictable(request.expansion.cells)
     predictions = predict_memory(cells, card, request.import_paths)
     label = request.expansion.label
     yield ""
     if cells:
-        verdict = f"on {card.name}" if card else "verdict"
-        header = ["cell", "peak GiB", "first step GiB", "reserved GiB", verdict, "how"]
-        rows = [[label(cell), *_memory_row(cell, predictions[cell.id], card)] for cell in cells]
-        yield format_table(header, rows)
+        table = _memory_table(cells, predictions, card, label)
+        yield dense_table_text(table, screen, "choose fewer cells with --where")
     if len(request.expansion.cells) <= _EXPLAINED:
         for cell in cells:
-            yield from _explain_memory(label(cell), cell, predictions[cell.id])
+            yield from _explain_memory(label(cell), cell, predictions[cell.id], screen)
     used = {prediction.how for prediction in predictions.values() if prediction.how}
     if used and card:
         yield from _explain_limit(card)
@@ -119,24 +124,53 @@ def _count_verdicts(
     return ", ".join(texts)
 
 
-def _memory_row(cell: Cell, prediction: Prediction, card: GpuModel | None) -> list[str]:
+def _memory_table(
+    cells: Sequence[Cell],
+    predictions: Mapping[str, Prediction],
+    card: GpuModel | None,
+    labels: CellLabels,
+) -> RenderedTable:
+    """Return the table of predictions. The reason of each is a note, however long it is."""
+    verdict = f"on {card.name}" if card else "verdict"
+    # The first ones are the most important: the last ones are left out on a narrow screen.
+    measures = ("peak", verdict, "how", NOTES, "reserved", "first step")
+    texts = {one.id: _reason(predictions[one.id]) for one in cells}
+    reasons = list(dict.fromkeys(filter(None, texts.values())))
+    rows = []
+    for cell in cells:
+        prediction = predictions[cell.id]
+        note = note_entry(texts[cell.id], reasons)
+        peak, reserved, first = _sizes(prediction)
+        found = Entry((prediction.how and verdict_of(cell, prediction, card)) or NOTHING)
+        entries = [peak, found, Entry(prediction.how or NOTHING), note, reserved, first]
+        rows.append(({_TASK: cell.task, **labels.values(cell)}, entries))
+    return text_table("Predicted memory", measures, rows, verdict, reasons)
+
+
+def _reason(prediction: Prediction) -> str:
+    """Return why a cell is not predicted, or not exactly; empty if it is."""
+    if prediction.how and prediction.least_bytes() is not None:
+        return f"activations unknown: {prediction.reason}"
+    return prediction.reason
+
+
+def _sizes(prediction: Prediction) -> tuple[Entry, Entry, Entry]:
+    """Return the peak, or a lower bound of it, the reserved memory, and the first step's peak."""
     if not prediction.how:
-        return ["", "", "", "", prediction.reason]
-    verdict = verdict_of(cell, prediction, card) or ""
+        return MISSING, MISSING, MISSING
     least = prediction.least_bytes()
     if least is not None:
-        how = f"{prediction.how}, activations unknown: {prediction.reason}"
-        return [f"≥ {format_gib(least)}", "", "", verdict, how]
-    sizes = (
-        prediction.peak_bytes(),
-        prediction.peak_bytes(mode="first"),
-        prediction.peak_bytes("peak_reserved_bytes"),
+        return at_least_gib(least), MISSING, MISSING
+    return (
+        in_gib(prediction.peak_bytes()),
+        in_gib(prediction.peak_bytes("peak_reserved_bytes")),
+        in_gib(prediction.peak_bytes(mode="first")),
     )
-    how = f"{prediction.how}: {prediction.reason}" if prediction.reason else prediction.how
-    return [*map(format_gib, sizes), verdict, how]
 
 
-def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[str]:
+def _explain_memory(
+    label: str, cell: Cell, prediction: Prediction, screen: Screen
+) -> Iterator[str]:
     """Return the peak of one cell by role: by the closed form, if there is one, and as predicted."""
     found = None
     if isinstance(cell.params, TrainStepParams):
@@ -151,15 +185,16 @@ def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[
         return
     rows = []
     for role in dict.fromkeys([*by_formula, *at_peak]):
-        sizes = (format_gib(nbytes.get(role), 3) for nbytes in (by_formula, at_peak))
-        rows.append([role, formulas.get(role, ""), *sizes])
+        sizes = (in_gib(nbytes.get(role), 3) for nbytes in (by_formula, at_peak))
+        rows.append(({"role": role}, [*sizes, Entry(formulas.get(role, NOTHING))]))
     # Without moments, the terms are those of the parameters alone, and their sum is not the peak.
-    total = ""
+    total = MISSING
     if found.moments or not found.terms:
-        total = format_gib(sum(by_formula.values()), 3)
-    rows.append(["in all", "", total, format_gib(sum(at_peak.values()), 3)])
+        total = in_gib(sum(by_formula.values()), 3)
+    rows.append(({"role": "in all"}, [total, in_gib(sum(at_peak.values()), 3), MISSING]))
     yield f"\n{label}: memory at the peak"
-    yield format_table(["role", "closed form", "GiB", "predicted GiB"], rows)
+    measures = ("closed form", "predicted", "formula")
+    yield folded_table_text(text_table("Memory by role", measures, rows), screen)
     if found.moments:
         moments = [
             f"{term.name} {term.formula} = {format_gib(term.nbytes, 3)}" for term in found.moments

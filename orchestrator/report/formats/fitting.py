@@ -27,8 +27,8 @@ BETWEEN_COLUMNS_PT = 8
 # Letters of a text, such as the name of a kernel, and the columns that a view then has at most. A
 # table has five columns or more if its texts have 20 letters; it has fewer only if none of those
 # views fits, and shorter texts only if not even one measure fits.
-_MANY, _FEW = range(MAX_COLUMNS, 4, -1), range(4, 0, -1)
-_ATTEMPTS = (*product((42, 20), _MANY), *((20, columns) for columns in _FEW), (10, 1))
+_LONG, _SHORT = 42, 20
+_FEW = range(4, 0, -1)
 
 
 def printable(text: str) -> str:
@@ -39,10 +39,14 @@ def printable(text: str) -> str:
 
 
 def narrowed(
-    page: RenderedTable, max_rows: int | None, fits: Callable[[TableView], bool]
+    page: RenderedTable,
+    max_rows: int | None,
+    fits: Callable[[TableView], bool],
+    max_columns: int = MAX_COLUMNS,
 ) -> TableView:
     """Return the view with the most columns that fits, with its long texts shortened."""
-    for longest, columns in _ATTEMPTS:
+    many = product((_LONG, _SHORT), range(max_columns, 4, -1))
+    for longest, columns in (*many, *product((_SHORT,), _FEW), (10, 1)):
         view = view_of(page, max_rows, columns)
         rows = [list(map(_shortened, row, repeat(longest))) for row in view.rows]
         view = replace(view, rows=rows)

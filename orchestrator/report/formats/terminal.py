@@ -6,6 +6,7 @@ What is piped into a file is the same without colours, so that a log or a diff i
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from orchestrator.common.text import counted
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.table import Entry, RenderedTable
-from orchestrator.report.tables.views import TableView
+from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
@@ -54,12 +55,16 @@ class Screen:
     encoding: str = "utf-8"
 
     @classmethod
-    def of_stdout(cls) -> Screen:
-        """Return the terminal of this process, or the fixed screen of a file."""
+    def of_stdout(cls, may_color: bool = True) -> Screen:
+        """Return the terminal of this process, or the fixed screen of a file.
+
+        COLUMNS, if it is set, is the width of both, up to MAX_WIDTH.
+        """
         is_terminal = sys.stdout.isatty()
         console = Console()
-        width = min(console.width, MAX_WIDTH) if is_terminal else MAX_WIDTH
-        has_color = is_terminal and not console.no_color
+        is_sized = is_terminal or os.environ.get("COLUMNS", "").isdigit()
+        width = min(console.width, MAX_WIDTH) if is_sized else MAX_WIDTH
+        has_color = may_color and is_terminal and not console.no_color
         return cls(width, has_color, getattr(sys.stdout, "encoding", None) or "ascii")
 
     def text(self, *parts: RenderableType) -> str:
@@ -92,9 +97,9 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
 
     command: prints the rest, for the line below a table that is not complete.
     """
-    view = narrowed(page, max_rows, lambda one: _width(one) <= screen.width)
+    view = narrowed(page, max_rows, lambda one: _width(one, _GAP) <= screen.width)
     title = Text(page.table.title, style="bold")
-    parts: list[RenderableType] = [title, view.caption, _rich_table(view), ""]
+    parts: list[RenderableType] = [title, view.caption, _rich_table(view, _GAP), ""]
     parts += view.numbered_notes
     if view.hidden_rows or view.hidden_measures:
         # A command stays in one line, however narrow the screen, so that it can be copied.
@@ -104,22 +109,41 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     return screen.text(*parts)
 
 
+def dense_table_text(page: RenderedTable, screen: Screen, remedy: str) -> str:
+    """Return all rows of a table without a title, with as many columns as have room.
+
+    The columns are closer together than in `table_text`. remedy: shows the other columns.
+    """
+    most = len(page.header)
+    view = narrowed(page, None, lambda one: _width(one, 1) <= screen.width, most)
+    parts: list[RenderableType] = [view.caption] if view.caption else []
+    parts += [_rich_table(view, 1), *view.numbered_notes]
+    if view.hidden_measures:
+        parts.append(f"{_hidden(view)}: {remedy}")
+    return screen.text(*parts)
+
+
+def folded_table_text(page: RenderedTable, screen: Screen) -> str:
+    """Return a table without a title, with every column. Texts without room take several lines."""
+    return screen.text(_rich_table(view_of(page, max_rows=None, max_columns=None), 1))
+
+
 def _hidden(view: TableView) -> str:
     hidden = ((view.hidden_rows, "more row"), (len(view.hidden_measures), "more column"))
     return " and ".join(counted(count, noun) for count, noun in hidden if count)
 
 
-def _width(view: TableView) -> int:
+def _width(view: TableView, gap: int) -> int:
     """Return the width that `_rich_table` needs."""
-    total = 2 * _DIVIDER - (_GAP + _DIVIDER)
+    total = 2 * _DIVIDER - (gap + _DIVIDER)
     for lines, *entries in zip(heads(view), *view.rows, strict=True):
         longest = max(map(cell_len, map(str, entries)), default=0)
-        total += max(longest, *map(cell_len, lines)) + _GAP + _DIVIDER
+        total += max(longest, *map(cell_len, lines)) + gap + _DIVIDER
     return total
 
 
-def _rich_table(view: TableView) -> RichTable:
-    table = RichTable(box=_HEAD_RULE, padding=(0, _GAP, 0, 0), pad_edge=False)
+def _rich_table(view: TableView, gap: int) -> RichTable:
+    table = RichTable(box=_HEAD_RULE, padding=(0, gap, 0, 0), pad_edge=False)
     for lines, side in zip(heads(view), view.sides, strict=True):
         # On a screen that is too narrow for every view, texts break. A number never does: with a
         # missing digit it would be another number.

@@ -155,7 +155,7 @@ class Table:
         first = len(grid.keys)
         # Of 1,028 published rows of times, 425 were of cells whose memory alone was measured.
         filled = [row for row in grid.rows if not is_empty(row[first:])]
-        grid = _without_empty_columns(grid._replace(rows=filled))
+        grid = without_empty_columns(grid._replace(rows=filled))
         has_values = {heading.title for heading in grid.measures} - {NOTES}
         return grid if has_values else TableGrid([], [], [])
 
@@ -187,7 +187,7 @@ def is_empty(entries: Sequence[Entry]) -> bool:
     return all(entry.is_missing for entry in entries)
 
 
-def _without_empty_columns(grid: TableGrid) -> TableGrid:
+def without_empty_columns(grid: TableGrid) -> TableGrid:
     """Drop the columns that are empty in every row, such as the allocator's peaks on a CPU."""
     count = len(grid.keys)
     columns = columns_of(grid.rows, count + len(grid.measures))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,8 +26,10 @@ from orchestrator.analysis.comparison import (
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.noise import Noise, noise_per_cell, pooled_noise
 from orchestrator.analysis.results import load_results
-from orchestrator.cli.text.comparison import describe_comparison
+from orchestrator.cli.text.comparison import comparison_table, describe_comparison
 from orchestrator.common.errors import RunError
+from orchestrator.report.formats.records import typed_columns
+from orchestrator.report.formats.terminal import Screen
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.order_statistics import median_rank
@@ -60,7 +61,7 @@ def verdicts_of(pairs: Sequence[Pair], medians: Sequence[Sequence[float]] = ()) 
     noises = noise_per_cell(own, medians or list(itertools.chain(*own)))
     found = []
     for pair, noise in zip(pairs, noises, strict=True):
-        found.append(compare_cell("", *pair, noise).verdict)
+        found.append(compare_cell({}, *pair, noise).verdict)
     return found
 
 
@@ -185,7 +186,7 @@ def paced_timing(ms: float, slowest: float, fastest: float, depends: bool = True
     ],
 )
 def test_a_difference_within_the_noise_is_none(before: CellTiming, after: CellTiming) -> None:
-    comparison = compare_cell("", before, after, CALM)
+    comparison = compare_cell({}, before, after, CALM)
     assert (comparison.verdict, comparison.reason) == (Verdict.SAME, "")
 
 
@@ -209,7 +210,7 @@ def test_a_difference_within_the_noise_is_none(before: CellTiming, after: CellTi
 def test_a_difference_that_nothing_explains_is_slower(
     before: CellTiming, after: CellTiming
 ) -> None:
-    comparison = compare_cell("", before, after, CALM)
+    comparison = compare_cell({}, before, after, CALM)
     assert (comparison.verdict, comparison.reason) == (Verdict.SLOWER, "")
 
 
@@ -222,7 +223,7 @@ def test_a_difference_that_nothing_explains_is_slower(
     ],
 )
 def test_a_shorter_time_is_faster(before: CellTiming, after: CellTiming) -> None:
-    comparison = compare_cell("", before, after, CALM)
+    comparison = compare_cell({}, before, after, CALM)
     assert (comparison.verdict, comparison.reason) == (Verdict.FASTER, "")
 
 
@@ -261,7 +262,7 @@ def test_a_shorter_time_is_faster(before: CellTiming, after: CellTiming) -> None
 def test_a_difference_with_another_explanation_is_ambiguous(
     before: CellTiming, after: CellTiming, reason: str
 ) -> None:
-    comparison = compare_cell("", before, after, CALM)
+    comparison = compare_cell({}, before, after, CALM)
     assert (comparison.verdict, comparison.reason) == (Verdict.AMBIGUOUS, reason)
 
 
@@ -270,7 +271,7 @@ def test_a_difference_is_ambiguous_if_one_repetition_disagrees(
     medians_ms: tuple[float, ...],
 ) -> None:
     before, after = CellTiming((10.0, 10.0, 10.0), 9.9, 10.1), CellTiming(medians_ms, 8.9, 9.1)
-    comparison = compare_cell("", before, after, CALM)
+    comparison = compare_cell({}, before, after, CALM)
     assert comparison.verdict is Verdict.AMBIGUOUS
     assert comparison.reason == "median and mean disagree"
 
@@ -291,15 +292,15 @@ def test_an_older_version_of_a_task_is_compared_in_either_order(
 def test_a_large_difference_is_ambiguous_if_the_noise_is_larger() -> None:
     wild = Noise(1.0, 10)
     before, after = CellTiming((10.0, 30.0), 19.0, 21.0), CellTiming((100.0, 500.0), 299.0, 301.0)
-    comparison = compare_cell("", before, after, wild)
+    comparison = compare_cell({}, before, after, wild)
     assert (comparison.verdict, comparison.reason) == (
         Verdict.AMBIGUOUS,
         "repetitions differ by as much",
     )
     assert (
-        compare_cell("", before, CellTiming((15.0, 26.0), 18.0, 22.0), wild).verdict is Verdict.SAME
+        compare_cell({}, before, CellTiming((15.0, 26.0), 18.0, 22.0), wild).verdict is Verdict.SAME
     )
-    overlapping = compare_cell("", before, CellTiming((30.0, 50.0), 18.0, 60.0), wild)
+    overlapping = compare_cell({}, before, CellTiming((30.0, 50.0), 18.0, 60.0), wild)
     assert (overlapping.verdict, overlapping.reason) == (
         Verdict.AMBIGUOUS,
         "repetitions differ by as much",
@@ -314,25 +315,27 @@ BUSY_NOISE = Noise(1.79, 8)
 @pytest.mark.parametrize("scale", [1.0, 1.1, 10.4])
 def test_a_very_wide_interval_is_ambiguous(scale: float) -> None:
     after = CellTiming(tuple(scale * ms for ms in BUSY.medians_ms), scale * 0.7, scale * 14)
-    comparison = compare_cell("", BUSY, after, BUSY_NOISE)
+    comparison = compare_cell({}, BUSY, after, BUSY_NOISE)
     assert comparison.verdict is Verdict.AMBIGUOUS
     assert comparison.ratio.agrees is (scale < 1.25)
-    calm = compare_cell("", AT_10_MS, CellTiming((10.0, 10.0), 4.0, 21.0), CALM)
+    calm = compare_cell({}, AT_10_MS, CellTiming((10.0, 10.0), 4.0, 21.0), CALM)
     assert (calm.verdict, calm.reason) == (Verdict.AMBIGUOUS, "the interval is too wide")
 
 
 def lines_for(*comparisons: Comparison) -> list[str]:
     noise = comparisons[0].noise
-    return list(describe_comparison(ComparisonReport(comparisons, noise, {}, 0, of_kernels=False)))
+    return list(
+        describe_comparison(ComparisonReport(comparisons, noise, {}, 0, of_kernels=False), Screen())
+    )
 
 
 def test_large_noise_is_a_factor_in_the_heading_and_in_the_rows() -> None:
-    heading, table, *_ = lines_for(compare_cell("cell", BUSY, BUSY, BUSY_NOISE))
+    heading, table, *_ = lines_for(compare_cell({}, BUSY, BUSY, BUSY_NOISE))
     assert heading == "noise between processes: factor 6.0, with 8 degrees of freedom"
-    assert "| factor > 10 |" in table
-    heading, table, *_ = lines_for(compare_cell("cell", BUSY, BUSY, Noise(0.25, 8)))
+    assert " factor > 10\n" in table
+    heading, table, *_ = lines_for(compare_cell({}, BUSY, BUSY, Noise(0.25, 8)))
     assert heading == "noise between processes: ±25.00%, with 8 degrees of freedom"
-    assert "| ±70.0% |" in re.sub(" +", " ", table)
+    assert " ±70.0%\n" in table
 
 
 @pytest.mark.parametrize(
@@ -341,15 +344,15 @@ def test_large_noise_is_a_factor_in_the_heading_and_in_the_rows() -> None:
 )
 def test_the_heading_says_which_side_was_measured_once(a: int, b: int, where: str) -> None:
     before, after = CellTiming((10.0,) * a, 9.9, 10.1), CellTiming((10.0,) * b, 9.9, 10.1)
-    heading, table, *_ = lines_for(compare_cell("cell", before, after, CALM))
+    heading, table, *_ = lines_for(compare_cell({}, before, after, CALM))
     assert heading.startswith(f"measured once {where}, so the noise")
-    assert f"AMBIGUOUS: measured once {where}" in table
+    assert table.endswith(f"\n1. measured once {where}\n")
 
 
 def test_the_ratio_lies_within_its_interval() -> None:
     # Also with one attempt far off, because all three are medians.
     slow = CellTiming((19.5, 20.5, 53.2), 19.8, 20.9)
-    comparison = compare_cell("", slow, CellTiming((70.0, 77.7, 1240.0), 75.0, 79.0), CALM)
+    comparison = compare_cell({}, slow, CellTiming((70.0, 77.7, 1240.0), 75.0, 79.0), CALM)
     assert comparison.ratio.low < comparison.ratio.middle < comparison.ratio.high
 
 
@@ -452,12 +455,33 @@ def test_the_label_of_two_cells_shows_the_parameters_of_both(
         "compare", f"{a.folder}:{one.attempt.cell.id}", f"{b.folder}:{other.attempt.cell.id}"
     )
     assert "precision: fp32 → bf16\ncontext_length: 8 → 16\n" in done.stdout
-    assert re.search(
-        r"^\| train_step size=tiny context_length=8 → 16 precision=fp32 → bf16 +\|",
-        done.stdout,
-        re.MULTILINE,
-    )
+    assert "size=tiny, context_length=8 → 16, precision=fp32 → bf16" in done.stdout
     assert "only one of them measured" not in done.stdout
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200, None])
+def test_a_comparison_fits_the_screen_and_is_whole_as_csv(
+    columns: int | None,
+    tmp_path: Path,
+    make_outcome: MakeOutcome,
+    sweep_here: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cells = [
+        make_outcome(precision=precision, batch_size=size, context_length=length, seed=31)
+        for precision, size, length in (("fp32", 2, 8), ("bf16", 1024, 16), ("bf16", 4, 16))
+    ]
+    folder = write(tmp_path / "a", *cells).folder
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    lines = sweep_here("compare", folder, folder).stdout.splitlines()
+    assert max(map(len, lines)) <= min(columns or 100, 100)
+    assert sum("AMBIGUOUS  1.0000" in line for line in lines) == 3
+    assert ("more columns: --format csv" in "\n".join(lines)) is (columns == 50)
+    head, *rows = sweep_here("compare", folder, folder, "--format", "csv").stdout.splitlines()
+    assert head.endswith("verdict,b_a,note,a_ms,b_ms,status")
+    assert len(rows) == 3
 
 
 def test_pipelined_steps_are_compared_rather_than_synced_ones(
@@ -508,14 +532,13 @@ def test_nothing_is_faster_or_slower_if_it_was_measured_once(
     a, b = write(tmp_path / "a", fast), write(tmp_path / "b", slow)
     done = sweep_here("compare", a.folder, b.folder, "--fail-on", "slower")
     assert done.exit_code == 0
-    assert "AMBIGUOUS: measured once on each side" in done.stdout
+    assert "\n1. measured once on each side\n" in done.stdout
     assert "measured once on each side, so the noise between processes is not known" in done.stdout
-    assert "Measure both sides with --repeat 5\n" in done.stdout
-    assert sweep_here("compare", a.folder, a.folder).stdout.count("AMBIGUOUS: measured once") == 1
+    assert "Measure both sides with --repeat 5 " in done.stdout.replace("\n", " ")
     assert "would differ" not in done.stdout
     both = write(tmp_path / "both", *twice(slow))
     one_side = sweep_here("compare", a.folder, both.folder).stdout
-    assert "AMBIGUOUS: measured once in A" in one_side
+    assert "\n1. measured once in A\n" in one_side
     assert (
         "1 SLOWER"
         in sweep_here(
@@ -534,7 +557,7 @@ def test_a_check_fails_only_if_more_cells_differ_than_by_chance(
 ) -> None:
     base = CellTiming((10.0, 10.0), 9.9, 10.1)
     after = [CellTiming((11.0, 11.0), 10.9, 11.1)] * slower + [base] * (100 - slower)
-    compared = tuple(compare_cell("", base, one, CALM) for one in after)
+    compared = tuple(compare_cell({}, base, one, CALM) for one in after)
     report = ComparisonReport(compared, CALM, {}, 0, of_kernels=False)
     monkeypatch.setattr(comparison, "compare_runs", lambda *runs: report)
     done = sweep_here("compare", *[run.folder for run in runs], "--fail-on", "slower")
@@ -554,11 +577,11 @@ def test_five_attempts_that_do_not_overlap_need_no_assumption(
     after_ms: tuple[float, ...], is_free: bool
 ) -> None:
     before = CellTiming((10.0, 10.1, 10.2, 10.3, 10.4), 9.9, 10.5)
-    compared = compare_cell("", before, CellTiming(after_ms, 11.9, 12.5), CALM)
+    compared = compare_cell({}, before, CellTiming(after_ms, 11.9, 12.5), CALM)
     assert compared.differs
     assert compared.is_distribution_free == is_free
     report = ComparisonReport((compared,), CALM, {}, 0, of_kernels=False)
-    lines = "\n".join(describe_comparison(report))
+    lines = "\n".join(describe_comparison(report, Screen()))
     assert ("1 of them without an assumption about the noise" in lines) == is_free
 
 
@@ -575,9 +598,9 @@ def test_an_interval_of_fewer_than_six_steps_is_unknown(
         timing.ms: (timing.low_ms, timing.high_ms) for timing in load_timings(run).steps.values()
     }
     assert np.isnan(own[10.0]).all()
-    shown = " ".join("\n".join(describe_comparison(compare_runs(run, run))).split())
-    assert shown.count("| unknown | unknown |") == 1  # interval and noise of the single attempt
-    assert shown.count("| unknown |") == 2
+    columns = typed_columns(comparison_table(compare_runs(run, run)))
+    assert columns["interval"].count(None) == 1
+    assert columns["noise"].count(None) == 2
 
 
 def twice(*outcomes: Outcome, ms: float = 1) -> list[Outcome]:
@@ -694,8 +717,8 @@ def test_times_agree_within_their_intervals_or_two_percent(
         CellTiming((10.0, 10.0), 9.9, 10.1, bound_by=BoundBy.GPU),
         CellTiming((ms, ms), ms - half_width, ms + half_width),
     )
-    assert compare_cell("", before, after, CALM).ratio.agrees is agrees
-    assert compare_cell("", before, after, CALM).bound_by is None
+    assert compare_cell({}, before, after, CALM).ratio.agrees is agrees
+    assert compare_cell({}, before, after, CALM).bound_by is None
 
 
 def test_kernel_times_are_compared_although_step_times_differ(
@@ -728,12 +751,11 @@ def test_kernel_times_are_compared_although_step_times_differ(
         )
 
     a, b = run("a", 10.0, 0.0), run("b", 20.0, 0.05)
-    *_, agreeing, last = lines = list(describe_comparison(compare_runs(a, b)))
+    report = compare_runs(a, b)
+    *_, agreeing, last = describe_comparison(report, Screen())
     assert agreeing.startswith("0 of 4 cells agree within")
-    title, _, *rows = [
-        line.split("|")[7].strip() for line in "\n".join(lines).splitlines() if line.startswith("|")
-    ]
-    assert (title, rows) == ("kernels, B / A", ["1.0000", "1.0500", "1.0100", "–"])
+    ratios = typed_columns(comparison_table(report))["kernels_b_a"]
+    assert ratios == [pytest.approx(1.0), pytest.approx(1.05), pytest.approx(1.01), None]
     assert last == "in kernel time, which does not depend on the CPU, 2 of 3 cells agree"
 
 
@@ -749,7 +771,9 @@ def test_kernel_times_are_those_of_all_attempts(tmp_path: Path, make_outcome: Ma
             tmp_path / name, *(attempt(number, ms) for number, ms in enumerate(kernels_ms, 1))
         )
 
-    *_, last = describe_comparison(compare_runs(run("a", 4.0, 4.0, 5.0), run("b", 4.0, 4.0, 4.0)))
+    *_, last = describe_comparison(
+        compare_runs(run("a", 4.0, 4.0, 5.0), run("b", 4.0, 4.0, 4.0)), Screen()
+    )
     assert last == "in kernel time, which does not depend on the CPU, 1 of 1 cell agrees"
 
 
@@ -775,7 +799,7 @@ def test_kernel_times_are_compared_if_a_run_timed_no_steps(
         ),
     )
     for before, after in ((kernels, both), (both, kernels)):
-        *lines, last = describe_comparison(compare_runs(before, after))
+        *lines, last = describe_comparison(compare_runs(before, after), Screen())
         assert "one run timed no steps: kernel times are compared" in lines
         assert last == "1 of 2 cells agree within their intervals or 2%"
     assert [one.ratio.middle for one in compare_runs(kernels, both).comparisons] == [
@@ -823,12 +847,16 @@ def test_agreement_is_counted_separately_for_cpu_bound_cells(
             at(make_outcome(context_length=128), long_ms, 20.0),
         )
 
-    *_, last = describe_comparison(compare_runs(run("a", 10.0, 30.0), run("b", 10.0, 33.0)))
+    *_, last = describe_comparison(
+        compare_runs(run("a", 10.0, 30.0), run("b", 10.0, 33.0)), Screen()
+    )
     assert (
         last
         == "1 of 2 cells agree within their intervals or 2%: 0 of 1 GPU-bound on both sides, 1 of 1 CPU-bound (†)"
     )
-    *_, last = describe_comparison(compare_runs(run("c", 10.0, 30.0), run("d", 11.0, 30.0)))
+    *_, last = describe_comparison(
+        compare_runs(run("c", 10.0, 30.0), run("d", 11.0, 30.0)), Screen()
+    )
     assert last == (
         "1 of 2 cells agree within their intervals or 2%: 1 of 1 GPU-bound on both sides, 0 of 1 CPU-bound (†)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from orchestrator.planning import predicting_process
 from orchestrator.planning import prediction_requests as prediction
 from orchestrator.planning.predicting_process import PredictingProcess
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
+from orchestrator.report.formats.terminal import Screen
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.scheduling.scheduler import Scheduler
 from tasks.prediction.records import Prediction, PredictionRequest, Verdict, unknown
@@ -409,7 +411,7 @@ def test_the_plan_shows_a_table(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     request = request_for(write_config(CONFIG), [], [], tmp_path / "run")
-    text = "\n".join(describe_memory(request, find_gpu("H200")))
+    text = "\n".join(describe_memory(request, find_gpu("H200"), Screen()))
     assert "on H200" in text
     assert "2.00" in text
     assert "the memory of matmul is not predicted" in text
@@ -417,9 +419,22 @@ def test_the_plan_shows_a_table(
     assert "on H200: 139.82 GiB without the CUDA context" in text
     assert "\nthe verdict on a cell with a lower memory_limit_gib is for that limit\n" in text
     higher = request_for(write_config(CONFIG), ["memory_limit_gib=200"], [], tmp_path / "run")
-    assert "a lower memory_limit_gib" not in "\n".join(describe_memory(higher, find_gpu("H200")))
-    on_amd = list(describe_memory(request, find_gpu("MI300X")))
+    assert "a lower memory_limit_gib" not in "\n".join(
+        describe_memory(higher, find_gpu("H200"), Screen())
+    )
+    on_amd = list(describe_memory(request, find_gpu("MI300X"), Screen()))
     assert "modelled with the allocator and libraries of CUDA, which is untested on AMD" in on_amd
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_predictions_fit_the_screen(
+    width: int, asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    request = request_for(write_config(CONFIG), [], ["task=train_step"], tmp_path / "run")
+    screen = Screen(width)
+    lines = "\n".join(map(screen.text, describe_memory(request, find_gpu("H200"), screen)))
+    assert max(map(len, lines.splitlines())) <= width
+    assert re.search(r"^ .* 2\.00  (fits|oom)\b", lines, re.M)
 
 
 def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
@@ -443,19 +458,19 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
         ["memory_limit_gib=null"],
         tmp_path / "run",
     )
-    assert list(describe_memory(request, TINY_GPU))[-2:] == [
+    assert list(describe_memory(request, TINY_GPU, Screen()))[-2:] == [
         "how: `tracked`: every tensor is followed; `modelled`: every tensor is followed, and those"
         " within fused attention are modelled; `as eager`: compiled, but predicted as eager for"
-        " the reason in the row: it usually needs less",
+        " the reason in its note: it usually needs less",
         "2 fit, 2 borderline (within 3 %), 2 unlikely (predicted as eager: more than 2.11 times the"
         " limit), 2 do not fit",
     ]
     assert (
-        list(describe_memory(request, None))[-1]
+        list(describe_memory(request, None, Screen()))[-1]
         == "8 without a verdict: add --gpu H200 or --set memory_limit_gib=32"
     )
     one = replace(request, expansion=replace(request.expansion, cells=request.expansion.cells[:1]))
-    assert list(describe_memory(one, TINY_GPU))[-1] == "1 fits"
+    assert list(describe_memory(one, TINY_GPU, Screen()))[-1] == "1 fits"
 
 
 def test_why_no_memory_is_predicted_is_said_once(
@@ -464,12 +479,14 @@ def test_why_no_memory_is_predicted_is_said_once(
     on_cpu = request_for(
         write_config(CONFIG), ["device=cpu"], ["task=train_step"], tmp_path / "run"
     )
-    assert list(describe_memory(on_cpu, None)) == [
+    assert list(describe_memory(on_cpu, None, Screen())) == [
         "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
     ]  # fmt: skip
-    assert list(describe_memory(on_cpu, find_gpu("RTX 5090")))[-1].endswith("add --set device=cuda")
+    assert list(describe_memory(on_cpu, find_gpu("RTX 5090"), Screen()))[-1].endswith(
+        "add --set device=cuda"
+    )
     messages = list(
-        describe_memory(request_for(write_config(CONFIG), [], [], tmp_path / "run"), None)
+        describe_memory(request_for(write_config(CONFIG), [], [], tmp_path / "run"), None, Screen())
     )
     assert messages[-2] == "1 cell not predicted: the memory of matmul is not predicted"
     assert not asked or all(request.cell.params.device == "cuda" for request in asked)
@@ -482,18 +499,18 @@ def test_few_cells_are_explained(
     request = request_for(
         write_config(CONFIG), [], ["task=train_step", "pass=train_step"], tmp_path / "run"
     )
-    text = "\n".join(describe_memory(request, None))
+    text = "\n".join(describe_memory(request, None, Screen()))
     assert "memory at the peak" in text
     assert "4·N, N = 1,411,392" in text
     assert "12·N + A + 2·4·BSV = " in text
     assert [
         line.split()[i]
         for line in text.splitlines()
-        if line.startswith("parameters")
-        for i in (0, -1)
+        if line.startswith(" parameters")
+        for i in (0, 2)
     ] == ["parameters", "1.000"]
     many = request_for(write_config(CONFIG), ["context_length=8,16,32,64"], [], tmp_path / "run")
-    assert "at the peak" not in "\n".join(describe_memory(many, None))
+    assert "at the peak" not in "\n".join(describe_memory(many, None, Screen()))
 
 
 def test_what_is_known_by_formula_alone_is_labelled_so(
@@ -510,10 +527,10 @@ def test_what_is_known_by_formula_alone_is_labelled_so(
         "name: own\ngrids: [{task: train_step, fixed: {model: 'torch.nn:Embedding'}}]"
     )
     text = "\n".join(
-        describe_memory(request_for(config, [], [], tmp_path / "run"), find_gpu("H200"))
+        describe_memory(request_for(config, [], [], tmp_path / "run"), find_gpu("H200"), Screen())
     )
     assert "≥ 3.00" in text
-    assert "closed form, activations unknown: it looks at its data" in text
+    assert "\n1. activations unknown: it looks at its data\n" in text
     assert "1 with only a lower bound, which fits" in text
     assert "add --gpu" not in text
     assert "3.000" in text

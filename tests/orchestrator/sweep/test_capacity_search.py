@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from orchestrator.cli.text.capacity import describe_limits
+from orchestrator.cli.text.capacity import describe_limits, limits_table
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
@@ -23,6 +24,8 @@ from orchestrator.planning.options import ExecutionOptions
 from orchestrator.planning.predicting_process import PredictingProcess
 from orchestrator.planning.queue_state import QueueState
 from orchestrator.planning.request import SweepRequest
+from orchestrator.report.formats.records import typed_columns
+from orchestrator.report.formats.terminal import Screen
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep import capacity_search as limits
 from orchestrator.sweep.capacity_limits import Bounds, Found, Search
@@ -161,30 +164,34 @@ def runtime_with(status: Status = Status.OOM, **largest: int) -> Runtime:
     return Runtime(opened, SilentConsole())
 
 
-def text_of(request: SweepRequest, found: Found, bounds: Bounds = CONTEXT) -> list[list[str]]:
-    lines = list("\n".join(describe_limits(request, found, bounds)).splitlines())
-    return [line.split() for line in lines[2 : 2 + len(found.groups)]]
+def rows_of(request: SweepRequest, found: Found, bounds: Bounds = CONTEXT) -> list[dict[str, Any]]:
+    """Return the values of each row of the table, by names of columns."""
+    columns = typed_columns(limits_table(request, found, bounds))
+    rows = []
+    for values in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values, strict=True))
+        rows.append({name: value for name, value in row.items() if value is not None})
+    return rows
+
+
+def note_of(request: SweepRequest, found: Found) -> str:
+    return str(rows_of(request, found)[0]["note"])
 
 
 def test_cells_that_differ_in_length_alone_are_one_row(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(700, 1000), mini=(3000, 3000))
     request = request_where()
     found = find_limits(request, CONTEXT, CARD, None)
-    tiny, mini = text_of(request, found)
-    assert tiny == ["train_step", "size=tiny", "640", "6.40", "6.40", "10.00", "1024", "10.24"]
-    assert mini == [
-        "train_step",
-        "size=mini",
-        "2944",
-        "29.44",
-        "10.00",
-        "(29.44",
-        "with",
-        "room)",
-        "10.00",
-        "3072",
-        "30.72",
-    ]
+    tiny, mini = rows_of(request, found)
+    assert (tiny["size"], mini["size"]) == ("tiny", "mini")
+    assert (tiny["context_length_fits_up_to"], tiny["oom_from"]) == (640, 1024)
+    assert (tiny["peak_gib"], tiny["reserved_gib"], tiny["limit_gib"]) == (6.4, 6.4, 10)
+    assert tiny["reserved_at_oom_gib"] == 10.24
+    assert (mini["context_length_fits_up_to"], mini["oom_from"]) == (2944, 3072)
+    text = "\n".join(describe_limits(request, found, CONTEXT, Screen()))
+    assert re.search(
+        r"^ mini +2944 +29\.44 +3072 +10\.00 \(29\.44 with room\) +10\.00 ", text, re.M
+    )
     assert not request.run.exists
 
 
@@ -202,14 +209,16 @@ def test_lengths_between_the_limits_are_reported_as_undecided(
         "between `fits up to` and `OOM from`: predicted within 3 % of the limit, undecided; "
         "on the GPU itself --confirm measures it"
     )
-    assert (footer in list(describe_limits(request, found, CONTEXT))) is is_reported
+    assert (footer in list(describe_limits(request, found, CONTEXT, Screen()))) is is_reported
 
 
 def test_a_prediction_for_amd_is_untested(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(700, 1000))
     request = request_where("size=tiny")
     amd = replace(CARD, device="AMD Instinct MI300X")
-    lines = list(describe_limits(request, find_limits(request, CONTEXT, amd, None), CONTEXT))
+    lines = list(
+        describe_limits(request, find_limits(request, CONTEXT, amd, None), CONTEXT, Screen())
+    )
     assert UNTESTED_ON_AMD in lines
 
 
@@ -218,16 +227,19 @@ def test_notes_of_predicted_rows(predicted: Any, request_where: Any) -> None:
     request = request_where()
     found = find_limits(request, CONTEXT, CARD, None)
     assert [group.is_unknown for group in found.groups] == [False, True]  # the second: exit code 1
-    text = "\n".join(describe_limits(request, found, CONTEXT))
+    text = "\n".join(describe_limits(request, found, CONTEXT, Screen()))
     assert "nothing fits: 128 takes 1.28 GiB" in text
     assert "128 cannot be predicted: it does not run without data" in text
     predicted(tiny=(9999, 9999), mini=(9999, 9999))
     text = "\n".join(
         describe_limits(
-            request, find_limits(request, replace(CONTEXT, up_to=1000), CARD, None), CONTEXT
+            request,
+            find_limits(request, replace(CONTEXT, up_to=1000), CARD, None),
+            CONTEXT,
+            Screen(),
         )
     )
-    assert text.count("not tried above 896: increase --up-to") == 2
+    assert text.endswith("1. not tried above 896: increase --up-to\nall cells: batch_size=4")
 
 
 def test_parameters_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_where: Any) -> None:
@@ -238,7 +250,9 @@ def test_parameters_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_wh
     known = Prediction("closed form", "it looks at its data", terms, {CARD.usable_bytes: "oom"})
     monkeypatch.setattr(PredictingProcess, "ask", lambda child, asked: known)
     request = request_where("size=tiny")
-    text = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
+    text = "\n".join(
+        describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT, Screen())
+    )
     assert "nothing fits: 128 takes ≥ 12.00 GiB" in text
 
 
@@ -252,13 +266,12 @@ def test_no_compiled_cell_is_reported_not_to_fit(
     monkeypatch.setattr(PredictingProcess, "ask", answer)
     request = request_where("size=tiny")
     found = find_limits(request, CONTEXT, CARD, None)
-    assert " ".join(text_of(request, found)[0]).endswith(
-        f"640 6.40 6.40 10.00 compiled: predicted as eager, {note} may fit"
-    )
-    lines = "\n".join(describe_limits(request, found, CONTEXT)).splitlines()
-    assert lines[0].index("note") == lines[2].index("compiled: predicted as eager")
+    (row,) = rows_of(request, found)
+    assert row["note"] == f"compiled: predicted as eager, {note} may fit"
+    assert row["context_length_fits_up_to"] == 640
+    lines = "\n".join(describe_limits(request, found, CONTEXT, Screen())).splitlines()
     # No line on undecided lengths: compiled cells may fit above the prediction.
-    assert lines[3:] == ["all cells: batch_size=4"]
+    assert lines[-2:] == [f"1. {row['note']}", "all cells: batch_size=4"]
 
 
 @pytest.mark.parametrize(
@@ -279,10 +292,10 @@ def test_the_limit_and_its_neighbours_are_measured(
     runtime = runtime_with(tiny=largest)
     found = find_limits(request, CONTEXT, CARD, runtime)
     assert Gpu.attempts == measured
-    row = " ".join(text_of(request, found)[0])
-    assert row.endswith(
-        f"{largest // 128 * 128 or ''} {'9.00 ' if largest else ''}{largest // 128 * 128 + 128} {remark}".strip()
-    )
+    (row,) = rows_of(request, found)
+    fits = largest // 128 * 128
+    assert (row.get("measured_up_to", 0), row["oom_at"], row["note"]) == (fits, fits + 128, remark)
+    assert row.get("measured_gib") == (9 if fits else None)
     assert sorted(read_histories(request.run)) == sorted(
         found.groups[0].at(value).id for value in measured
     )
@@ -299,7 +312,7 @@ def test_measured_values_are_not_measured_again(predicted: Any, request_where: A
     )
     found = find_limits(request, CONTEXT, CARD, runtime)
     assert not opened
-    assert [row[-1] for row in text_of(request, found)] == ["confirmed"] * 2
+    assert [row["note"] for row in rows_of(request, found)] == ["confirmed"] * 2
 
 
 def test_unpredicted_cells_are_measured(predicted: Any, request_where: Any) -> None:
@@ -307,12 +320,12 @@ def test_unpredicted_cells_are_measured(predicted: Any, request_where: Any) -> N
     request = request_where("size=mini")
     found = find_limits(request, CONTEXT, CARD, runtime_with(mini=1000))
     assert Gpu.attempts[:3] == [128, 384, 896]
-    assert "896 9.00 1024 measured only: 128 cannot be predicted" in " ".join(
-        text_of(request, found)[0]
-    )
+    (row,) = rows_of(request, found)
+    assert (row["measured_up_to"], row["measured_gib"], row["oom_at"]) == (896, 9, 1024)
+    assert row["note"].startswith("measured only: 128 cannot be predicted")
     nothing = find_limits(request_where("size=tiny"), CONTEXT, CARD, runtime_with(tiny=0))
     assert Gpu.attempts == [128]
-    assert "128 nothing fits; measured only" in " ".join(text_of(request, nothing)[0])
+    assert note_of(request, nothing).startswith("nothing fits; measured only")
 
 
 def test_a_timeout_ends_the_search(predicted: Any, request_where: Any) -> None:
@@ -331,7 +344,7 @@ def test_a_time_limit_leaves_the_rest_for_later(
     monkeypatch.setattr(limits, "run_sweep", lambda *_: late)
     found = find_limits(request, CONTEXT, CARD, runtime_with(tiny=640))
     assert found.result is late
-    assert " ".join(text_of(request, found)[0]).endswith("not finished: run it again")
+    assert note_of(request, found) == "not finished: run it again"
 
 
 def test_a_cell_that_a_check_excludes_ends_the_search(

@@ -488,7 +488,7 @@ def test_imported_and_measured_kernels_are_compared(
     sweep_here("import", training_step().write(tmp_path / "trace.json"), "--out", "one")
     sweep_here("import", ten_steps(tmp_path / "ten.sqlite"), "--out", "two")
     sweep_here("import", ten_steps(tmp_path / "un.sqlite", ranges=False), "--out", "unknown")
-    both = sweep_here("compare", "one", "two", "--table", "kernel-diff")
+    both = sweep_here("compare", "one", "two", "--table", "kernel-diff", "--format", "md")
     assert both.exit_code == 0, both.stderr
     (longest,) = [line for line in both.stdout.splitlines() if "3.000 |" in line]
     assert [text.strip() for text in longest.split("|")[1:-1]] == [

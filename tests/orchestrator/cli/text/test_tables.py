@@ -1,0 +1,46 @@
+"""Tables that commands print fit the screen, and their numbers stay whole."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from orchestrator.cli.text.tables import in_gib, note_entry, text_table
+from orchestrator.common.units import GIB
+from orchestrator.report.formats.terminal import Screen, dense_table_text
+from orchestrator.report.tables.table import Entry
+
+SETTINGS = {
+    "task": "train_step",
+    "context_length": "1024",
+    "precision": "bf16",
+    "pass": "forward_backward",
+    "a_setting_of_the_user": "a value of more than forty-two letters, as a path may be",
+}
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100])
+def test_the_last_columns_are_left_out_and_no_number_is_shortened(width: int) -> None:
+    reason = "a reason that is longer than the screen is wide " * 3
+    rows = []
+    for verdict in ("fits", "oom"):
+        entries = [Entry(verdict), in_gib(1234.5 * GIB), note_entry(reason, [reason])]
+        settings = SETTINGS | {"precision": verdict}
+        rows.append((settings, [*entries, *(in_gib(GIB) for _ in range(5))]))
+    measures = ["verdict", "peak", "note", *"abcde"]
+    table = text_table("Example", measures, rows, "verdict", [reason])
+    text = dense_table_text(table, Screen(width), "all columns: --wide")
+    assert max(map(len, text.splitlines())) <= width
+    assert " ".join(text.split()).count(" ".join(f"1. {reason}".split())) == 1
+    assert text.count("forward_backward") == 1  # all rows have it in common
+    assert len(re.findall(r"^ (?:fits|oom) +(?:fits|oom) +1,?234\.50 ", text, re.M)) == 2
+
+
+def test_narrow_screens_say_how_many_columns_are_missing() -> None:
+    rows = [({"size": size}, [in_gib(GIB)] * 9) for size in ("small", "large")]
+    table = text_table("Example", [f"column {letter}" for letter in "abcdefghi"], rows)
+    wide, narrow = (dense_table_text(table, Screen(width), "--wide") for width in (100, 40))
+    assert "more column" not in wide
+    assert re.search(r"^\d more columns: --wide$", narrow, re.M)
+    assert "column a" in " ".join(narrow.split()) or "column\n" in narrow
