@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Before it compiles for the CPU with an empty cache, torch tries each set of vector instructions.
 # That takes longer than compiling the small cells of the tests.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+# pytest-xdist sets it to the width of the terminal, which must not decide what a command prints.
+os.environ.pop("COLUMNS", None)
 
 # The markers of the slow tiers; a test without one belongs to the default tier.
 TIERS = {

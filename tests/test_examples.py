@@ -219,7 +219,7 @@ def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
         "one: x\none: y",
     ],
 )
-def test_studies_that_are_none_are_one_line(
+def test_a_missing_or_invalid_list_of_studies_is_refused_in_one_line(
     text: str | None, refused: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "studies.yaml").unlink()
@@ -240,7 +240,7 @@ def test_studies_that_are_none_are_one_line(
         ["--publish", "s3://bucket/mine"],
     ],
 )
-def test_options_that_cannot_be_are_refused(
+def test_invalid_values_of_publication_options_are_refused(
     words: list[str], refused: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     code, said = refused(*words)

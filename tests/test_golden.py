@@ -91,7 +91,7 @@ def published_run(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------------------- schemas
 
 
-def test_arrow_schemas() -> None:
+def test_arrow_schemas_match_the_golden_file() -> None:
     """Column names, their order, types and nullability of the stored tables."""
     actual = {}
     for table, schema in SCHEMAS.items():
@@ -112,7 +112,9 @@ def cells_by_config() -> Mapping[str, tuple[Cell, ...]]:
     return cells
 
 
-def test_cell_ids(cells_by_config: Mapping[str, tuple[Cell, ...]]) -> None:
+def test_ids_of_all_cells_match_the_golden_digests(
+    cells_by_config: Mapping[str, tuple[Cell, ...]],
+) -> None:
     """The number of cells of each config, and a digest of their sorted ids."""
     actual = {}
     for config, cells in cells_by_config.items():
@@ -121,7 +123,9 @@ def test_cell_ids(cells_by_config: Mapping[str, tuple[Cell, ...]]) -> None:
     check_golden("cell_ids.json", actual)
 
 
-def test_example_cells(cells_by_config: Mapping[str, tuple[Cell, ...]]) -> None:
+def test_example_cells_match_the_golden_file(
+    cells_by_config: Mapping[str, tuple[Cell, ...]],
+) -> None:
     """40 cells with their task, version and parameters, which show what changed in an id."""
     stored = json.loads((GOLDEN / "example_cells.json").read_text(encoding="utf-8"))
     actual = {}

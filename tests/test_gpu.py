@@ -62,7 +62,9 @@ def measured(outcome: Outcome, metric: str, mode: str, phase: str = "") -> list[
     ]
 
 
-def test_both_modes_and_the_peaks(make_attempt: MakeAttempt) -> None:
+def test_synced_and_pipelined_times_and_memory_peaks_on_a_gpu_are_plausible(
+    make_attempt: MakeAttempt,
+) -> None:
     outcome = execute(
         make_attempt(
             device="cuda", size="small", context_length=512, batch_size=4, measured_steps=6
@@ -100,7 +102,9 @@ def test_both_modes_and_the_peaks(make_attempt: MakeAttempt) -> None:
 
 
 @pytest.mark.parametrize("half_width", [0.001, 0.25])
-def test_as_many_steps_as_it_takes(make_attempt: MakeAttempt, half_width: float) -> None:
+def test_adaptive_timing_measures_pipelined_steps_only_if_their_time_differs(
+    make_attempt: MakeAttempt, half_width: float
+) -> None:
     """To wait at each boundary costs 5 ms of a step of 400, 20 on a slow host: within a quarter, beyond a thousandth."""
     own = {
         "size": "large",
@@ -160,7 +164,9 @@ def test_a_forked_child_is_as_good_as_a_fresh_one(make_attempt: MakeAttempt) -> 
 
 
 @pytest.mark.parametrize("attention", ["naive", "torch_softmax", "recompute"])
-def test_what_is_saved_is_what_was_predicted(make_attempt: MakeAttempt, attention: str) -> None:
+def test_saved_tensors_on_the_gpu_are_those_predicted_to_the_byte(
+    make_attempt: MakeAttempt, attention: str
+) -> None:
     """To the byte, operation by operation."""
     values = {
         "size": "small",
@@ -280,7 +286,9 @@ def test_precisions_are_what_they_say(make_attempt: MakeAttempt, precision: str)
 
 
 @pytest.mark.parametrize("how", ["blocks", "model"])
-def test_compiled(make_attempt: MakeAttempt, how: str) -> None:
+def test_a_compiled_cell_on_a_gpu_has_one_graph_without_breaks(
+    make_attempt: MakeAttempt, how: str
+) -> None:
     outcome = execute(make_attempt(device="cuda", compile=how, settings={"timeout_s": 250.0}))
     assert outcome.status is Status.OK, outcome.evidence
     assert len(measured(outcome, "duration", "compile", "step")) == 1
@@ -331,7 +339,7 @@ def test_a_cuda_error_that_sticks_fails_its_cell_alone(
     assert peaks[0] == peaks[1]
 
 
-def test_what_a_grandparent_has_forked_computes_here(
+def test_processes_forked_below_a_fork_template_compute_on_the_gpu(
     make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has imported torch and tried a child before any place asked: none of that touches what is forked from it later."""
@@ -476,7 +484,7 @@ def test_the_backend_seen_is_the_one_asked(make_attempt: MakeAttempt, name: str)
 
 
 @pytest.mark.parametrize("name", ["flash", "cudnn"])
-def test_what_a_backend_cannot_do_is_skipped_with_its_reason(
+def test_an_attention_backend_without_support_for_fp32_is_skipped_with_its_reason(
     make_attempt: MakeAttempt, name: str
 ) -> None:
     outcome = execute(
@@ -575,7 +583,7 @@ def gemm_share(outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize(("size", "length", "precision"), KERNEL_CELLS)
-def test_where_the_time_goes(
+def test_kernels_on_a_gpu_are_attributed_to_phases_modules_and_classes(
     make_attempt: MakeAttempt, size: str, length: int, precision: str
 ) -> None:
     """What the tables of kernels promise, in inference and in training."""
@@ -731,7 +739,7 @@ def bytes_of(outcome: Outcome, role: str) -> int:
 @pytest.mark.parametrize("optimizer", ["course", "foreach"])
 @pytest.mark.parametrize("way", ["forward", "train_step"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_the_peak_is_made_of(
+def test_allocations_and_their_roles_add_up_to_the_peak_that_torch_counts(
     make_attempt: MakeAttempt, precision: str, way: str, optimizer: str
 ) -> None:
     """It adds up to the peak that torch counts, in the recorded step and in one that nobody recorded."""
@@ -808,7 +816,7 @@ def test_what_filled_the_memory_is_kept(make_attempt: MakeAttempt, before: tuple
     assert by_part >= {"ffn", "softmax"} if not before else not by_part
 
 
-def test_what_a_model_hides_is_unlabelled(make_attempt: MakeAttempt) -> None:
+def test_a_gpu_allocation_that_a_model_hides_is_unlabelled(make_attempt: MakeAttempt) -> None:
     settings = {"instruments": ("memory_snapshot",), "import_paths": (TESTS,)}
     args = {"hidden_bytes": 64 * 2**20, "vocab_size": 10_000}
     own = {"size": None, "model": "misbehaving:Hoarder", "model_args": args}

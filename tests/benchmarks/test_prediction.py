@@ -24,7 +24,7 @@ def prediction(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("layers_s", "code"), [(0.39, None), (0.41, 1)])
-def test_the_ratio_decides(
+def test_the_prediction_benchmark_fails_if_tracing_by_layers_saves_too_little(
     prediction: Any, monkeypatch: pytest.MonkeyPatch, layers_s: float, code: int | None
 ) -> None:
     durations = iter([1.0, layers_s] * 3)

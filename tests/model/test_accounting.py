@@ -99,7 +99,7 @@ def test_the_moment_of_the_peak_moves_with_the_length() -> None:
     assert short["optimizer state"] == 2 * short["parameters"]
 
 
-def test_what_is_not_trained_has_neither_gradient_nor_moments() -> None:
+def test_untrained_parameters_have_neither_gradients_nor_optimizer_state() -> None:
     assert state_bytes(10, 3, ("forward", "backward", "optimizer"), 2) == {
         "parameters": 20, "gradients": 6, "optimizer state": 12,
     }  # fmt: skip

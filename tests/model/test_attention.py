@@ -157,7 +157,7 @@ def test_the_causal_mask_of_a_long_sequence_takes_little() -> None:
         ("flash", 0),
     ],
 )
-def test_squares_saved(name: str, squares: int) -> None:
+def test_each_attention_saves_a_known_number_of_square_tensors(name: str, squares: int) -> None:
     """The whole point of the ladder: how many tensors of (length, length) outlive the forward pass."""
     length, seen = 32, set[int]()
 

@@ -120,7 +120,9 @@ def test_swiglu_saves_five_wide_tensors() -> None:
 @pytest.mark.parametrize(
     ("dims", "said"), [((10, 8, 1, 3), "not divisible"), ((6, 8, 1, 2), "even")]
 )
-def test_dimensions_that_do_not_fit(dims: tuple[int, int, int, int], said: str) -> None:
+def test_head_dimensions_that_are_not_whole_and_even_are_refused(
+    dims: tuple[int, int, int, int], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         Dimensions(*dims)
 

@@ -66,7 +66,7 @@ def test_each_pass_has_its_phases_and_flops(pass_: Any, causal: bool) -> None:
         ("flash", 0),
     ],
 )
-def test_what_is_saved_is_counted(name: str, squares: int) -> None:
+def test_saved_squares_of_attention_are_counted_with_their_bytes(name: str, squares: int) -> None:
     found = samples_of(session_of(attention=name, causal=True), "memory")
     assert found["steady", "", "saved_squares"][0].value == squares
     assert found["steady", "", "saved_square_bytes"][0].value == squares * 3 * 32 * 32 * 4
@@ -106,7 +106,7 @@ def test_nothing_is_saved_without_a_backward_pass() -> None:
     ("name", "said"),
     [("efficient", "No viable backend"), ("cudnn", "No viable"), ("flex", "backward")],
 )
-def test_what_the_cpu_cannot_do_is_skipped(name: str, said: str) -> None:
+def test_an_attention_backend_that_the_cpu_lacks_is_skipped(name: str, said: str) -> None:
     with pytest.raises(Skip, match=f"attention: {name} .*{said}"):
         session_of(attention=name)
 
@@ -163,7 +163,7 @@ def test_narrow_precisions_step(precision: str, name: str) -> None:
     assert workload.facts["parameter_dtype"] == ("float32" if precision == "bf16" else "bfloat16")
 
 
-def test_what_comes_before_a_phase_is_not_in_its_time() -> None:
+def test_work_before_a_phase_is_not_in_the_time_of_the_phase() -> None:
     """The sum of the phases is the step: what empties a cache is nobody's time."""
     calls: list[None] = []
 

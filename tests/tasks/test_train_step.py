@@ -81,7 +81,7 @@ def test_precision_is_read_back(precision: str) -> None:
 
 
 @pytest.mark.parametrize(("precision", "override"), [("fp32", "1"), ("tf32", "0")])
-def test_what_the_environment_overrules_is_not_measured(
+def test_a_precision_that_an_environment_variable_overrules_is_refused(
     precision: str, override: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
@@ -99,7 +99,7 @@ def test_what_the_environment_overrules_is_not_measured(
 @pytest.mark.parametrize(
     ("instruments", "stage"), [(("timing", "memory"), "compile"), (("memory",), "memory")]
 )
-def test_what_was_to_be_compiled_and_was_not_is_no_result(
+def test_a_cell_that_should_compile_but_compiled_nothing_fails(
     instruments: tuple[str, ...], stage: str, make_attempt: Callable[..., Attempt]
 ) -> None:
     settings = {"env": {"TORCHDYNAMO_DISABLE": "1"}, "instruments": instruments}
@@ -177,7 +177,7 @@ def test_parameters_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
         TrainStepParams.model_validate({**TINY, **wrong})
 
 
-def test_the_largest_integer_there_is() -> None:
+def test_a_seed_may_be_the_largest_64_bit_integer() -> None:
     assert TrainStepParams.model_validate({**TINY, "seed": 2**63 - 1}).seed == 2**63 - 1
 
 
@@ -321,7 +321,9 @@ def gives(what: str, **params: Any) -> TrainStepParams:
         ("narrow", "a tensor of (2, 8, 150)"),
     ],
 )
-def test_what_is_no_logits_is_not_measured(what: str, given: str, pass_: str) -> None:
+def test_an_output_that_does_not_have_the_shape_of_logits_is_refused(
+    what: str, given: str, pass_: str
+) -> None:
     workload = build(gives(what, **{"pass": pass_}))
     said = f"the model gives {given}, where logits are a tensor of (2, 8, 200 or more): batch, context, vocabulary"
     with pytest.raises(ValueError, match=re.escape(said)):

@@ -34,7 +34,7 @@ from orchestrator.report.text.numbers import HOST_MARK
 from orchestrator.report.text.provenance import provenance
 from tasks.spec.status import OUT_OF_MEMORY
 
-MAX_WIDTH = 100
+MIN_WIDTH, MAX_WIDTH = 40, 100
 _MARK = "*"  # after the times of CPU-bound steps; in files it would be markup
 _MAX_ANSWERS = 7
 _MAX_FAILURES = 8
@@ -58,12 +58,14 @@ class Screen:
     def of_stdout(cls, may_color: bool = True) -> Screen:
         """Return the terminal of this process, or the fixed screen of a file.
 
-        COLUMNS, if it is set, is the width of both, up to MAX_WIDTH.
+        COLUMNS, if it is set, is the width of both, from MIN_WIDTH to MAX_WIDTH. Terminals whose size is
+        unknown have width 0.
         """
         is_terminal = sys.stdout.isatty()
         console = Console()
         is_sized = is_terminal or os.environ.get("COLUMNS", "").isdigit()
-        width = min(console.width, MAX_WIDTH) if is_sized else MAX_WIDTH
+        known = console.width if is_sized else 0
+        width = min(max(known or MAX_WIDTH, MIN_WIDTH), MAX_WIDTH)
         has_color = may_color and is_terminal and not console.no_color
         return cls(width, has_color, getattr(sys.stdout, "encoding", None) or "ascii")
 

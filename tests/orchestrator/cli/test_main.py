@@ -29,7 +29,7 @@ grids:
 HUGE = "9" * 400
 
 
-def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
+def test_statuses_and_flaws_of_the_command_line_are_those_of_the_program() -> None:
     """The command's own are written out, since the modules that have them take a while to import."""
     assert {*STATUSES} == {*Status, *UNMEASURED}
     assert [*FLAWS] == [*QUALITY_FLAGS]
@@ -56,7 +56,7 @@ def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
         ),
     ],
 )
-def test_a_number_that_cannot_be(
+def test_an_invalid_number_on_the_command_line_is_refused_in_one_line(
     words: tuple[str, ...], expected: str, sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
@@ -67,7 +67,7 @@ def test_a_number_that_cannot_be(
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
-def test_what_a_config_excludes_in_vain_is_one_line(
+def test_an_exclude_of_a_config_that_matches_no_cell_is_refused_in_one_line(
     sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(
@@ -96,7 +96,7 @@ def test_what_a_config_excludes_in_vain_is_one_line(
         ),
     ],
 )
-def test_an_instrument_that_cannot_be(
+def test_an_invalid_choice_of_instruments_is_refused_before_a_run(
     names: list[str], expected: str, sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
@@ -129,7 +129,7 @@ def test_an_instrument_that_cannot_be(
         ),
     ],
 )
-def test_options_that_contradict_each_other(
+def test_options_that_contradict_each_other_are_refused_in_one_line(
     words: tuple[str, ...], expected: str, sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
@@ -147,7 +147,7 @@ def test_options_that_contradict_each_other(
         ("--retry", "oom", "--only", "oom", "--only", "ok"),
     ],
 )
-def test_options_that_go_together(
+def test_options_that_do_not_contradict_each_other_are_accepted(
     words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
@@ -183,7 +183,7 @@ def test_no_size_is_sought_that_no_parameter_can_have(
         ("compare", "run:3f2a", ":3f2a"),
     ],
 )
-def test_a_folder_without_a_name(
+def test_an_empty_name_of_a_folder_is_refused(
     words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     """As of `--out "$UNSET"`: not the one that the user is in."""
@@ -283,7 +283,7 @@ def test_a_sweep_continues_when_nobody_reads_its_output(
         ),
     ],
 )
-def test_a_command_that_cannot_be_is_one_line(
+def test_an_invalid_command_is_refused_in_one_line(
     words: list[str], expected: str, sweep_here: Callable[..., Result]
 ) -> None:
     done = sweep_here(*words)

@@ -60,7 +60,7 @@ def silent_server() -> Iterator[str]:
         ),
     ],
 )
-def test_such_an_address_is_refused_before_anything_is_measured(
+def test_an_unusable_output_address_is_refused_before_anything_is_measured(
     address: str,
     line: str,
     sweep_here: Callable[..., Result],

@@ -72,7 +72,7 @@ def test_an_override_sees_the_defaults() -> None:
     assert set(column(expanded(text), "measured_steps")) == {(7,), (3,)}
 
 
-def test_what_is_set_on_the_command_line_wins_over_an_override() -> None:
+def test_a_value_set_on_the_command_line_wins_over_an_override() -> None:
     cells = expanded(sets=["measured_steps=20,30"])
     assert set(column(cells, "size", "measured_steps")) == {
         (size, n) for size in ("tiny", "mini", "small") for n in (20, 30)
@@ -200,7 +200,7 @@ def test_a_clause_that_matches_or_may_match_a_cell_is_accepted(text: str) -> Non
     require_matches(*parse_config(text, "test.yaml"))
 
 
-def test_where_picks() -> None:
+def test_where_selects_cells_by_values_of_their_axes() -> None:
     assert column(expanded(wheres=["size=mini|small,compile=eager"]), "size") == [
         ("mini",),
         ("small",),
@@ -241,7 +241,9 @@ def test_where_picks() -> None:
         ),
     ],
 )
-def test_conditions_that_no_cell_meets(sets: list[str], wheres: list[str], message: str) -> None:
+def test_conditions_that_no_cell_meets_are_refused_with_the_reason(
+    sets: list[str], wheres: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         expanded(sets=sets, wheres=wheres)
     text = str(refused.value)
@@ -288,7 +290,9 @@ def test_several_values_of_a_condition_are_joined_by_a_bar() -> None:
         ([], ["size=tiny", "size=mini"], "given twice"),
     ],
 )
-def test_a_selection_that_cannot_be(sets: list[str], wheres: list[str], said: str) -> None:
+def test_an_invalid_selection_is_refused_with_the_reason(
+    sets: list[str], wheres: list[str], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         expanded(sets=sets, wheres=wheres)
 

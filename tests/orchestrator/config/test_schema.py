@@ -152,7 +152,7 @@ def test_size_of_another_year() -> None:
         ("name: \x00", "my.yaml"),
     ],
 )
-def test_what_is_not_a_config(text: str, said: str) -> None:
+def test_a_text_that_is_no_valid_config_is_refused_with_the_reason(text: str, said: str) -> None:
     assert said in complaint(text)
 
 
@@ -200,7 +200,7 @@ def test_a_grid_of_a_thousand_million_cells_is_refused_before_it_is_multiplied_o
     assert len(expand(config, source, few).cells) == 4
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_a_config_that_contains_itself_is_refused() -> None:
     assert "my.yaml" in complaint("name: a\ngrids: &g [*g]")
     assert "my.yaml" in complaint(
         "name: a\ngrids: &g [{task: train_step, fixed: {model_args: *g}}]"

@@ -76,7 +76,7 @@ def test_where_the_folder_is_shared_nothing_is_sent(
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_what_is_left_on_another_host_comes_to_the_driver(
+def test_files_of_an_attempt_on_another_host_are_sent_to_the_driver(
     supervise: Callable[[Attempt, str | None], list[Event]],
     make_attempt: MakeAttempt,
     tmp_path: Path,

@@ -26,7 +26,7 @@ def giving(tmp_path: Path) -> None:
         pytest.skip("this file system cannot")
 
 
-def test_the_disk_has_its_space_back(tmp_path: Path, giving: None) -> None:
+def test_freeing_the_middle_of_a_log_returns_its_disk_space(tmp_path: Path, giving: None) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"a" * 6 * END_BYTES)
     assert free_middle(path) == 0

@@ -81,7 +81,9 @@ def test_the_compiler_is_there_before_a_cell_that_compiles_begins_and_not_sooner
         ("matmul", {}, False),
     ],
 )
-def test_which_cells_compile(task: str, values: dict[str, Any], compiled: bool) -> None:
+def test_a_cell_compiles_if_its_compile_or_attention_axis_requires_it(
+    task: str, values: dict[str, Any], compiled: bool
+) -> None:
     size = {"size": "tiny"} if task == "train_step" else {}
     assert make_cell(task, {**size, **values}).params.compiled is compiled
 
@@ -109,7 +111,7 @@ def test_another_environment_has_another_parent(make_attempt: MakeAttempt) -> No
 
 
 @pytest.mark.process
-def test_what_is_read_late_may_differ_between_children_of_one_parent(
+def test_a_variable_that_is_read_late_may_differ_between_children_of_one_parent(
     make_attempt: MakeAttempt, tmp_path: Path
 ) -> None:
     own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "tell_its_cache"}}

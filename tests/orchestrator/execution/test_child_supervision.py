@@ -109,7 +109,7 @@ def test_a_clock_that_jumps_changes_no_duration(
 
 
 @pytest.mark.process
-def test_what_was_measured_before_the_death_is_kept(misbehave: Callable[..., Outcome]) -> None:
+def test_steps_measured_before_a_failure_are_kept(misbehave: Callable[..., Outcome]) -> None:
     outcome = misbehave("fail", warmup_steps=2, measured_steps=4, model_args={"step": 4})
     assert (outcome.status, outcome.stage) == (Status.FAILED, "timing synced")
     steps = [(sample.mode, sample.step) for sample in outcome.samples if sample.phase == "step"]
@@ -332,7 +332,9 @@ def test_a_cell_has_the_highest_score_for_the_oom_killer(misbehave: Callable[...
 
 
 @pytest.mark.process
-def test_what_cannot_be_measured_here_is_skipped(make_attempt: MakeAttempt) -> None:
+def test_a_cell_with_a_precision_that_its_device_lacks_is_skipped(
+    make_attempt: MakeAttempt,
+) -> None:
     outcome = execute(make_attempt(precision="tf32"))
     assert outcome.status is Status.SKIPPED
     assert outcome.evidence == {"reason": "tf32 exists on CUDA only, not on cpu"}
@@ -374,7 +376,9 @@ def test_a_model_of_ones_own_knows_whether_it_trains(
 
 
 @pytest.mark.process
-def test_a_factory_that_is_not_there(make_attempt: MakeAttempt) -> None:
+def test_a_missing_model_factory_fails_the_cell_at_the_build_stage(
+    make_attempt: MakeAttempt,
+) -> None:
     outcome = execute(make_attempt(size=None, model="no_such_module:Model"))
     assert (outcome.status, outcome.stage) == (Status.FAILED, "build")
     assert "no_such_module" in outcome.evidence["message"]

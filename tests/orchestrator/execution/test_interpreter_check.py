@@ -41,7 +41,7 @@ def test_other_variables_start_no_process(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["PYTHONHOME", None])
-def test_the_config_with_such_a_variable_is_refused(
+def test_a_config_with_a_variable_that_stops_python_from_starting_is_refused(
     name: str | None,
     write_config: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,

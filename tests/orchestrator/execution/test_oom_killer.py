@@ -62,7 +62,7 @@ HOST = "pgfault 7\noom_kill 5\n"
         ({}, 5),
     ],
 )
-def test_who_was_killed_for_want_of_memory(
+def test_oom_kills_are_counted_in_the_control_group_or_else_on_the_host(
     files: dict[str, str], kills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In our own control group, where it says so, and else on the host."""

@@ -112,7 +112,7 @@ def driver(**answers: Any) -> dict[str, Callable[..., Any]]:
     return {"nvmlInit": lambda: None, "nvmlDeviceGetHandleByUUID": lambda uuid: uuid, **answers}
 
 
-def test_what_the_driver_says_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_masks_of_the_gpu_driver_become_core_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, answer in driver(nvmlDeviceGetCpuAffinity=lambda gpu, words: [0b1011, 0b1]).items():
         monkeypatch.setattr(pynvml, name, answer)
     assert nvml.near_cores("a") == {0, 1, 3, 64}
@@ -128,7 +128,9 @@ def test_a_driver_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml.gpu_names() == []
 
 
-def test_the_gpus_that_cuda_would_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_lists_the_gpus_that_cuda_visible_devices_selects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def by_index(index: int) -> int:
         if index > 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)

@@ -162,7 +162,7 @@ def compiled(**params: Any) -> Cell:
     return cell(compile="blocks", **params)
 
 
-def test_what_shares_a_graph() -> None:
+def test_cells_share_a_graph_only_if_they_compile_the_same_code() -> None:
     one = compiled(size="xl")
     same = [
         compiled(
@@ -261,7 +261,7 @@ def test_the_time_to_go_of_many_cells_is_estimated_less_often(
     assert estimates == [0.0, 10.5]
 
 
-def test_what_would_not_end_in_time_makes_room_for_what_would(
+def test_cells_too_long_for_the_time_limit_are_skipped_for_shorter_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_module.time, "monotonic", lambda: 0.0)

@@ -37,7 +37,7 @@ def test_what_failed_is_tried_again(status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", [S.OK, S.OOM, S.SKIPPED])
-def test_what_is_done_is_kept(status: Status) -> None:
+def test_a_cell_that_is_ok_oom_or_skipped_is_not_measured_again(status: Status) -> None:
     assert decide((status,)) == (False, f"done: {status}")
     assert decide((S.FAILED, status)) == (False, f"done: {status}")
 
@@ -75,7 +75,7 @@ def test_a_success_that_was_replaced_is_no_repetition() -> None:
 @pytest.mark.parametrize(
     "choice", [RunOptions(retry=frozenset({"ok"}), repeat=3), RunOptions(fresh=True, repeat=3)]
 )
-def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: RunOptions) -> None:
+def test_a_cell_measured_again_gets_the_requested_number_of_repetitions(choice: RunOptions) -> None:
     one = cell()
     decision = make_plan([one], {one.id: CellHistory((S.OK,), (1.0,), 1)}, choice, 3).decisions[0]
     assert (decision.repetitions, decision.replaces) == (3, True)

@@ -111,7 +111,7 @@ def test_only_the_first_of_those_that_share_a_graph_compiles() -> None:
     assert learned.seconds(cells[1]) < 200
 
 
-def test_what_was_measured_takes_as_long_again() -> None:
+def test_a_measured_cell_is_estimated_to_take_as_long_again() -> None:
     one = cell()
     assert DurationEstimator([one], {one.id: CellHistory((S.OK,), (5.0,))}).seconds(one) == 5.0
     assert DurationEstimator([one], {one.id: CellHistory((S.FAILED,), (99.0,))}, H200).seconds(
@@ -175,7 +175,7 @@ def test_an_adaptive_cell_is_expected_to_be_steady() -> None:
     assert 0.5 * fixed < adaptive < 0.7 * fixed
 
 
-def test_makespan() -> None:
+def test_the_makespan_follows_from_durations_slots_and_busy_time() -> None:
     assert makespan_s([3, 3, 2, 2, 2], 2) == 7
     assert makespan_s([5, 1, 1], 1) == 7
     assert makespan_s([4], 2, busy_s=[10, 1]) == 10

@@ -80,7 +80,7 @@ def stopping_at(length: int, measure: Callable[[Attempt], Outcome] = outcome_of)
     return FakeScheduler(stop)
 
 
-def test_what_goes_on_measures_each_cell_as_often_as_before(
+def test_a_resumed_command_measures_each_cell_as_often_as_earlier_commands(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     narrow = {"wheres": ["context_length=16|32"]}
@@ -97,7 +97,7 @@ def test_what_goes_on_measures_each_cell_as_often_as_before(
 
 
 @pytest.mark.parametrize("end", [Status.FAILED, Status.LOST])
-def test_what_failed_before_the_command_was_ended_is_not_done(
+def test_a_cell_that_failed_before_an_interruption_is_measured_again(
     end: Status, request_of: Callable[..., SweepRequest]
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))

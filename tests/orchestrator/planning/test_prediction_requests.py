@@ -473,7 +473,7 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
     assert list(describe_memory(one, TINY_GPU, Screen()))[-1] == "1 fits"
 
 
-def test_why_no_memory_is_predicted_is_said_once(
+def test_the_reason_for_no_memory_prediction_is_printed_once(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     on_cpu = request_for(
@@ -513,7 +513,7 @@ def test_few_cells_are_explained(
     assert "at the peak" not in "\n".join(describe_memory(many, None, Screen()))
 
 
-def test_what_is_known_by_formula_alone_is_labelled_so(
+def test_memory_known_only_from_the_closed_form_is_labelled_accordingly(
     monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     samples = (

@@ -245,7 +245,7 @@ def test_the_seconds_of_an_attempt_are_told_apart(results_of: Callable[..., Resu
     assert cells.loc[1, columns].isna().all()
 
 
-def test_the_whole_step_is_pipelined_where_there_is_such(
+def test_pipelined_step_times_take_precedence_over_synced_step_times(
     results_of: Callable[..., Results],
 ) -> None:
     cells = (
@@ -264,7 +264,9 @@ def test_peaks_are_of_the_step_and_of_each_phase(results_of: Callable[..., Resul
     assert row["first_peak_reserved_bytes"] == pytest.approx(2.2 * GIB)
 
 
-def test_the_attempt_that_counts(results_of: Callable[..., Results]) -> None:
+def test_a_later_crash_or_loss_does_not_replace_the_result_of_a_cell(
+    results_of: Callable[..., Results],
+) -> None:
     results = results_of(
         outcome([10.0]), outcome([12.0], number=2), outcome(status=Status.CRASHED, number=3), outcome(status=Status.LOST, seed=1),
         outcome(status=Status.OOM, seed=2), outcome(status=Status.LOST, number=2, seed=2),
@@ -304,7 +306,9 @@ def test_a_reason_that_is_cut_ends_in_an_ellipsis(message: str | None, shown: st
     assert str(why_failed({"message": message})) == shown
 
 
-def test_what_failed_after_some_samples_is_no_result(results_of: Callable[..., Results]) -> None:
+def test_a_cell_that_failed_after_some_samples_has_no_result(
+    results_of: Callable[..., Results],
+) -> None:
     half = replace(outcome([1.0], precision="fp32"), status=Status.FAILED)
     results = results_of(half, outcome([50.0], precision="bf16"))
     assert list(table(results, "timings")["total"]) == ["failed", "50.00 ± –"]
@@ -417,7 +421,7 @@ def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results
     assert list(rows.loc["1", ["tf32 speed-up", "bf16 ms", "bf16 speed-up"]]) == ["–", "OOM", "OOM"]
 
 
-def test_what_the_kernels_gain_stands_beside_what_the_step_gains(
+def test_the_speed_up_of_kernels_is_shown_beside_that_of_the_step(
     results_of: Callable[..., Results],
 ) -> None:
     fp32 = with_samples(outcome([100.0]), *watched([30.0] * 6))
@@ -635,7 +639,7 @@ def test_a_warm_cache_says_nothing_of_when_compiling_pays(
     assert "blocks breaks even after" not in rows
 
 
-def test_what_compiling_gains_is_said_of_eager_cells_or_not_at_all(
+def test_without_an_eager_cell_no_speed_up_of_compiling_is_shown(
     results_of: Callable[..., Results],
 ) -> None:
     results = results_of(
@@ -702,7 +706,9 @@ def test_rows_from_before_an_axis_have_its_default(
     assert lay_out(load_results(OldRun(run.folder)))
 
 
-def test_the_wide_table_of_attention(results_of: Callable[..., Results]) -> None:
+def test_compiled_attention_is_compared_with_eager_at_each_context_length(
+    results_of: Callable[..., Results],
+) -> None:
     ways = [("eager", "fp32", 10.0), ("model", "fp32", 5.0), ("model", "tf32", 4.0)]
     results = results_of(
         *(outcome_of("attention", {}, steps(ms * n / 256), context_length=n, compile=c, precision=p)
@@ -760,7 +766,7 @@ def test_the_ladder_holds_each_rung_against_the_first(results_of: Callable[..., 
     assert list(rows["backend seen"]) == ["–", "unfused", "flash"]
 
 
-def test_what_was_found_has_a_table_with_all_its_digits(results_of: Callable[..., Results]) -> None:
+def test_findings_have_a_table_with_all_their_digits(results_of: Callable[..., Results]) -> None:
     found = [
         Sample("finding", "sum", "1", 10.000133514404297),
         Sample("finding", "error", "1", 0.000133514404297),
@@ -773,7 +779,9 @@ def test_what_was_found_has_a_table_with_all_its_digits(results_of: Callable[...
     assert list(rows["addend"]) == ["fp32", "fp16"]
 
 
-def test_compile_and_warm_up(results_of: Callable[..., Results]) -> None:
+def test_tables_show_the_speed_up_of_compiling_and_the_spread_of_warm_up(
+    results_of: Callable[..., Results],
+) -> None:
     results = results_of(
         outcome([30.0, 30.0]),
         outcome([15.0, 15.0], compile="blocks"),
@@ -783,7 +791,7 @@ def test_compile_and_warm_up(results_of: Callable[..., Results]) -> None:
     assert list(table(results, "warmup")["0 std/mean"]) == ["115.71%"]
 
 
-def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(
+def test_facts_of_adaptive_timing_add_no_columns_to_the_table_of_timings(
     results_of: Callable[..., Results],
 ) -> None:
     """What is null with one timing and a number with the other tells nothing beyond it."""
@@ -828,7 +836,9 @@ def test_caption_says_which_columns_use_medians(results_of: Callable[..., Result
     assert "Tokens/s: by the median of the total" in view_of(page).caption
 
 
-def test_growth(results_of: Callable[..., Results]) -> None:
+def test_the_growth_exponent_compares_successive_context_lengths(
+    results_of: Callable[..., Results],
+) -> None:
     results = results_of(
         *(outcome([ms], context_length=n) for n, ms in ((128, 10.0), (256, 20.0), (512, 80.0)))
     )

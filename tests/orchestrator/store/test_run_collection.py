@@ -74,7 +74,7 @@ def test_frames_with_categories_are_the_same(runs: list[Path]) -> None:
 
 
 @pytest.mark.render
-def test_the_command_writes_one_page_with_all_of_them(runs: list[Path]) -> None:
+def test_the_report_of_several_runs_is_one_page_with_all_their_cells(runs: list[Path]) -> None:
     done = report(*runs)
     assert done.exit_code == 0, done.output
     page = (runs[0] / "with-new" / "report" / "index.html").read_text()

@@ -31,7 +31,7 @@ def test_every_recompilation_is_counted_however_many() -> None:
 
 
 @pytest.mark.usefixtures("_forgetful_compiler")
-def test_what_would_be_eager_after_so_many_compilations_is_an_error() -> None:
+def test_reaching_the_recompilation_limit_is_an_error() -> None:
     load_compiler()
     double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
     with torch._dynamo.config.patch(recompile_limit=3):

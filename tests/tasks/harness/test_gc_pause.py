@@ -23,7 +23,7 @@ def test_garbage_collection_is_off_and_frozen_only_during_the_pause() -> None:
     assert gc.get_freeze_count() < _IMMORTAL
 
 
-def test_what_a_prepared_parent_has_frozen_stays_so() -> None:
+def test_objects_frozen_before_a_gc_pause_stay_frozen() -> None:
     gc.freeze()
     before = gc.get_freeze_count()
     for _ in range(2):

@@ -217,7 +217,7 @@ def test_rows_of_every_kind_come_through_the_journal(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_stage_knows_of_its_end_is_kept(
+def test_rows_and_evidence_that_a_failing_stage_adds_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that it leaves with its error, and what it adds to the evidence; other instruments are asked as well."""
@@ -283,7 +283,7 @@ def test_tasks_are_found_by_their_files() -> None:
         make_cell("no_such_task", {})
 
 
-def test_fingerprints() -> None:
+def test_a_fingerprint_has_the_versions_and_the_device() -> None:
     found = probe()
     (cpu,) = found["fingerprints"]["cpu"]
     assert set(cpu) == {"python", "torch", "cpu", "cores"}

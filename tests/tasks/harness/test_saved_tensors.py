@@ -87,11 +87,11 @@ def test_operations_have_a_place_and_a_name() -> None:
     ]
 
 
-def test_without_a_backward_pass_the_place_is_known_alone() -> None:
+def test_saved_tensors_have_their_module_even_without_a_backward_pass() -> None:
     assert "ffn" in sizes(measured(**{"pass": "forward_grad"}))
 
 
-def test_what_does_not_learn_saves_nothing() -> None:
+def test_a_forward_pass_without_gradients_saves_no_tensors() -> None:
     assert measured(**{"pass": "forward"}) == []
     assert track(params_of(**{"pass": "forward"})).saved == []
 
@@ -129,7 +129,7 @@ def test_a_model_without_blocks_is_one(how: dict[str, Any]) -> None:
     assert "loss: LogSoftmaxBackward0" in sizes(found)
 
 
-def test_what_the_backward_pass_computes_again_was_not_saved() -> None:
+def test_activations_that_the_backward_pass_recomputes_are_not_counted_as_saved() -> None:
     """Either way of checkpointing keeps the input of what it computes again, and its result is saved by what comes next."""
     plain, *checkpointed = (
         sizes(measured(model=f"{__name__}:OneLayer", model_args=how))["saved_bytes"] or 0.0
@@ -142,7 +142,7 @@ def test_what_the_backward_pass_computes_again_was_not_saved() -> None:
     assert checkpointed == [plain - hidden] * 2
 
 
-def test_nothing_that_was_saved_stays() -> None:
+def test_watching_saved_tensors_does_not_keep_them_alive() -> None:
     """A result that is saved, such as that of the softmax, must not keep itself alive."""
     workload = build(params_of(**{"pass": "forward_grad"}))
     kept: list[weakref.ref[Any]] = []

@@ -261,7 +261,7 @@ def test_a_factory_that_gives_no_optimizer_fails_the_cell() -> None:
 
 
 @pytest.mark.parametrize("axis", ["model", "optimizer", "loss"])
-def test_what_cannot_be_called_fails_the_cell(axis: str) -> None:
+def test_a_string_instead_of_a_class_or_function_fails_the_cell(axis: str) -> None:
     with pytest.raises(TypeError, match=f"{axis}: {HERE}:HERE is a str, where a class or a functi"):
         session_of(**{axis: f"{HERE}:HERE"})
 

@@ -66,7 +66,9 @@ def test_each_phase_is_told_and_the_step_is_their_sum() -> None:
     assert 0 < least(samples, "forward") < least(samples, "backward")  # 8000 times the work
 
 
-def test_what_is_done_before_a_phase_is_not_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_launched_before_a_phase_are_not_counted_in_the_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Counted, since a busy machine makes any product take as long as many."""
     monkeypatch.setattr(kernel_time, "kernel_ms", products)
     before = [0]
@@ -131,7 +133,7 @@ def test_kernel_times_are_null_without_a_gpu() -> None:
     assert session.steps == 0
 
 
-def test_what_is_seen_is_not_refused() -> None:
+def test_a_profiler_is_refused_only_if_no_kernels_are_seen() -> None:
     kernel_time.require_kernels(lambda: SMALL.mm(SMALL))
     with pytest.raises(RuntimeError, match="the profiler saw no kernels"):
         kernel_time.require_kernels(lambda: None)

@@ -56,7 +56,7 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     return watch(tmp_path_factory.mktemp("artifacts"))
 
 
-def test_the_projections_do_the_same(step: Watched) -> None:
+def test_query_key_and_value_projections_run_the_same_kernels(step: Watched) -> None:
     def work(module: str) -> set[tuple[str, str, int]]:
         return {
             (row.phase, row.name, row.count)
@@ -80,7 +80,7 @@ def test_every_part_of_the_model_shows_in_both_passes(step: Watched) -> None:
     assert {row.module for row in step[0] if row.phase == "optimizer"} == {"optimizer", ""}
 
 
-def test_coverage(step: Watched) -> None:
+def test_kernel_coverage_is_full_for_phases_and_nearly_full_for_modules(step: Watched) -> None:
     rows, numbers, _ = step
     for _attempt in range(2):
         # Another process on the core lengthens single operators, which may be ones of no module.

@@ -302,7 +302,7 @@ def test_what_filled_the_memory_is_kept(session_of: Any, tmp_path: Path, on_reco
     assert (by_role["unlabelled"] > 0) is not on_record
 
 
-def test_what_cannot_be_kept_does_not_hide_that_memory_ran_out(
+def test_a_snapshot_that_cannot_be_saved_does_not_hide_an_out_of_memory_error(
     session_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     session, _ = session_of(folder=tmp_path / "missing")

@@ -173,7 +173,7 @@ def test_pipelined_steps_are_measured_if_the_half_width_is_out_of_reach(
     assert (len(taken["check"]), len(taken["pipelined"])) == (2, 6)
 
 
-def test_what_is_not_steady_yet_is_warm_up_and_still_a_sample(clock: SimpleNamespace) -> None:
+def test_steps_before_the_steady_state_are_kept_as_warm_up_samples(clock: SimpleNamespace) -> None:
     session, taken = timed(
         clock, chain([900.0], [700.0], [600.0, 550.0], repeat(500.0)), **ADAPTIVE
     )
@@ -275,6 +275,6 @@ def test_timing_options_do_not_change_the_memory_identity() -> None:
     assert memory_identity(cells[0]) == memory_identity(cells[1]) == memory_identity(cells[2])
 
 
-def test_there_is_no_other_timing() -> None:
+def test_a_timing_other_than_fixed_or_adaptive_is_refused() -> None:
     with pytest.raises(ValidationError, match="'fixed' or 'adaptive'"):
         MatmulParams.model_validate({"timing": "guessed"})

@@ -25,7 +25,9 @@ MIB = 1024**2
         (21 * MIB + 1, 22 * MIB, 22 * MIB),
     ],
 )
-def test_one_request(asked: int, allocated: int, reserved: int) -> None:
+def test_an_allocation_is_rounded_up_to_blocks_and_segments(
+    asked: int, allocated: int, reserved: int
+) -> None:
     allocator = CachingAllocator()
     allocator.allocate(asked)
     assert (allocator.requested, allocator.allocated, allocator.reserved) == (
@@ -44,7 +46,7 @@ def test_small_requests_share_a_segment() -> None:
     assert allocator.reserved == 4 * MIB
 
 
-def test_what_is_free_is_used_again_best_fit_first() -> None:
+def test_the_allocator_reuses_the_free_block_that_fits_best() -> None:
     allocator = CachingAllocator()
     large, _, small, _ = (allocator.allocate(size * MIB) for size in (40, 30, 20, 30))
     for block in (large, small):
@@ -56,7 +58,7 @@ def test_what_is_free_is_used_again_best_fit_first() -> None:
     assert allocator.reserved == 120 * MIB
 
 
-def test_neighbours_join() -> None:
+def test_free_neighbouring_blocks_are_merged_and_reused() -> None:
     allocator = CachingAllocator()
     whole = allocator.allocate(60 * MIB)
     allocator.free(whole)

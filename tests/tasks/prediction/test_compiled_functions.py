@@ -140,7 +140,7 @@ def test_the_compiler_is_imported_before_functions_of_torch_are_replaced(
     assert was_imported == [True]
 
 
-def test_what_cannot_be_compiled_runs_eagerly_and_is_never_called_out_of_memory(
+def test_an_optimizer_that_cannot_be_compiled_is_predicted_as_eager_and_never_as_oom(
     eager: Prediction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert eager.verdicts == {LIMIT: "oom"}

@@ -376,7 +376,7 @@ def test_fused_backward_passes_take_what_an_h200_measured(
     assert taken / 1024**2 == pytest.approx(measured_mib, abs=0.05)
 
 
-def test_what_cannot_be_predicted_says_why() -> None:
+def test_a_cell_that_cannot_be_predicted_has_a_reason() -> None:
     own = {"model": "tests.support.misbehaving:NoSuch"}
     assert "NoSuch" in prediction_of(**own).reason
     speechless = {"model": "tests.support.misbehaving:Model", "model_args": {"how": "speechless"}}
@@ -447,7 +447,7 @@ class NeedsData(nn.Module):
         return functional.linear(self.table(tokens), self.table.weight)
 
 
-def test_what_does_not_run_without_data_takes_its_parameters_at_the_least() -> None:
+def test_a_model_that_needs_data_is_predicted_to_take_at_least_its_parameters() -> None:
     prediction = prediction_of((2**20, 200_000), model=f"{__name__}:NeedsData", context_length=8)
     assert (prediction.how, prediction.peak_bytes()) == ("closed form", None)
     assert "does not run without data" in prediction.reason
@@ -614,7 +614,7 @@ def test_answers_and_requests_travel_as_json() -> None:
     assert Prediction.from_json(prediction.to_json()) == prediction
 
 
-def test_what_changes_no_memory_is_no_difference() -> None:
+def test_axes_that_do_not_change_memory_leave_the_memory_identity_unchanged() -> None:
     def identity(**values: Any) -> dict[str, Any]:
         return memory_identity(make_cell("train_step", {"size": "tiny", **values}))
 

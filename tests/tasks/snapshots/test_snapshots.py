@@ -145,7 +145,7 @@ BOOK: Book = {
 }
 
 
-def test_what_lives_when() -> None:
+def test_live_bytes_phases_and_the_peak_of_a_step_follow_from_its_record() -> None:
     record = a_step().record()
     assert record.live_bytes() == [
         2007, 1007, 1107, 1137, 1137, 1107, 1112, 1412, 1412, 1312, 2312, 2312, 2012, 2012, 2007, 2407, 3407, 3407, 3007,
@@ -294,7 +294,9 @@ def test_vanished_lists_blocks_missing_from_the_second_snapshot() -> None:
         (("small", "result"), ""),
     ],
 )
-def test_the_copy_of_a_weight(made: tuple[str, ...], copies: str) -> None:
+def test_the_copy_of_a_weight_is_the_allocation_of_its_size_before_the_result(
+    made: tuple[str, ...], copies: str
+) -> None:
     recorder = Recorder(a=200).begin("forward")
     for address, what in zip("bcde", made, strict=False):
         recorder.alloc(address, 7 if what == "small" else 100, "mod::w1")
@@ -313,7 +315,7 @@ def test_the_copy_of_a_weight(made: tuple[str, ...], copies: str) -> None:
         assert found == (copies if autocast else "")
 
 
-def test_what_is_released_before_the_forward_pass_ends_is_no_copy_of_a_weight() -> None:
+def test_memory_freed_before_the_forward_pass_ends_is_no_copy_of_a_weight() -> None:
     recorder = (
         Recorder(a=200)
         .begin("forward")
@@ -384,7 +386,7 @@ def test_a_step_of_an_h200_is_replayed_to_the_byte(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["train_step", "forward"])
-def test_what_the_peak_of_an_h200_is_made_of(way: str) -> None:
+def test_roles_of_a_recorded_h200_step_have_the_bytes_that_its_shapes_imply(way: str) -> None:
     """2 layers of width 768 and a vocabulary of 10,000, in bf16: 1024 tokens at a time."""
     record, book, sample = h200(way)
     at = record.peak()

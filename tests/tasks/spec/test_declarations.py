@@ -157,7 +157,7 @@ def test_a_narrowed_axis_keeps_its_declaration() -> None:
     assert axes_of(all_tasks()["train_step"].params)["compile"].doc == all_axes()["compile"].doc
 
 
-def test_what_an_axis_affects() -> None:
+def test_axes_without_an_effect_exclude_axes_that_declare_this_effect() -> None:
     class Declared(Params):
         label: str = axis("", "a label", affects=Affects.NONE)
         width: int = axis(1, "a width", affects=Affects.MEMORY, unit="elements")

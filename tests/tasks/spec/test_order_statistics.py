@@ -9,7 +9,9 @@ from tasks.spec.order_statistics import CONFIDENCE, FEWEST, coverage, half_width
 @pytest.mark.parametrize(
     ("n", "rank"), [(1, 1), (5, 1), (6, 1), (10, 2), (20, 6), (50, 18), (10_000, 4902)]
 )
-def test_ranks(n: int, rank: int) -> None:
+def test_the_rank_of_the_median_interval_follows_from_the_number_of_samples(
+    n: int, rank: int
+) -> None:
     assert median_rank(n) == rank
 
 

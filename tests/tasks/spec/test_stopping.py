@@ -30,7 +30,7 @@ def jumping(sd: float) -> Iterator[float]:
     return chain.from_iterable(repeat([100 * (1 + sd), 100 * (1 - sd)]))
 
 
-def test_what_is_steady_takes_six_steps() -> None:
+def test_steady_timings_stop_after_six_steps() -> None:
     steps = measured(chain.from_iterable(repeat([100.0, 100.4, 99.6])))
     assert (steps.stopped_by, len(steps.durations), steps.warm_up) == ("half-width", 6, 0)
 
@@ -108,7 +108,7 @@ def test_short_steps_last_until_clocks_have_risen() -> None:
     assert len(tiny.steady) == 100
 
 
-def test_what_never_becomes_steady_ends_too() -> None:
+def test_timings_that_never_become_steady_stop_after_100_steps() -> None:
     steps = measured(1e6 * 0.9**step for step in range(1000))
     assert (steps.stopped_by, len(steps.durations), len(steps.steady)) == ("steps", 100, 6)
 

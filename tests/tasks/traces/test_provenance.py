@@ -98,7 +98,7 @@ OWN = stack(
         ("", ""),
     ],
 )
-def test_the_part_of_a_stack(said: str, part: str) -> None:
+def test_a_stack_trace_gives_the_part_of_the_model(said: str, part: str) -> None:
     assert part_of_stack(said, FUNCTIONS) == part
 
 
@@ -177,7 +177,7 @@ def test_a_region_is_of_the_graph_that_calls_the_same(trace: KinetoTrace) -> Non
     ],
     ids=["none kept", "two fit", "other products", "a kernel it has not"],
 )
-def test_where_no_graph_or_several_fit_nothing_is_said(
+def test_kernels_get_no_part_if_no_graph_or_several_graphs_fit(
     trace: KinetoTrace, graphs: tuple[Graph, ...]
 ) -> None:
     works = works_of(trace, *graphs)

@@ -137,7 +137,7 @@ def test_rows_hold_what_was_measured() -> None:
     )
 
 
-def test_what_overlaps_on_two_streams_is_busy_once() -> None:
+def test_kernels_that_overlap_on_two_streams_count_once_as_busy() -> None:
     trace = KinetoTrace()
     trace.phase("forward", 0, 100)
     trace.kernel("a", 10, 20, 60)
@@ -220,7 +220,7 @@ def test_a_file_is_read_as_its_events_are(tmp_path: Path) -> None:
         ("Optimizer.step#AdamW.step", "optimizer"),
     ],
 )
-def test_labels(path: str, label: str) -> None:
+def test_the_path_of_a_module_becomes_a_label_of_its_part(path: str, label: str) -> None:
     assert label_of(path) == label
 
 
@@ -282,7 +282,7 @@ def test_nsys_ranges_that_somebody_wrote_by_hand(export: NsysExport) -> None:
     assert works["never_launched"][:5] == ("", -1, "", "other", ModuleEvidence.NONE)
 
 
-def test_what_is_no_export_of_nsys(tmp_path: Path) -> None:
+def test_a_file_that_is_no_nsys_export_or_has_no_kernels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text(
         "this is no database, not at all, it only is called one" * 20
     )

@@ -320,7 +320,7 @@ NO_LOSSES: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("loss", "given"), NO_LOSSES)
-def test_what_is_no_loss_is_named(loss: object, given: str) -> None:
+def test_a_value_that_is_no_usable_loss_is_named_in_the_error(loss: object, given: str) -> None:
     message = f"loss: own:loss gives {given}, where a tensor with one element is needed"
     with pytest.raises(ValueError, match=re.escape(message)):
         losses.require_loss(loss, "own:loss")

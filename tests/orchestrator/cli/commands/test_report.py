@@ -134,7 +134,9 @@ def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("asked", "missing"), [(None, 0), (10, 0), (CELLS, 0), (CELLS + 7, 7)])
-def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missing: int) -> None:
+def test_a_report_counts_the_cells_that_are_not_measured_yet(
+    run: Run, asked: int | None, missing: int
+) -> None:
     """Runs of before that was kept do not tell; cells of another selection are more than were asked for."""
     with open_for_writing(run) as writer:
         writer.write_manifest(
@@ -199,7 +201,9 @@ def test_a_comma_too_many_chooses_no_other_cells(run: Run) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--table", "timings")])
-def test_what_cannot_be_written_is_printed_and_told(run: Run, words: tuple[str, ...]) -> None:
+def test_a_report_that_cannot_be_written_is_still_printed_and_an_error_reported(
+    run: Run, words: tuple[str, ...]
+) -> None:
     (run.folder / "report").write_text("a file where the folder should be")
     done = report(run.folder, *words)
     assert done.exit_code == 2
@@ -246,7 +250,7 @@ def test_only_a_terminal_has_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Screen.of_stdout().has_color
 
 
-def test_what_ran_out_of_memory_is_counted_by_model(
+def test_cells_that_ran_out_of_memory_are_counted_by_model(
     tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
     with open_for_writing(Run(tmp_path / "run")) as writer:

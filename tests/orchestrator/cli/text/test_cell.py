@@ -57,7 +57,7 @@ def test_how_the_number_of_steps_came_about(run: Run) -> None:
     assert not any("gpu" in line for line in lines)  # of all other facts the report tells
 
 
-def test_the_evidence_and_the_samples(run: Run) -> None:
+def test_the_description_of_a_cell_has_its_evidence_and_samples(run: Run) -> None:
     lines = shown(run, "oom")
     assert lines[3] == "  out of memory: asked for 2 GiB"
     assert "  asked_bytes: 2,147,483,648" in lines
@@ -100,7 +100,7 @@ def test_without_a_cell_the_ids_are_listed(run: Run, sweep_here: Callable[..., R
     )
 
 
-def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
+def test_text_of_a_cell_or_a_config_cannot_send_control_codes_to_a_terminal(
     tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
     run, red = Run(tmp_path / "run"), "\x1b[31m red\rand back"
@@ -144,14 +144,14 @@ def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
         ({}, "x" * 159 + "…"),
     ],
 )  # fmt: skip
-def test_why_memory_ran_out_is_told_by_its_numbers_and_else_by_what_was_said(
+def test_an_oom_reason_has_the_byte_counts_or_else_the_shortened_message(
     more: dict[str, int | None], said: str
 ) -> None:
     assert failure_reason({"message": "x" * 200, **more}) == said
     assert failure_reason({"message": "x" * 160}) == "x" * 160
 
 
-def test_a_cell_that_is_not_there(run: Run) -> None:
+def test_an_unknown_cell_id_is_refused(run: Run) -> None:
     with pytest.raises(RunError, match="has no cell 'nothing'"):
         list(describe_cell(run, "nothing"))
 

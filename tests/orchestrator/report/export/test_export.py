@@ -177,7 +177,9 @@ def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(
 
 
 @pytest.mark.render
-def test_the_charts_are_the_same_too(runs: list[Path], tmp_path: Path, elsewhere: Rendered) -> None:
+def test_a_publication_rendered_elsewhere_has_the_same_charts(
+    runs: list[Path], tmp_path: Path, elsewhere: Rendered
+) -> None:
     assert command("publish", *runs, "--out", tmp_path / "gpu").exit_code == 0
     before = files_of(tmp_path / "gpu" / "report")
     assert {"figures/step-time.svg", "figures/kernel-classes.svg"} <= set(before)
@@ -185,7 +187,9 @@ def test_the_charts_are_the_same_too(runs: list[Path], tmp_path: Path, elsewhere
     assert {name: there[name] for name in before} == before
 
 
-def test_the_tables_are_those_of_the_runs(published: Path, runs: list[Path]) -> None:
+def test_published_tables_without_secrets_are_those_of_the_runs(
+    published: Path, runs: list[Path]
+) -> None:
     assert command("report", *runs, "--reference", "all").exit_code == 0
     own = files_of(runs[0] / "with-capped" / "report")
     for name, content in files_of(published / "report").items():
@@ -221,7 +225,9 @@ def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[
     assert evidence.str.contains(r'File \\"tasks/train_step.py\\", line 3, on host 1').any()
 
 
-def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list[Path]) -> None:
+def test_a_publication_removes_secrets_of_the_machine_and_counts_them(
+    published: Path, runs: list[Path]
+) -> None:
     texts = [
         path.read_text()
         for path in published.rglob("*")
@@ -370,7 +376,7 @@ def test_a_missing_or_torn_piece_is_one_line(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_nothing_else_is_replaced_or_measured_into(
+def test_publish_replaces_only_publications_and_published_runs_are_read_only(
     published: Path, runs: list[Path], tmp_path: Path
 ) -> None:
     refused = command("publish", *runs, "--out", runs[1])
@@ -524,7 +530,7 @@ def test_runs_that_would_have_one_name_are_refused(
         ("results/README.md", True),
     ],
 )
-def test_what_git_keeps_of_results(path: str, tracked: bool) -> None:
+def test_git_tracks_only_the_intended_files_of_results(path: str, tracked: bool) -> None:
     asked = subprocess.run(
         ["git", "check-ignore", "-q", "--no-index", path], cwd=ROOT, capture_output=True
     )

@@ -187,7 +187,7 @@ def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
     assert written == dict(files_of(every_page))
 
 
-def test_what_is_printed_is_what_the_frame_has(
+def test_printed_numbers_are_the_rounded_numbers_of_the_frame(
     every_page: list[RenderedTable], results_of_every_kind: Results
 ) -> None:
     """To the last printed digit, by a way of its own: each number of a column is one of the frame, rounded."""
@@ -343,7 +343,7 @@ def test_every_table_in_latex_is_ascii_and_says_what_it_needs(
         assert text.startswith(rf"% needs \usepackage{{{needs}}}" + "\n")
 
 
-def test_what_fills_more_than_a_page_of_latex_goes_on_over_the_next(ugly: RenderedTable) -> None:
+def test_a_table_longer_than_a_latex_page_becomes_a_longtable(ugly: RenderedTable) -> None:
     assert r"\begin{tabular}" in to_latex(ugly)
     assert r"\begin{longtable}" in to_latex(long(ugly))
 

@@ -150,7 +150,9 @@ def test_the_first_screen_has_the_answers(browser: Any, page: Path, size: tuple[
 
 
 @pytest.mark.parametrize("size", [PHONE, TABLET, DESKTOP])
-def test_nothing_is_wider_than_its_place(browser: Any, size: tuple[int, int]) -> None:
+def test_the_report_page_and_its_tables_are_never_wider_than_the_screen(
+    browser: Any, size: tuple[int, int]
+) -> None:
     resize(browser, size)
     browser.execute_script(
         "document.querySelectorAll('details').forEach((one) => (one.open = true))"

@@ -231,7 +231,9 @@ def test_a_chart_that_fails_takes_nothing_with_it(
 
 
 @pytest.mark.render
-def test_the_command_writes_it_and_says_where(run: Run, sweep: Callable[..., Any]) -> None:
+def test_the_report_command_writes_the_html_page_and_prints_its_path(
+    run: Run, sweep: Callable[..., Any]
+) -> None:
     done = sweep("report", run.folder)
     page = run.folder / "report" / "index.html"
     assert str(page) in done.stderr
@@ -250,7 +252,9 @@ def test_the_command_writes_it_and_says_where(run: Run, sweep: Callable[..., Any
         ["report", "{run}", "--table", "timings"],
     ],
 )
-def test_what_draws_is_loaded_only_for_the_page(words: list[str], tmp_path: Path) -> None:
+def test_chart_and_template_libraries_are_loaded_only_for_the_html_page(
+    words: list[str], tmp_path: Path
+) -> None:
     program = (
         "import sys\nfrom orchestrator.cli.main import main\n"
         "try: main(sys.argv[1:], prog_name='sweep')\n"

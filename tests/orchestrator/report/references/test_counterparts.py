@@ -321,7 +321,9 @@ def test_an_entry_names_the_columns_that_answer_the_table(key: tuple[str, str]) 
         assert COLUMNS_OF_TABLES[writeup][table].split() == columns_for(key)
 
 
-def test_the_columns_exist(results_of_every_kind: Results) -> None:
+def test_columns_that_counterparts_name_exist_in_their_frames(
+    results_of_every_kind: Results,
+) -> None:
     frames = {
         "cells": results_of_every_kind.cells,
         "kernels": results_of_every_kind.kernels(),

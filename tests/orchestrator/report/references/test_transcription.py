@@ -212,7 +212,7 @@ def test_errors_are_those_of_the_sums() -> None:
         assert abs((total.amount or 0.0) - exact) == pytest.approx(error.amount, abs=1e-12)
 
 
-def test_what_is_printed_again_is_the_same() -> None:
+def test_a_number_repeated_in_another_table_of_a_write_up_is_the_same() -> None:
     """A whole table, or one rounded; and the columns of a table that another repeats."""
     repeated = {
         (writeup.name, table.name): table.repeats

@@ -119,7 +119,7 @@ def test_the_largest_allocation_of_each_role_is_shown(
     assert rows[10]["call chain"] == "model/attention.py:32 softmax"
 
 
-def test_the_ten_allocations_that_take_most(
+def test_the_table_of_allocations_has_the_ten_largest(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     many = tuple(

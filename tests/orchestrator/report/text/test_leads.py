@@ -44,7 +44,7 @@ def test_time_speaks_of_the_steps_in_the_chart_not_of_another_attention() -> Non
     )
 
 
-def test_where_names_the_least_and_the_most_busy_step_and_the_share_of_products() -> None:
+def test_the_text_on_busy_time_names_both_extremes_and_the_matrix_product_share() -> None:
     kernels = pd.DataFrame(
         {"cell": ["id0", "id0", "id1"], "attempt": 1, "total_ns": [6e6, 4e6, 5e6],
          "steps": 1, "kernel_class": ["GEMM", "copy", "GEMM"]}
