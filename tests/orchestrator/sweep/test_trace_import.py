@@ -503,7 +503,8 @@ def test_imported_and_measured_kernels_are_compared(
     assert "the number of steps in its trace is not known. Import it again with --steps N" in (
         refused.stderr
     )
-    whole = sweep_here("compare", "unknown", "unknown", "--table", "kernel-diff")
+    kernels = ("--table", "kernel-diff", "--format", "md")
+    whole = sweep_here("compare", "unknown", "unknown", *kernels)
     assert "A, whole trace ms" in whole.stdout
     verdict = sweep_here("compare", "one", "two")
     assert verdict.exit_code == 2
