@@ -512,7 +512,8 @@ def test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit(
                 for process in frozen:
                     process.suspend()
                 join(num_cpus=1)
-                assert driver.wait(90) == 1
+                # Ray took 30 to over 90 s on two cores with two other tests; the limit is 600 s.
+                assert driver.wait(180) == 1
             finally:
                 for process in frozen:
                     with suppress(psutil.NoSuchProcess):
