@@ -118,12 +118,12 @@ def test_swiglu_saves_five_wide_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dims", "said"), [((10, 8, 1, 3), "not divisible"), ((6, 8, 1, 2), "even")]
+    ("dims", "expected"), [((10, 8, 1, 3), "not divisible"), ((6, 8, 1, 2), "even")]
 )
 def test_head_dimensions_that_are_not_whole_and_even_are_refused(
-    dims: tuple[int, int, int, int], said: str
+    dims: tuple[int, int, int, int], expected: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=expected):
         Dimensions(*dims)
 
 

@@ -103,11 +103,11 @@ def test_nothing_is_saved_without_a_backward_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [("efficient", "No viable backend"), ("cudnn", "No viable"), ("flex", "backward")],
 )
-def test_an_attention_backend_that_the_cpu_lacks_is_skipped(name: str, said: str) -> None:
-    with pytest.raises(Skip, match=f"attention: {name} .*{said}"):
+def test_an_attention_backend_that_the_cpu_lacks_is_skipped(name: str, expected: str) -> None:
+    with pytest.raises(Skip, match=f"attention: {name} .*{expected}"):
         session_of(attention=name)
 
 

@@ -136,7 +136,7 @@ def test_same_seed_same_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ({"size": None}, "exactly one way"),
         ({"d_model": 8}, "exactly one way"),
@@ -172,8 +172,8 @@ def test_same_seed_same_numbers() -> None:
         ),
     ],
 )
-def test_parameters_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_parameters_that_cannot_be(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
         TrainStepParams.model_validate({**TINY, **wrong})
 
 

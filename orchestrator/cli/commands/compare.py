@@ -104,13 +104,13 @@ def _differs(report: ComparisonReport, fail_on: tuple[str, ...], threshold: floa
 
 
 def _printed(table: RenderedTable, form: str) -> str:
-    from orchestrator.report.formats.files import FORMATS, to_json
+    from orchestrator.report.formats.files import WHOLE
     from orchestrator.report.formats.markdown import to_markdown
     from orchestrator.report.tables.views import view_of
 
     if form == "md":
         return to_markdown(view_of(table, max_rows=None, max_columns=None))
-    return to_json(table) if form == "json" else FORMATS[form](table)
+    return WHOLE[form](table)
 
 
 def _run_and_cell(text: str) -> tuple[RunLocation, str]:

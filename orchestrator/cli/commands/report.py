@@ -188,7 +188,7 @@ def _chosen_tables(
 
 
 def _printed(pages: Sequence[RenderedTable], options: ReportOptions) -> Iterator[str]:
-    from orchestrator.report.formats.files import FORMATS, to_json
+    from orchestrator.report.formats.files import WHOLE
     from orchestrator.report.formats.latex import to_latex
     from orchestrator.report.formats.markdown import to_markdown
     from orchestrator.report.formats.terminal import Screen, table_text
@@ -212,7 +212,7 @@ def _printed(pages: Sequence[RenderedTable], options: ReportOptions) -> Iterator
         elif options.form == "md":
             yield to_markdown(view_of(page, max_rows=None))
         else:
-            yield to_json(page) if options.form == "json" else FORMATS["csv"](page)
+            yield WHOLE[options.form](page)
 
 
 def _with_provenance_at_the_end(pages: Sequence[RenderedTable]) -> list[RenderedTable]:

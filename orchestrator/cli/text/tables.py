@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from orchestrator.common.units import GIB
+from orchestrator.report.tables.formatters import to_gib
 from orchestrator.report.tables.table import (
     MISSING,
     Entry,
@@ -16,7 +16,6 @@ from orchestrator.report.tables.table import (
     RenderedTable,
     Table,
     TableGrid,
-    quantity,
     without_empty_columns,
 )
 
@@ -50,7 +49,7 @@ def note_entry(text: str, notes: Sequence[str]) -> Entry:
 
 def in_gib(nbytes: float | None, digits: int = 2) -> Entry:
     """Return an entry of a size in GiB; the missing one for none."""
-    return quantity(None if nbytes is None else nbytes / GIB, f".{digits}f", "GiB")
+    return MISSING if nbytes is None else to_gib(nbytes, f".{digits}f")
 
 
 def at_least_gib(nbytes: float | None) -> Entry:

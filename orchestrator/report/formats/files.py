@@ -93,6 +93,10 @@ FORMATS: Mapping[str, Callable[[RenderedTable], str]] = {
 }
 
 
+# The formats that have every row and every column of a table, and nothing else.
+WHOLE: Mapping[str, Callable[[RenderedTable], str]] = {"csv": to_csv, "json": to_json}
+
+
 def copies_of(page: RenderedTable) -> dict[str, str]:
     """Return what the page shows of a table, in the formats of its copy buttons."""
     view = view_of(page)

@@ -60,10 +60,10 @@ def parameter_columns() -> tuple[ColumnDoc, ...]:
 
 def declared_unit(column: str) -> str:
     """Return the unit of a column of `cells`. Raise LookupError if the column is not declared."""
-    for one in cell_columns():
-        if one.matches(column):
-            return one.unit
-    raise LookupError(f"no column {column!r} is declared")
+    found = _describe(column)
+    if found.doc == PARAMETER:
+        raise LookupError(f"no column {column!r} is declared")
+    return found.unit
 
 
 def describe_columns(names: Iterable[str]) -> list[ColumnDoc]:

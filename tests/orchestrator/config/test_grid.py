@@ -86,7 +86,7 @@ def test_a_value_set_on_the_command_line_wins_over_an_override() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         (
             "size: mini, context",
@@ -123,9 +123,9 @@ def test_a_value_set_on_the_command_line_wins_over_an_override() -> None:
         ),
     ],
 )
-def test_a_clause_that_can_match_nothing(old: str, new: str, said: str) -> None:
+def test_a_clause_that_can_match_nothing(old: str, new: str, expected: str) -> None:
     assert old in TEXT
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(expected)):
         expanded(TEXT.replace(old, new))
 
 
@@ -273,7 +273,7 @@ def test_several_values_of_a_condition_are_joined_by_a_bar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sets", "wheres", "said"),
+    ("sets", "wheres", "expected"),
     [
         (["precison=fp32"], [], "Did you mean 'precision'"),
         (["precision=fp23"], [], "Did you mean 'fp32'"),
@@ -291,9 +291,9 @@ def test_several_values_of_a_condition_are_joined_by_a_bar() -> None:
     ],
 )
 def test_an_invalid_selection_is_refused_with_the_reason(
-    sets: list[str], wheres: list[str], said: str
+    sets: list[str], wheres: list[str], expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         expanded(sets=sets, wheres=wheres)
 
 

@@ -54,7 +54,7 @@ def test_a_valid_config_expands_to_its_cells() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "expected"),
     [
         ("precision:", "precison:", 7, "Did you mean 'precision'?"),
         ("[tiny]", "[tinny]", 6, "Did you mean 'tiny'?"),
@@ -68,15 +68,15 @@ def test_a_valid_config_expands_to_its_cells() -> None:
     ],
 )
 def test_each_error_names_its_line_and_the_nearest_word(
-    old: str, new: str, line: int, said: str
+    old: str, new: str, line: int, expected: str
 ) -> None:
     message = complaint(GOOD.replace(old, new))
     assert message.startswith(f"my.yaml:{line}") or line == 2
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         ("    fixed: {d_model: 8}", "exactly one way"),
         ("    fixed: {context_length: '128'}", "valid integer"),
@@ -123,8 +123,8 @@ def test_each_error_names_its_line_and_the_nearest_word(
         ('"lim\\nits": {}', "Did you mean 'limits'?"),
     ],
 )
-def test_wrong_values_in_a_config_are_explained(more: str, said: str) -> None:
-    assert said in complaint(GOOD + more)
+def test_wrong_values_in_a_config_are_explained(more: str, expected: str) -> None:
+    assert expected in complaint(GOOD + more)
 
 
 def test_any_text_may_be_a_value_in_the_environment() -> None:
@@ -137,7 +137,7 @@ def test_size_of_another_year() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("name: a\ngrids:\n\t- task: x", "my.yaml:3: not valid YAML"),
         ("name: a\nname: b\n", "duplicate key"),
@@ -152,8 +152,10 @@ def test_size_of_another_year() -> None:
         ("name: \x00", "my.yaml"),
     ],
 )
-def test_a_text_that_is_no_valid_config_is_refused_with_the_reason(text: str, said: str) -> None:
-    assert said in complaint(text)
+def test_a_text_that_is_no_valid_config_is_refused_with_the_reason(
+    text: str, expected: str
+) -> None:
+    assert expected in complaint(text)
 
 
 def test_a_tab_has_its_remedy() -> None:
@@ -279,7 +281,7 @@ def test_schema_is_printed(sweep: Callable[..., subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             "name: a\ngrids:\n- task: matmul\n  axes: {seed: [1, 2]}\n  fixed:\n    device: cpu\n    seed: 3",
@@ -292,12 +294,12 @@ def test_schema_is_printed(sweep: Callable[..., subprocess.CompletedProcess[str]
     ],
 )
 def test_settings_without_effect_are_refused_in_a_config_but_not_in_a_run(
-    text: str, said: str
+    text: str, expected: str
 ) -> None:
     """Not where it is read of a run that an earlier program let have it."""
     with pytest.raises(ConfigError) as refused:
         parse_config(text, "c.yaml")
-    assert str(refused.value) == said
+    assert str(refused.value) == expected
     validate_config(YAML(typ="safe", pure=True).load(text), Source("run.json", None))
 
 

@@ -192,7 +192,7 @@ def test_noise_takes_more_of_both_modes(clock: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "stopped_by", "steps"),
+    ("expected", "stopped_by", "steps"),
     [
         ({"half_width": 0.02}, "half-width", 6),
         ({"most_seconds": 3.2}, "seconds", 32),
@@ -200,9 +200,9 @@ def test_noise_takes_more_of_both_modes(clock: SimpleNamespace) -> None:
     ],
 )
 def test_the_stopping_limits_of_adaptive_timing_can_be_set(
-    clock: SimpleNamespace, said: dict[str, float], stopped_by: str, steps: int
+    clock: SimpleNamespace, expected: dict[str, float], stopped_by: str, steps: int
 ) -> None:
-    session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, **said)
+    session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, **expected)
     assert (session.facts["timing_stopped_by"], len(taken["synced"])) == (stopped_by, steps)
 
 
@@ -251,7 +251,7 @@ def test_defaults_said_or_not_are_the_same_cell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sets", "said"),
+    ("sets", "expected"),
     [
         (["timing=adaptve"], "'adaptve' is not allowed"),
         (["timing=adaptive", "half_width=2"], "less than 1"),
@@ -261,8 +261,8 @@ def test_defaults_said_or_not_are_the_same_cell() -> None:
         (["timing=fixed", "measured_steps=null"], "needs warmup_steps and measured_steps"),
     ],
 )
-def test_impossible_timing_options_are_refused_in_one_line(sets: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_impossible_timing_options_are_refused_in_one_line(sets: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as refused:
         expanded("fixed", "", *sets)
     assert "\n" not in str(refused.value).strip()
 

@@ -25,9 +25,9 @@ def stack(*frames: tuple[str, str, str]) -> str:
     return "".join(lines)
 
 
-def unmarked(said: str) -> str:
+def unmarked(expected: str) -> str:
     """As torch 2.11 writes it."""
-    return "".join(line for line in said.splitlines(keepends=True) if line.strip(" ^\n"))
+    return "".join(line for line in expected.splitlines(keepends=True) if line.strip(" ^\n"))
 
 
 NORM = stack(
@@ -83,7 +83,7 @@ OWN = stack(
 
 
 @pytest.mark.parametrize(
-    ("said", "part"),
+    ("expected", "part"),
     [
         (NORM, "norm"),
         (QUERY, "q projection"),
@@ -98,8 +98,8 @@ OWN = stack(
         ("", ""),
     ],
 )
-def test_a_stack_trace_gives_the_part_of_the_model(said: str, part: str) -> None:
-    assert part_of_stack(said, FUNCTIONS) == part
+def test_a_stack_trace_gives_the_part_of_the_model(expected: str, part: str) -> None:
+    assert part_of_stack(expected, FUNCTIONS) == part
 
 
 FORWARD = {

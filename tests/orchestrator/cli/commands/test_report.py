@@ -174,7 +174,7 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "expected"),
     [
         (
             "context_lenght=16",
@@ -186,10 +186,12 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
         ("size=", "--where size=: is not an assignment. "),
     ],
 )
-def test_a_malformed_or_unmatched_where_option_is_refused(run: Run, where: str, said: str) -> None:
+def test_a_malformed_or_unmatched_where_option_is_refused(
+    run: Run, where: str, expected: str
+) -> None:
     refused = report(run.folder, "--where", where)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr.startswith(f"sweep: {said}")
+    assert refused.stderr.startswith(f"sweep: {expected}")
 
 
 def test_a_comma_too_many_chooses_no_other_cells(run: Run) -> None:

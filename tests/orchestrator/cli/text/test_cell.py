@@ -131,7 +131,7 @@ def test_text_of_a_cell_or_a_config_cannot_send_control_codes_to_a_terminal(
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         ({"asked_bytes": 8 * MIB, "limit_bytes": 256 * MIB}, "out of memory: asked for 8 MiB, limit 256 MiB"),
         ({"asked_bytes": 3 * GIB // 2, "free_bytes": 205 * MIB, "total_bytes": 80 * GIB},
@@ -145,9 +145,9 @@ def test_text_of_a_cell_or_a_config_cannot_send_control_codes_to_a_terminal(
     ],
 )  # fmt: skip
 def test_an_oom_reason_has_the_byte_counts_or_else_the_shortened_message(
-    more: dict[str, int | None], said: str
+    more: dict[str, int | None], expected: str
 ) -> None:
-    assert failure_reason({"message": "x" * 200, **more}) == said
+    assert failure_reason({"message": "x" * 200, **more}) == expected
     assert failure_reason({"message": "x" * 160}) == "x" * 160
 
 

@@ -138,7 +138,7 @@ def files_of(folder: Path) -> Mapping[str, bytes]:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rendered]:
+def rendered_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rendered]:
     """Copies what was published, but for its report, and gives what is made of that in another folder, zone and locale.
 
     The copy has the same name, since commands on the page name the run.
@@ -162,7 +162,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rende
 
 @pytest.mark.render
 def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(
-    published: Path, runs: list[Path], elsewhere: Rendered
+    published: Path, runs: list[Path], rendered_apart: Rendered
 ) -> None:
     before = files_of(published / "report")
     assert {"index.html", "answers.md", "timings.md", "failures.md", "composition.md"} <= set(
@@ -173,17 +173,17 @@ def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(
     assert {name: here[name] for name in before} == before
     assert {path.rpartition(".")[2] for path in here} == {"html", "md", "csv", "tex", "typ"}
     shutil.rmtree(runs[0])
-    assert elsewhere(published) == here
+    assert rendered_apart(published) == here
 
 
 @pytest.mark.render
 def test_a_publication_rendered_elsewhere_has_the_same_charts(
-    runs: list[Path], tmp_path: Path, elsewhere: Rendered
+    runs: list[Path], tmp_path: Path, rendered_apart: Rendered
 ) -> None:
     assert command("publish", *runs, "--out", tmp_path / "gpu").exit_code == 0
     before = files_of(tmp_path / "gpu" / "report")
     assert {"figures/step-time.svg", "figures/kernel-classes.svg"} <= set(before)
-    there = elsewhere(tmp_path / "gpu")
+    there = rendered_apart(tmp_path / "gpu")
     assert {name: there[name] for name in before} == before
 
 
@@ -352,7 +352,7 @@ def come_from_the_future(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "expected"),
     [
         (
             remove_a_part,
@@ -367,12 +367,12 @@ def come_from_the_future(folder: Path) -> None:
     ],
 )
 def test_a_missing_or_torn_piece_is_one_line(
-    harm: Callable[[Path], None], said: str, published: Path
+    harm: Callable[[Path], None], expected: str, published: Path
 ) -> None:
     harm(published)
     done = command("report", published)
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
