@@ -270,8 +270,8 @@ def _require_passed(ms: float, number: int, mode: str) -> None:
 def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
     """Yield durations on both clocks, and the lead of the CPU after each phase, in ms.
 
-    The durations of a phase are summed over the micro-batches of a step. The lead is by how much less
-    time has passed on the CPU than on the GPU since the first mark; that of the last micro-batch counts.
+    The durations of a phase are summed over the micro-batches of a step. The lead is the time since
+    the first mark on the GPU less that on the CPU, after the last micro-batch.
     """
     _, first_stamp, first_event = timer.marks[0]
     entered: dict[str, tuple[int, torch.cuda.Event]] = {}

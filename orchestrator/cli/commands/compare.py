@@ -104,6 +104,7 @@ def _differs(report: ComparisonReport, fail_on: tuple[str, ...], threshold: floa
 
 
 def _printed(table: RenderedTable, form: str) -> str:
+    """Return every row and column of a table in a format other than text."""
     from orchestrator.report.formats.files import WHOLE
     from orchestrator.report.formats.markdown import to_markdown
     from orchestrator.report.tables.views import view_of
