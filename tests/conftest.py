@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -206,6 +207,23 @@ def make_outcome(make_attempt: Callable[..., Attempt]) -> Callable[..., Outcome]
         )
 
     return make
+
+
+@pytest.fixture
+def make_once(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Path, Callable[[], object]], None]:
+    """Make a folder for the first test of a module, and copy it for the others."""
+    kept = tmp_path_factory.getbasetemp() / "kept" / request.module.__name__
+
+    def make_or_copy(folder: Path, make: Callable[[], object]) -> None:
+        if kept.exists():
+            shutil.copytree(kept, folder)
+        else:
+            make()
+            shutil.copytree(folder, kept)
+
+    return make_or_copy
 
 
 @pytest.fixture

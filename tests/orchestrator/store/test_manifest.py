@@ -25,10 +25,11 @@ WRONG = (None, 3, "x", [3], {"a": 3})
 
 
 @pytest.fixture
-def file(request_of: Callable[..., SweepRequest]) -> Path:
+def file(request_of: Callable[..., SweepRequest], make_once: Callable[..., None]) -> Path:
     """Return the run.json of a run that a sweep wrote."""
-    go(request_of(), FakeScheduler(outcome_of))
-    return request_of().run.folder / "run.json"
+    request = request_of()
+    make_once(request.run.folder, lambda: go(request, FakeScheduler(outcome_of)))
+    return request.run.folder / "run.json"
 
 
 def sweep(*words: object) -> Result:

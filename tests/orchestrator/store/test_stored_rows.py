@@ -55,10 +55,11 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[[]
 
 
 @pytest.fixture
-def run(request_of: Callable[[], SweepRequest]) -> Run:
+def run(request_of: Callable[[], SweepRequest], make_once: Callable[..., None]) -> Run:
     """A run of four cells."""
-    go(request_of(), FakeScheduler(measure))
-    return request_of().run
+    request = request_of()
+    make_once(request.run.folder, lambda: go(request, FakeScheduler(measure)))
+    return request.run
 
 
 def parts_of(run: Run, table: str) -> list[Path]:
