@@ -94,13 +94,13 @@ def _explain(error: OSError) -> SweepError:
     """
     number = error.errno or 0
     reason = os.strerror(number)
+    if number in _LIMITS:
+        return SweepError(f"this process reached a limit: {reason}", _LIMITS[number])
     if error.filename is not None:
         name = shorten(os.fsdecode(error.filename), _LONGEST_SHOWN)
         return SweepError(f"{name}: cannot be used: {reason}", _REMEDIES.get(number, ""))
     if number == errno.ENOENT:  # of a file, it has a name
         return SweepError("the current folder was removed", "Change to another one")
-    if number in _LIMITS:
-        return SweepError(f"this process reached a limit: {reason}", _LIMITS[number])
     raise error
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from orchestrator.common.units import MIB
-from orchestrator.execution.measuring_process import PROGRAM, import_path
+from orchestrator.execution.measuring_process import GPU_ORDER, PROGRAM, import_path
 from tasks.spec.attempt import ATTEMPT_FILE, RERUN_FILE, Attempt
 from tasks.spec.messages import assignments
 
@@ -30,6 +30,7 @@ def child_environment(attempt: Attempt) -> dict[str, str]:
     """
     configured = dict(attempt.settings.env)
     variables = {
+        **GPU_ORDER,
         "PYTHONPATH": import_path(configured.pop("PYTHONPATH", None)),
         # Kineto prints its progress to stderr otherwise.
         "KINETO_LOG_LEVEL": "99",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import PlatformError
-from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
+from orchestrator.execution.measuring_process import GPU_ORDER, PROGRAM, import_path, lifeline
 from orchestrator.hardware.host import HostInfo
 from tasks.spec.messages import error_text
 
@@ -108,7 +108,7 @@ def _run(words: Sequence[str], variables: Mapping[str, str]) -> subprocess.Compl
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
-            env={**os.environ, "PYTHONPATH": import_path(), **variables},
+            env={**os.environ, **GPU_ORDER, "PYTHONPATH": import_path(), **variables},
             pass_fds=[end],
             start_new_session=True,
         )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from orchestrator.common.files import LIMIT_ERRORS
 from orchestrator.execution.attempt_archive import in_local_folder, move_into_archive, shares_folder
 from orchestrator.execution.child_process import is_forked
 from orchestrator.execution.child_supervision import execute, prepare, start_fork_template
@@ -36,9 +37,6 @@ from tasks.spec.status import Status
 # Torch's own limit of threads that compile. The number of these threads is set explicitly, because
 # torch counts the cores when it is imported, and a fork server may have more cores than its children.
 _MAX_COMPILE_THREADS = 32
-
-# Errors of a process or a system that is at its limits, whatever file is being opened.
-_PROCESS_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.E2BIG)
 
 
 @dataclass(frozen=True)
@@ -269,6 +267,6 @@ def execute_or_report_lost(attempt: Attempt, slot: Slot) -> Outcome:
 
 
 def _describe(error: OSError) -> str:
-    if isinstance(error, ProcessNotStarted) or error.errno in _PROCESS_LIMITS:
+    if isinstance(error, ProcessNotStarted) or error.errno in LIMIT_ERRORS:
         return f"no process could be started: {error.strerror}"
     return f"its folder cannot be written: {error}"

@@ -24,7 +24,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
-from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
+from orchestrator.common.files import (
+    LIMIT_ERRORS,
+    flush_folder,
+    replace_file,
+    return_freed_memory,
+)
 from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.row_digests import RowsDigest, digests_by_attempt, parse_digests
 from orchestrator.store.tables import JSON_COLUMNS, MEASURED_TABLES, REQUIRED_COLUMNS
@@ -437,9 +442,11 @@ _JSON_ERRORS = (ValueError, TypeError, AttributeError, RecursionError)
 def _damage_as_run_error(part: Path) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         raise
     except (pa.ArrowException, OSError, *_JSON_ERRORS) as error:
+        if getattr(error, "errno", None) in LIMIT_ERRORS:
+            raise
         reason = error_text(error).splitlines()[0]
         raise RunError(
             f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_remedy(part)}"

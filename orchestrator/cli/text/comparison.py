@@ -28,7 +28,7 @@ from orchestrator.report.text.numbers import HOST_MARK
 _VERDICT = "verdict"
 # The first ones are the most important: the last ones are left out on a narrow screen.
 _MEASURES = (
-    _VERDICT, "B / A", NOTES, "A", "B", "interval", "noise", "kernels, B / A"
+    _VERDICT, "B / A", NOTES, "interval", "A", "B", "noise", "kernels, B / A"
 )  # fmt: skip
 # Of a relative difference. From here on, it is printed as a factor: as a percentage, a time could
 # not be so much shorter.
@@ -114,7 +114,7 @@ def _numbers(one: Comparison, note: Entry) -> list[Entry]:
     if one.kernel_ratio:
         kernels = quantity(one.kernel_ratio.middle, ".4f")
     times = milliseconds(one.a.ms), milliseconds(one.b.ms)
-    return [quantity(ratio.middle, ".4f"), note, *times, interval, noise, kernels]
+    return [quantity(ratio.middle, ".4f"), note, interval, *times, noise, kernels]
 
 
 def _verdict(one: Comparison) -> str:

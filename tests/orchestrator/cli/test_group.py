@@ -43,7 +43,7 @@ def result_of(error: Exception) -> Result:
         ),
         (
             errno.EMFILE,
-            None,
+            "results/x",
             "sweep: this process reached a limit: Too many open files. Raise it with `ulimit -n`\n",
         ),
         (errno.ENOENT, None, "sweep: the current folder was removed. Change to another one\n"),

@@ -67,3 +67,12 @@ def test_a_folder_is_named_once_in_the_path_of_a_command() -> None:
     ours = str(SOURCE_ROOT)
     assert import_path(f"/a{os.pathsep}{ours}{os.pathsep}/a") == f"{ours}{os.pathsep}/a"
     assert import_path("") == ours
+
+
+@pytest.mark.parametrize("configured", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
+def test_cuda_numbers_gpus_as_nvml_does_unless_a_config_says_otherwise(
+    make_attempt: Callable[..., Attempt], configured: dict[str, str]
+) -> None:
+    environment = child_environment(make_attempt(settings={"env": configured}))
+    expected = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | configured
+    assert {name: environment[name] for name in expected} == expected

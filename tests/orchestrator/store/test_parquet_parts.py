@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import pyarrow as pa
@@ -246,3 +249,20 @@ def test_partial_files_are_ignored(run: Run, make_outcome: MakeOutcome) -> None:
     for name in (".torn.parquet.123", "._c-1.parquet"):
         (run.folder / "attempts" / name).write_bytes(b"PAR1 half a file")
     assert len(run.read("attempts")) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
+def test_a_part_that_this_process_cannot_open_is_not_reported_as_damaged(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The remedy is another limit or permission, not another copy of the file."""
+    with open_for_writing(run) as writer:
+        writer.append(make_outcome(), None)
+
+    def refuse(path: Path, *arguments: object) -> NoReturn:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))) as caught:
+        run.read("samples")
+    assert caught.value.errno == number
