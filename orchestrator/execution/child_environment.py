@@ -30,11 +30,11 @@ def child_environment(attempt: Attempt) -> dict[str, str]:
     """
     configured = dict(attempt.settings.env)
     variables = {
-        **GPU_ORDER,
         "PYTHONPATH": import_path(configured.pop("PYTHONPATH", None)),
         # Kineto prints its progress to stderr otherwise.
         "KINETO_LOG_LEVEL": "99",
         "TORCHINDUCTOR_CACHE_DIR": str(attempt.path.parents[2] / "cache" / "inductor"),
+        **GPU_ORDER,
     }
     if attempt.cell.params.device == "cpu":
         variables |= CPU_ALLOCATOR
