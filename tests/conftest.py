@@ -214,14 +214,14 @@ def make_once(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Path, Callable[[], object]], None]:
     """Make a folder for the first test of a module, and copy it for the others."""
-    kept = tmp_path_factory.getbasetemp() / "kept" / request.module.__name__
+    original = tmp_path_factory.getbasetemp() / "originals" / request.module.__name__
 
     def make_or_copy(folder: Path, make: Callable[[], object]) -> None:
-        if kept.exists():
-            shutil.copytree(kept, folder)
+        if original.exists():
+            shutil.copytree(original, folder)
         else:
             make()
-            shutil.copytree(folder, kept)
+            shutil.copytree(folder, original)
 
     return make_or_copy
 

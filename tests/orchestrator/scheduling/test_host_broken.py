@@ -378,7 +378,7 @@ def test_a_host_is_checked_twice_before_it_counts_as_broken(
 
 
 @pytest.mark.parametrize(
-    ("status", "stage", "expected", "asked"),
+    ("status", "stage", "message", "asked"),
     [
         (Status.FAILED, "start", "No module named 'torch'", True),
         (Status.CRASHED, "", "exited with code 1 without a word", True),
@@ -393,13 +393,13 @@ def test_a_host_is_checked_twice_before_it_counts_as_broken(
 def test_a_host_is_checked_after_ends_that_may_be_its_fault(
     status: Status,
     stage: str,
-    expected: str,
+    message: str,
     asked: bool,
     make_attempt: Callable[..., Attempt],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ended = Outcome(make_attempt(1), status, stage, "", {"message": expected}, {}, (), 0.0, 1.0)
+    ended = Outcome(make_attempt(1), status, stage, "", {"message": message}, {}, (), 0.0, 1.0)
     monkeypatch.setattr(slot_supervision, "execute_or_report_lost", lambda *_: ended)
     monkeypatch.setattr(slot_supervision, "host_failure", lambda folder: None)
     assert slot_supervision.measure(ended.attempt, Slot(1)) == ended

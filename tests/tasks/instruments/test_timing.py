@@ -192,7 +192,7 @@ def test_noise_takes_more_of_both_modes(clock: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "stopped_by", "steps"),
+    ("limits", "stopped_by", "steps"),
     [
         ({"half_width": 0.02}, "half-width", 6),
         ({"most_seconds": 3.2}, "seconds", 32),
@@ -200,9 +200,9 @@ def test_noise_takes_more_of_both_modes(clock: SimpleNamespace) -> None:
     ],
 )
 def test_the_stopping_limits_of_adaptive_timing_can_be_set(
-    clock: SimpleNamespace, expected: dict[str, float], stopped_by: str, steps: int
+    clock: SimpleNamespace, limits: dict[str, float], stopped_by: str, steps: int
 ) -> None:
-    session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, **expected)
+    session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, **limits)
     assert (session.facts["timing_stopped_by"], len(taken["synced"])) == (stopped_by, steps)
 
 

@@ -25,9 +25,9 @@ def stack(*frames: tuple[str, str, str]) -> str:
     return "".join(lines)
 
 
-def unmarked(expected: str) -> str:
+def unmarked(trace: str) -> str:
     """As torch 2.11 writes it."""
-    return "".join(line for line in expected.splitlines(keepends=True) if line.strip(" ^\n"))
+    return "".join(line for line in trace.splitlines(keepends=True) if line.strip(" ^\n"))
 
 
 NORM = stack(
@@ -83,7 +83,7 @@ OWN = stack(
 
 
 @pytest.mark.parametrize(
-    ("expected", "part"),
+    ("trace", "part"),
     [
         (NORM, "norm"),
         (QUERY, "q projection"),
@@ -98,8 +98,8 @@ OWN = stack(
         ("", ""),
     ],
 )
-def test_a_stack_trace_gives_the_part_of_the_model(expected: str, part: str) -> None:
-    assert part_of_stack(expected, FUNCTIONS) == part
+def test_a_stack_trace_gives_the_part_of_the_model(trace: str, part: str) -> None:
+    assert part_of_stack(trace, FUNCTIONS) == part
 
 
 FORWARD = {

@@ -67,6 +67,7 @@ def stored_rows(table: str, run: Run) -> pd.DataFrame:
 # ---------------------------------------------------------------------------- cells
 
 
+# One worker derives the columns of the published runs for both tests.
 @pytest.mark.xdist_group("published")
 def test_every_column_of_cells_is_described(run_of_every_kind: Run) -> None:
     names = {*sweep.load(run_of_every_kind.folder).cells, *published()}
