@@ -15,7 +15,12 @@ from typing import NoReturn
 
 import click
 
-from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER, SweepError
+from orchestrator.common.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_USER,
+    LIMIT_REMEDIES,
+    SweepError,
+)
 from tasks.spec.messages import shorten
 
 _LONGEST_SHOWN = 101  # characters of a path in a message, the "…" for the rest included
@@ -23,13 +28,6 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "Give a shorter name",
     errno.ELOOP: "Remove the link that leads to itself",
     errno.EACCES: "Check its permissions and those of the folders above it",
-}
-_LIMITS = {
-    errno.EMFILE: "Raise it with `ulimit -n`",
-    errno.ENFILE: "Have other programs close files",
-    errno.EAGAIN: "Raise it with `ulimit -u`, or end other processes",
-    errno.ENOMEM: "Free some memory",
-    errno.E2BIG: "Unset large environment variables",
 }
 
 
@@ -94,8 +92,8 @@ def _explain(error: OSError) -> SweepError:
     """
     number = error.errno or 0
     reason = os.strerror(number)
-    if number in _LIMITS:
-        return SweepError(f"this process reached a limit: {reason}", _LIMITS[number])
+    if number in LIMIT_REMEDIES:
+        return SweepError(f"this process reached a limit: {reason}", LIMIT_REMEDIES[number])
     if error.filename is not None:
         name = shorten(os.fsdecode(error.filename), _LONGEST_SHOWN)
         return SweepError(f"{name}: cannot be used: {reason}", _REMEDIES.get(number, ""))

@@ -17,6 +17,8 @@ an error here: its attempt has a status and evidence.
 
 from __future__ import annotations
 
+import errno
+
 from tasks.spec.messages import escape_unprintable, shorten
 
 EXIT_FAILURES = 1  # the sweep is complete, and some cell failed
@@ -24,6 +26,15 @@ EXIT_USER = 2  # a SweepError
 EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL of sysexits.h: cells are left, run again
 EXIT_INTERRUPTED = 130
 COMPLETED = (0, EXIT_FAILURES)  # exit codes of a complete sweep
+
+# Errors of a process or a system that is at its limits, whatever file it opens.
+LIMIT_REMEDIES = {
+    errno.EMFILE: "Raise it with `ulimit -n`",
+    errno.ENFILE: "Have other programs close files",
+    errno.EAGAIN: "Raise it with `ulimit -u`, or end other processes",
+    errno.ENOMEM: "Free some memory",
+    errno.E2BIG: "Unset large environment variables",
+}
 
 _LONGEST = 500  # characters; a message may quote a file of any length
 

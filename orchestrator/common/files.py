@@ -13,9 +13,6 @@ from orchestrator.common.errors import RunUnwritable
 
 Content = str | bytes | Iterable[str]  # of a file; an iterable is written piece by piece
 
-# Errors of a process or a system that is at its limits, whatever file it opens.
-LIMIT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.E2BIG)
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 _RUN_AGAIN = "run the command again: what was measured before is stored"

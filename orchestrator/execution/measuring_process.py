@@ -15,7 +15,8 @@ from tasks.process import subreaper
 PROGRAM = (sys.executable, "-P", "-m", "tasks")
 # -I -S: Python starts fastest like this, and a cell's own environment cannot change what it runs.
 SUBREAPER = (sys.executable, "-I", "-S", subreaper.__file__)
-# NVML and Ray number the GPUs of a host by their place on the bus, but CUDA by speed unless this is set.
+# NVML and Ray number the GPUs of a host by their place on the bus. CUDA does so with this variable
+# only, and otherwise by speed.
 GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.common.files import LIMIT_ERRORS
+from orchestrator.common.errors import LIMIT_REMEDIES
 from orchestrator.execution.attempt_archive import in_local_folder, move_into_archive, shares_folder
 from orchestrator.execution.child_process import is_forked
 from orchestrator.execution.child_supervision import execute, prepare, start_fork_template
@@ -267,6 +267,6 @@ def execute_or_report_lost(attempt: Attempt, slot: Slot) -> Outcome:
 
 
 def _describe(error: OSError) -> str:
-    if isinstance(error, ProcessNotStarted) or error.errno in LIMIT_ERRORS:
+    if isinstance(error, ProcessNotStarted) or error.errno in LIMIT_REMEDIES:
         return f"no process could be started: {error.strerror}"
     return f"its folder cannot be written: {error}"

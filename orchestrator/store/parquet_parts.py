@@ -23,13 +23,8 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.common.errors import RunError
-from orchestrator.common.files import (
-    LIMIT_ERRORS,
-    flush_folder,
-    replace_file,
-    return_freed_memory,
-)
+from orchestrator.common.errors import LIMIT_REMEDIES, RunError
+from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
 from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.row_digests import RowsDigest, digests_by_attempt, parse_digests
 from orchestrator.store.tables import JSON_COLUMNS, MEASURED_TABLES, REQUIRED_COLUMNS
@@ -445,7 +440,7 @@ def _damage_as_run_error(part: Path) -> Iterator[None]:
     except (FileNotFoundError, PermissionError):
         raise
     except (pa.ArrowException, OSError, *_JSON_ERRORS) as error:
-        if getattr(error, "errno", None) in LIMIT_ERRORS:
+        if getattr(error, "errno", None) in LIMIT_REMEDIES:
             raise
         reason = error_text(error).splitlines()[0]
         raise RunError(
