@@ -82,7 +82,7 @@ def sections(
     others = tuple(name for name in by_name if name not in named)
     found = []
     questions = list(QUESTIONS)
-    statuses = set(results.cells.get("status", ()))
+    statuses = set(results.cells["status"])
     if statuses and "ok" not in statuses:  # the reason is all that there is to say
         questions.sort(key=lambda question: question.name != "failures")
     for question in questions:

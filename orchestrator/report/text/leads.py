@@ -162,26 +162,17 @@ def about_trust(results: Results) -> Iterator[str]:
         return
     yield f"{counted(len(steps), 'step')} {'was' if len(steps) == 1 else 'were'} timed."
     bound = bound_by(steps)
-    counts = [
-        (int((bound == BoundBy.GPU).sum()), "GPU-bound: another machine with this GPU agrees"),
-        (int((bound == BoundBy.CPU).sum()), "CPU-bound: their times hold for this CPU only"),
-        (
-            int(is_flagged(steps, "interval_wide").sum()),
-            "with an interval wider than 5% of the median",
-        ),
-        (
-            int(is_flagged(steps, "power_capped_ns").sum()),
-            "measured while the power limit lowered the clock",
-        ),
-        (
-            int(is_flagged(steps, "cpu_contended").sum()),
-            "disturbed by other processes on the same cores",
-        ),
-        (int(ran_with_others(steps).sum()), "CPU-bound and measured while other cells ran"),
+    findings = [
+        (bound == BoundBy.GPU, "GPU-bound: another machine with this GPU agrees"),
+        (bound == BoundBy.CPU, "CPU-bound: their times hold for this CPU only"),
+        (is_flagged(steps, "interval_wide"), "with an interval wider than 5% of the median"),
+        (is_flagged(steps, "power_capped_ns"), "measured while the power limit lowered the clock"),
+        (is_flagged(steps, "cpu_contended"), "disturbed by other processes on the same cores"),
+        (ran_with_others(steps), "CPU-bound and measured while other cells ran"),
     ]
-    for count, text in counts:
-        if count:
-            yield f"{count:,} {text}."
+    for found, text in findings:
+        if found.any():
+            yield f"{found.sum():,} {text}."
 
 
 _LEADS: Mapping[str, Callable[[Results], Iterator[str]]] = {
@@ -238,15 +229,15 @@ def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:
 
     pending: number of cells without a result.
     """
-    statuses = results.cells.get("status", pd.Series(dtype=object))
+    statuses = results.cells["status"]
     ok, skipped = int((statuses == "ok").sum()), int((statuses == "skipped").sum())
     oom = int(statuses.isin(OUT_OF_MEMORY).sum())
     failed = len(statuses) - ok - skipped - oom
-    parts = [
-        (f"{ok:,} measured", "ok", True),
-        (f"{oom:,} out of memory", "bad", oom > 0),
-        (f"{failed:,} failed", "bad", failed > 0),
-        (f"{skipped:,} impossible", "quiet", skipped > 0),
-        (f"{pending:,} not measured", "quiet", pending > 0),
+    counts = [
+        (ok, "measured", "ok"),
+        (oom, "out of memory", "bad"),
+        (failed, "failed", "bad"),
+        (skipped, "impossible", "quiet"),
+        (pending, "not measured", "quiet"),
     ]
-    return [(text, kind) for text, kind, is_shown in parts if is_shown]
+    return [(f"{count:,} {text}", kind) for count, text, kind in counts if count or kind == "ok"]
