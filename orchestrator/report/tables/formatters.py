@@ -76,10 +76,6 @@ def predicted(column: str, show: Callable[[Any], Entry]) -> Value:
     return lambda row: show(row[column]) if has_value(row, column) else MISSING
 
 
-def _as_text(found: object) -> Entry:
-    return Entry(str(found), found if isinstance(found, int | float) else None)
-
-
 def _yes_or_no(flag: object) -> Entry:
     return Entry("yes" if flag else "no", bool(flag))
 
@@ -99,10 +95,6 @@ def to_mib(nbytes: float, form: str = ",.2f") -> Entry:
     return quantity(nbytes / MIB, form, "MiB")
 
 
-def _to_seconds(ns: float) -> Entry:
-    return quantity(ns / 1e9, ".1f", "s")
-
-
 def _plain(found: Any, form: str = ".2f") -> Entry:
     """Return an entry of a text, a flag, a whole number, or another one with the notation `form`."""
     if isinstance(found, bool):
@@ -116,7 +108,7 @@ def _plain(found: Any, form: str = ".2f") -> Entry:
 _BY_UNIT: Mapping[str, Callable[[Any], Entry]] = {
     "ms": milliseconds,
     "bytes": to_gib,
-    "ns": _to_seconds,
+    "ns": lambda ns: quantity(ns / 1e9, ".1f", "s"),
     "ratio": partial(_plain, form=".1%"),
     "TFLOP/s": partial(_plain, form=".1f"),
     **dict.fromkeys(("tokens/s", "MHz", "1/ms", "tensors", "events"), partial(_plain, form=",.0f")),
@@ -132,7 +124,7 @@ def col(column: str, title: str = "") -> tuple[str, Value]:
     return title or column.replace("_", " "), measured(column, show)
 
 
-text = partial(measured, show=_as_text)
+text = partial(measured, show=Entry)
 yes_or_no = partial(measured, show=_yes_or_no)
 ms = partial(measured, show=milliseconds)
 gib = partial(measured, show=to_gib)

@@ -178,7 +178,7 @@ def difference(results: Results) -> TableGrid:
 
 def difference_between(cells: tuple[pd.DataFrame, pd.DataFrame], names: Sequence[str]) -> TableGrid:
     """Return the kernels that differ most between two cells, which may be of different runs."""
-    sides = [kernels[kernels["name"] != OUTSIDE_OPERATORS] for kernels in cells]
+    sides = list(map(inside_operators, cells))
     if not all(kernels["phase"].any() for kernels in sides):
         # A trace without phases is compared as a whole.
         sides = [kernels.assign(phase=WHOLE_STEP) for kernels in sides]
@@ -326,9 +326,10 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> list[Ent
     mean = total_ns.sum() / total
     within = (counts - 1) * np.nan_to_num(sd_ns) ** 2
     between = counts * (mean_ns - mean) ** 2
-    deviation = ((within + between).sum() / (total - 1)) ** 0.5 if total > 1 else None
-    medians = _known(np.repeat(median_ns, counts.astype(int)))
-    median = _us(np.median(medians) if len(medians) else None)
+    deviation = ((within + between).sum() / (total - 1)) ** 0.5 if total > 1 else math.nan
+    medians = np.repeat(median_ns, counts.astype(int))
+    medians = medians[~np.isnan(medians)]
+    median = _us(np.median(medians) if len(medians) else math.nan)
     if len(kernels) > 1:
         median = median._replace(text=f"≈{median.text}")
     ms = np.nansum([one.ms for one in kernels])
@@ -342,19 +343,14 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> list[Ent
         Entry(_modules(modules)),
         _us(mean),
         median,
-        _us(min(_known(min_ns), default=None)),
-        _us(max(_known(max_ns), default=None)),
+        _us(np.fmin.reduce(min_ns)),
+        _us(np.fmax.reduce(max_ns)),
         _us(deviation),
     ]
 
 
-def _known(values: np.ndarray) -> np.ndarray:
-    known: np.ndarray = values[~np.isnan(values)]
-    return known
-
-
-def _us(ns: float | None) -> Entry:
-    return quantity(None if ns is None else ns / 1e3, ".1f", "µs")
+def _us(ns: float) -> Entry:
+    return quantity(ns / 1e3, ".1f", "µs")
 
 
 def _modules(modules: Sequence[str]) -> str:
