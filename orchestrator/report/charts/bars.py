@@ -13,10 +13,10 @@ from orchestrator.report.charts.chart import (
     Drawn,
     Layer,
     Panel,
-    boxes,
     channel,
     colour_channel,
     data_of,
+    legend,
     marks,
     with_data,
 )
@@ -89,7 +89,7 @@ def kernel_classes(results: Results) -> Drawn | None:
         panels.append({"layer": layers, "title": title, **_size(order)})
     occurring = set(own["part"])
     colours = {part: colour for part, colour in _CLASS_COLOURS.items() if part in occurring}
-    return Drawn(panels, boxes(colours), note)
+    return Drawn(panels, legend("box", colours), note)
 
 
 def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -210,7 +210,7 @@ def memory_parts(results: Results) -> Drawn | None:
     for precision in evenly(ordered("precision", cells), 2):
         own = cells[cells["precision"] == precision]
         panels.append({**_memory_bars(own), "title": f"{precision}, context {context:,}"})
-    return Drawn(panels, boxes(_PART_COLOURS), f"{note}; tick: measured peak")
+    return Drawn(panels, legend("box", _PART_COLOURS), f"{note}; tick: measured peak")
 
 
 def _memory_bars(own: pd.DataFrame) -> Panel:
@@ -257,7 +257,7 @@ def live_memory(results: Results) -> Drawn | None:
     for cell, row in cells.iterrows():
         own = live[live["cell"] == cell]
         panels.append({**_areas(own, colours), "title": scope_of(row)})
-    return Drawn(panels, boxes(colours), "GiB over the milliseconds of one step")
+    return Drawn(panels, legend("box", colours), "GiB over the milliseconds of one step")
 
 
 def _areas(live: pd.DataFrame, colours: Mapping[str, str]) -> Panel:

@@ -64,9 +64,9 @@ class LegendEntry:
     colour: str = "ink2"
 
 
-def boxes(colours: Mapping[str, str]) -> list[LegendEntry]:
-    """Return the legend of the parts of bars or areas, each with its colour."""
-    return list(map(LegendEntry, repeat("box"), colours, colours.values()))
+def legend(mark: str, colours: Mapping[str, str]) -> list[LegendEntry]:
+    """Return one entry for each value or part, in its colour."""
+    return list(map(LegendEntry, repeat(mark), colours, colours.values()))
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ from orchestrator.report.charts.chart import (
     channel,
     colour_channel,
     data_of,
+    legend,
     log_scale,
     mark_label,
     marks,
     with_data,
 )
 from orchestrator.report.charts.measures import KEY, Points
-from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colour_names, light
+from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colours_of, light
 from orchestrator.report.text.cell_names import (
     LENGTH,
     NAME,
@@ -48,11 +49,12 @@ _HORIZONTAL = ("context_length", "batch_size", "num_layers", "d_model", "d_head"
 # Axes that name a model, or that a caption does not mention or names otherwise.
 _NO_PANELS = (*dict(NAMING), "seed", "pass", "precision", RUN, *TIMING_AXES)
 _SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
-
-
-def legend_of(axis: str, values: Sequence[object], mark: str = "full") -> list[LegendEntry]:
-    """Return one entry for each value of an axis, in its colour."""
-    return list(map(LegendEntry, repeat(mark), map(str, values), colour_names(axis, values)))
+# Colours of rows that are implementations of attention.
+_FUSED, _UNFUSED = "bf16", "fp32"
+_KERNEL_LEGEND = (
+    LegendEntry("full", "one fused kernel", _FUSED),
+    LegendEntry("full", "separate kernels", _UNFUSED),
+)
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ class Lines:
         points = points[by_line[across].transform("nunique") > 1]
         if points.empty:
             return None
-        colours = evenly(ordered(self.colour, points), MOST_COLOURS)
-        points = points[points[self.colour].isin(colours)]
+        values = evenly(ordered(self.colour, points), MOST_COLOURS)
+        points = points[points[self.colour].isin(values)]
+        colours = colours_of(self.colour, values)
         points = points.assign(across=points[across].astype(str), order=points[across])
         points = _mark_data(points, self.unit)
         panels = evenly(ordered(panel, points), MOST_PANELS)
@@ -98,16 +101,16 @@ class Lines:
             title = value if isinstance(value, str) else f"{panel} {value}"
             drawn = self._panel(points, points[points[panel] == value], colours)
             parts.append({**drawn, "title": title, "width": width, "height": _HEIGHT})
-        legend = legend_of(self.colour, colours, "line")
+        entries = legend("line", colours)
         if dash:
-            legend += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
-        return Drawn(parts, [*legend, *bound_legend(points)], note, min(len(parts), 5))
+            entries += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
+        return Drawn(parts, [*entries, *bound_legend(points)], note, min(len(parts), 5))
 
-    def _panel(self, points: pd.DataFrame, own: pd.DataFrame, colours: Sequence[object]) -> Panel:
+    def _panel(self, points: pd.DataFrame, own: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
         ticks = list(map(str, sorted(points["order"].unique())))
         axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
         x = channel("across:N", sort=ticks, title=None, scale={"domain": ticks}, axis=axis)
-        colour = _colour(self.colour, colours, colour_names(self.colour, colours))
+        colour = colour_channel(f"{self.colour}:N", colours)
         shared = {"x": x, "y": self._vertical(points), "color": colour}
         lines = {**shared, "order": channel("order:Q")}
         if self.dashed:
@@ -131,11 +134,6 @@ class Lines:
             scale = {"domain": [0, self.top or float(values.max()) * 1.05]}
             axis = {"tickCount": 5, "format": NUMBER_FORMAT if self.unit else "%"}
         return channel("shown:Q", title=None, scale=scale, axis=axis)
-
-
-def _colour(axis: str, values: Sequence[object], names: Sequence[str]) -> Channel:
-    """Return the channel of an axis whose values have colours of these names."""
-    return colour_channel(f"{axis}:N", dict(zip(map(str, values), names, strict=True)))
 
 
 def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
@@ -184,15 +182,6 @@ def _slopes(own: pd.DataFrame, axis: str, shared: Mapping[str, Channel]) -> list
     return [with_data(rows, texts)]
 
 
-def legend_of_kernels(implementations: Sequence[str]) -> list[LegendEntry]:
-    """Return the legend of fused and unfused attention, as far as they are present."""
-    fused = set(implementations) & set(FUSED)
-    entries = [LegendEntry("full", "one fused kernel", "bf16")] if fused else []
-    if fused < set(implementations):
-        entries.append(LegendEntry("full", "separate kernels", "fp32"))
-    return entries
-
-
 @dataclass(frozen=True)
 class Dots:
     """A dot with its interval for each row, on a logarithmic axis.
@@ -225,15 +214,18 @@ class Dots:
         if not parts:
             return None
         every = pd.concat(parts.values(), ignore_index=True)
-        colours = ordered(self.colour, every)
+        values = ordered(self.colour, every)
+        colours = colours_of(self.colour, values)
+        entries = [*legend("full", colours), *bound_legend(every)]
+        if self.colour in self.rows:
+            colours = {name: _FUSED if name in FUSED else _UNFUSED for name in values}
+            entries = [one for one in _KERNEL_LEGEND if one.colour in colours.values()]
         panels = []
         for title, cells in parts.items():
             panels.append({**self._panel(cells, colours), "title": title})
-        if self.colour in self.rows:
-            return Drawn(panels, legend_of_kernels(colours), note)
-        return Drawn(panels, [*legend_of(self.colour, colours), *bound_legend(every)], note)
+        return Drawn(panels, entries, note)
 
-    def _panel(self, cells: pd.DataFrame, colours: Sequence[object]) -> Panel:
+    def _panel(self, cells: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
         cells = sort_by(cells, self.rows)
         row_names = cells[list(self.rows)].map(_with_commas).agg("  ".join, axis=1)
         data = _mark_data(cells, self.unit).assign(row=row_names)
@@ -242,11 +234,7 @@ class Dots:
         x = channel("shown:Q", title=None, scale=scale, axis=axis)
         order = list(dict.fromkeys(row_names))
         y = channel("row:N", sort=order, title=None, axis={"labelLimit": 140})
-        if self.colour in self.rows:
-            names = ["bf16" if name in FUSED else "fp32" for name in colours]
-        else:
-            names = colour_names(self.colour, colours)
-        shared = {"x": x, "y": y, "color": _colour(self.colour, colours, names)}
+        shared = {"x": x, "y": y, "color": colour_channel(f"{self.colour}:N", colours)}
         layers = []
         if self.baseline is not None:
             rule = marks("rule", {"x": "one:Q"}, aria=False, color=light("ink2"))

@@ -63,14 +63,15 @@ def light(name: str) -> str:
     return COLOURS[name][LIGHT]
 
 
-def colour_names(axis: str, values: Sequence[object]) -> list[str]:
+def colours_of(axis: str, values: Sequence[object]) -> dict[str, str]:
     """Return a colour for each value of an axis. Sizes have a ramp, since they are ordered."""
+    texts = list(map(str, values))
     if axis == "precision":
-        return [_PRECISIONS.get(str(value), "k6") for value in values]
+        return {text: _PRECISIONS.get(text, "k6") for text in texts}
     if axis == "model_name":
-        last = max(len(values) - 1, 1)
-        return [f"s{1 + round(4 * index / last)}" for index in range(len(values))]
-    return [f"k{1 + index % MOST_COLOURS}" for index in range(len(values))]
+        last = max(len(texts) - 1, 1)
+        return {text: f"s{1 + round(4 * index / last)}" for index, text in enumerate(texts)}
+    return {text: f"k{1 + index % MOST_COLOURS}" for index, text in enumerate(texts)}
 
 
 def variables(theme: int) -> str:
