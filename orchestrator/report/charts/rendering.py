@@ -166,11 +166,6 @@ def _in_a_process(work: Callable[..., T], *given: object) -> T:
     return made
 
 
-def _serve() -> None:
-    """Read work from standard input and write its result to standard output."""
+if __name__ == "__main__":  # the process that draws, see `_in_a_process`
     work, given = pickle.load(sys.stdin.buffer)
     sys.stdout.buffer.write(pickle.dumps(work(*given)))
-
-
-if __name__ == "__main__":
-    _serve()

@@ -35,13 +35,8 @@ def name_of(row: Row) -> str:
 
 def names_of(cells: pd.DataFrame) -> pd.Series[Any]:
     """Return the name of each cell's model."""
-    tasks = cells["task"] if "task" in cells else pd.Series("", cells.index)
-    names = tasks.astype(object).str.replace("_", " ")
-    for axis, prefix in reversed(NAMING):
-        if axis in cells:
-            own = cells.loc[cells[axis].notna(), axis]
-            names.loc[own.index] = prefix + own.astype(str)
-    return names
+    rows = cells.reindex(columns=NAME_COLUMNS).to_dict("records")
+    return pd.Series(list(map(name_of, rows)), cells.index, dtype=object)
 
 
 def ordered(axis: str, cells: pd.DataFrame) -> list[Any]:
