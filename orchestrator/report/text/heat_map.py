@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.axes import MAIN, RUN, Row, axis_text, has_value, is_null
@@ -129,14 +128,10 @@ def heat_map(results: Results) -> HeatMap | None:
     """Return the map of the task with most cells, or None if there is no grid to show."""
     # Of several hundred columns: copies of all cells would be most of the report's memory.
     read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_READ))
-    results = replace(results, cells=results.cells.filter(items=list(read)))
+    results = replace(results, cells=results.cells.reindex(columns=list(read)))
     cells, row_axis = main_cells(results)
-    if LENGTH not in cells or cells.empty:
-        return None
-    cells = cells.assign(key=cell_keys(results))
-    if "peak_rss_bytes" in cells:  # of cells on a CPU
-        allocated = cells.get(_PEAK, pd.Series(np.nan, index=cells.index))
-        cells = cells.assign(**{_PEAK: cells["peak_rss_bytes"].fillna(allocated)})
+    peaks = cells["peak_rss_bytes"].fillna(cells[_PEAK])  # the resident set on a CPU
+    cells = cells.assign(key=cell_keys(results), **{_PEAK: peaks})
     cells = cells[cells[LENGTH].notna() & (cells["status"] != "skipped")]
     if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
         return None
@@ -170,7 +165,7 @@ def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
 
 def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells so that the last of equal ones is of the run with most times."""
-    has_time = cells[TIME].notna() if TIME in cells else pd.Series(False, index=cells.index)
+    has_time = cells[TIME].notna()
     size = has_time.groupby(cells[RUN]).transform("sum") if RUN in cells else has_time
     order = pd.DataFrame({"time": has_time, "size": size}).sort_values(
         ["time", "size"], kind="stable"
@@ -215,7 +210,7 @@ def _map(
         note=note,
         first_note=shared_settings(first, axes),
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
-        is_bound_known="cpu_bound" in cells and bool(cells["cpu_bound"].notna().any()),
+        is_bound_known=bool(cells["cpu_bound"].notna().any()),
     )
 
 

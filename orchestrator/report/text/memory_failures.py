@@ -38,7 +38,7 @@ def memory_failures(results: Results) -> list[TextTable]:
     With several memory limits, the first one has a column for each, which says which contexts fit.
     Models that were measured without a limit are in the last one.
     """
-    cells = results.cells.filter(items=_READ)
+    cells = results.cells.reindex(columns=_READ)
     cells = cells.assign(is_out=cells["status"].isin(OUT_OF_MEMORY), named=names_of(cells))
     limits = contexts_by_limit(limited_steps(results), results.axes)
     of_limits: dict[str, Sequence[str]] = {}
@@ -101,17 +101,14 @@ def _context(length: float | None) -> str:
 
 
 def _phases(failed: pd.DataFrame) -> str:
-    known = failed["phase"] if "phase" in failed else pd.Series(dtype=object)
-    counts = known.replace("", pd.NA).dropna().value_counts()
+    counts = failed["phase"].replace("", pd.NA).dropna().value_counts()
     return ", ".join(f"{count} {phase}" for phase, count in counts.items()) or NOTHING
 
 
 def _first(failed: pd.DataFrame) -> str:
     """Return the shortest context that fails, by precision if it differs."""
-    if LENGTH not in failed or failed[LENGTH].isna().all():
+    if failed[LENGTH].isna().all():
         return NOTHING
-    if "precision" not in failed:
-        return f"{failed[LENGTH].min():,}"
     firsts = failed.groupby(failed["precision"].astype(str))[LENGTH].min()
     if firsts.nunique() == 1:
         return f"{firsts.iloc[0]:,}"
