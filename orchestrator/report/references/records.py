@@ -175,55 +175,38 @@ def numbers_of(writeup: Writeup, table: ReferenceTable) -> Iterator[ReferenceNum
 
 
 def _row_numbers(writeup: Writeup, table: ReferenceTable, index: int) -> Iterator[ReferenceNumber]:
-    stated = dict(table.cell)
-    quantities = []
-    for column, printed in zip(table.columns, table.rows[index], strict=True):
-        if printed in EMPTY_CELLS:
+    cells = zip(table.columns, table.rows[index], strict=True)
+    filled = [(column, printed) for column, printed in cells if printed not in EMPTY_CELLS]
+    of_row = {column: printed for column, printed in filled if isinstance(column, str)}
+    for quantity, printed in filled:
+        if isinstance(quantity, str):
             continue
-        if isinstance(column, str):
-            stated[column] = printed
-        else:
-            quantities.append((column, printed))
-    for quantity, printed in quantities:
         value, unit = _parse_value(printed, quantity.unit)
-        found = replace(quantity, unit=unit, cell={**stated, **quantity.cell})
-        yield _number(writeup, table, found, index, value)
+        stated = {**table.cell, **of_row, **quantity.cell}
+        axes = {axis: _possible(one) for axis, one in stated.items() if axis not in LABELS}
+        row_notes = [
+            one["note"] for one in table.row_notes if one["where"].items() <= stated.items()
+        ]
+        yield ReferenceNumber(
+            **vars(replace(quantity, unit=unit, cell=stated)),
+            writeup=writeup.name,
+            table=table.name,
+            title=table.title,
+            task=table.task,
+            device=table.device,
+            year=writeup.year,
+            axes=_with_size(axes, writeup.year),
+            labels={label: str(stated[label]) for label in LABELS if label in stated},
+            notes=(*table.notes, *row_notes),
+            is_repeated=table.repeats is not None,
+            row=index,
+            value=value,
+        )
 
 
 def _measured(number: ReferenceNumber) -> tuple[object, ...]:
     """Return what a mean and its standard deviation have in common within a row."""
     return number.metric, number.phase, number.variant, tuple(sorted(number.axes.items()))
-
-
-def _number(
-    writeup: Writeup,
-    table: ReferenceTable,
-    quantity: ReferenceQuantity,
-    row: int,
-    value: Decimal | None,
-) -> ReferenceNumber:
-    """Return a record. quantity: with all that identifies the cell of this number."""
-    stated = quantity.cell
-    axes = {axis: _possible(one) for axis, one in stated.items() if axis not in LABELS}
-    row_notes = []
-    for one in table.row_notes:
-        if one["where"].items() <= stated.items():
-            row_notes.append(one["note"])
-    return ReferenceNumber(
-        **vars(quantity),
-        writeup=writeup.name,
-        table=table.name,
-        title=table.title,
-        task=table.task,
-        device=table.device,
-        year=writeup.year,
-        axes=_with_size(axes, writeup.year),
-        labels={label: str(stated[label]) for label in LABELS if label in stated},
-        notes=(*table.notes, *row_notes),
-        is_repeated=table.repeats is not None,
-        row=row,
-        value=value,
-    )
 
 
 def _parse_value(printed: TableCell, unit: str) -> tuple[Decimal | None, str]:
