@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -213,20 +212,18 @@ def _of_compiling(found: pd.DataFrame) -> Answer:
         if precision != best:
             count = counted(int(counts[precision]), "pair")
             others.append(f"{precision} {ratio(medians[precision])} ({count})")
-    text = f"Median of {counted(len(of_best), kind)} in {best}" if len(of_best) > 1 else ""
+    text = f"Median of {counted(len(of_best), kind)} in {best}"
+    spread = f"{of_best['ratio'].min():.2f} to {of_best['ratio'].max():.2f}"
     if len(of_best) == 1:
         pair = of_best.iloc[0]
         text = f"{_subject(pair)} takes {number(pair[TIME + BASE])} ms eager"
         text += f" and {number(pair[TIME])} ms compiled"
+        spread = interval(pair["low"], pair["high"])
     if others:
         text += f"; {', '.join(others)}"
     bound = found[~is_free]
     if is_free.any() and len(bound):
         text += f"; {counted(len(bound), 'CPU-bound pair')} {ratio(bound['ratio'].median())}"
-    low, high = of_best["ratio"].min(), of_best["ratio"].max()
-    spread = f"{low:.2f} to {high:.2f}"
-    if len(of_best) == 1:
-        spread = interval(*of_best.iloc[0][["low", "high"]])
     conclusion = "Compiling makes a step faster."
     if others:
         gain = "makes a step faster," if medians.min() > 1 else "gains"
@@ -234,11 +231,11 @@ def _of_compiling(found: pd.DataFrame) -> Answer:
     if not is_clear(of_gpu).any():
         conclusion = "Compiling makes no clear difference."
         text += ". Each interval of a ratio includes 1"
-    elif of_best["ratio"].median() < 1:
+    elif medians[best] < 1:
         conclusion = "Compiling makes a step slower."
     return Answer(
         "compiled over eager",
-        ratio(of_best["ratio"].median()),
+        ratio(medians[best]),
         spread,
         conclusion,
         f"{text}.",
@@ -284,10 +281,8 @@ def _ran_out(cells: pd.DataFrame) -> pd.Series[bool]:
 
 def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame, axes: Sequence[str]) -> Answer:
     by_limit = _ran_out(limited).groupby(limited[LIMIT].astype(float))
-    out: dict[Any, Any] = by_limit.sum().to_dict()
-    total: dict[Any, Any] = by_limit.size().to_dict()
     # The limit that separates the cells best.
-    chosen = min(out, key=lambda limit: abs(out[limit] / total[limit] - 0.5))
+    chosen = (by_limit.mean() - 0.5).abs().idxmin()
     detail = ""
     without = unlimited[unlimited[LIMIT].isna()]
     if len(without) and not _ran_out(without).any():
@@ -296,7 +291,7 @@ def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame, axes: Sequence[st
     table = replace(table, rows=evenly(table.rows, _MOST_MODELS))
     return Answer(
         "out of memory",
-        f"{out[chosen]}/{total[chosen]}",
+        f"{by_limit.sum()[chosen]}/{by_limit.size()[chosen]}",
         f"of the steps fail in {chosen:g} GiB",
         "The memory limit decides what fits.",
         detail,
@@ -482,8 +477,8 @@ def _extreme(cells: pd.DataFrame, column: str, largest: bool) -> Row:
     """Return the row with the largest or the smallest value of a column, or None without values."""
     if column not in cells or cells[column].isna().all():
         return None
-    values = cells[column].astype(float).to_numpy()
-    return cells.iloc[int(np.nanargmax(values) if largest else np.nanargmin(values))]
+    values = cells[column].astype(float)
+    return cells.iloc[values.argmax() if largest else values.argmin()]
 
 
 def _has(cells: pd.DataFrame, axis: str, value: str) -> bool:
@@ -492,11 +487,8 @@ def _has(cells: pd.DataFrame, axis: str, value: str) -> bool:
 
 def _main_run(found: pd.DataFrame) -> pd.DataFrame:
     """Return the pairs of the run that has most of them: other runs repeat some of them."""
-    if RUN not in found or found[RUN].isna().all():
-        return found
-    largest = found[RUN].value_counts().index[0]
-    own: pd.DataFrame = found.loc[found[RUN] == largest]
-    return own
+    sizes = found.get(RUN, pd.Series(dtype=object)).value_counts()
+    return preferring(found, {RUN: sizes.index[0]}) if len(sizes) else found
 
 
 def _subject(row: Row) -> str:

@@ -25,10 +25,7 @@ def provenance(results: Results) -> str:
     parts = [
         f"run {results.manifest.get('name', '?')}",
         _value(cells, "gpu") or _value(cells, "cpu"),
-    ]
-    for label, column in _SOFTWARE:
-        parts.append(labelled(label, _value(cells, column)))
-    parts += [
+        *(labelled(label, _value(cells, column)) for label, column in _SOFTWARE),
         _protocol(cells),
         _repetitions(cells),
         _counted(is_flagged(cells, "cpu_bound"), f"are CPU-bound ({HOST_MARK})"),
@@ -55,13 +52,9 @@ def values_of(cells: pd.DataFrame, column: str) -> list[str]:
 
 
 def _value(cells: pd.DataFrame, column: str) -> str:
-    values = sorted(values_of(cells, column), key=_by_length)
+    # By length first, which sorts whole numbers by their size.
+    values = sorted(values_of(cells, column), key=lambda text: (len(text), text))
     return ", ".join(values) if len(values) <= _MOST_LISTED else f"several ({len(values)})"
-
-
-def _by_length(text: str) -> tuple[int, str]:
-    """Return a key that sorts whole numbers by their size."""
-    return len(text), text
 
 
 def labelled(label: str, text: str) -> str:
