@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 import pandas as pd
 
@@ -33,9 +34,7 @@ _OF_TORCH = ("PYTORCH_", "TORCH", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "OMP_"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE)
 _TELLING = 6  # characters of a value that is looked for in texts: `1` and `true` are in all of them
 _GPU = "GPU"
-# Facts that tell one from another, and how they are called then.
-_IDS = {"host": "host", "gpu_uuid": _GPU}
-_DROPPED = ("pid",)
+_PROCESS_ID = "pid"
 _ENVIRONMENT = "env"  # a key of configs and of the settings of attempts
 _TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}
 
@@ -45,38 +44,24 @@ class Redaction:
 
     def __init__(self, attempts: pd.DataFrame) -> None:
         """Collect the names. attempts: `facts` and `started_at` of all attempts."""
-        facts = [
-            json.loads(text) for text in attempts.sort_values("started_at", kind="stable")["facts"]
-        ]
-        self._names: dict[str, dict[str, str]] = {}
-        for fact, word in _IDS.items():
-            seen = dict.fromkeys(
-                str(name)
-                for one in facts
-                for name in (one.get(fact), *one.get(f"{fact}s", ()))
-                if name
-            )
-            self._names[fact] = {
-                name: called(name) if word == _GPU else f"{word} {place}"
-                for place, name in enumerate(seen, 1)
-            }
-        self._counts: Counter[str] = Counter(
-            {"process ids": sum(name in one for one in facts for name in _DROPPED)}
-        )
-        self._called = {
-            name: alias for names in self._names.values() for name, alias in names.items()
+        in_order = attempts.sort_values("started_at", kind="stable")
+        facts = list(map(json.loads, in_order["facts"]))
+        # By the fact that has the names.
+        self._names = {
+            "host": {name: f"host {place}" for place, name in enumerate(_seen(facts, "host"), 1)},
+            "gpu_uuid": {name: called(name) for name in _seen(facts, "gpu_uuid")},
         }
+        self._counts = Counter({"process ids": sum(_PROCESS_ID in one for one in facts)})
+        self._called = {**self._names["host"], **self._names["gpu_uuid"]}
         known = _any_of(self._called)
-        self._known = re.compile(rf"(?<![\w.-])(?:GPU-)?({known})(?![\w-]|\.\w)") if known else None
-        variables = {
-            (name, str(value))
+        self._known = re.compile(rf"(?<![\w.-])(?:GPU-)?({known})(?![\w-]|\.\w)")
+        values = {
+            str(value)
             for one in facts
             for name, value in (one.get(_ENVIRONMENT) or {}).items()
+            if not _is_of_torch(name)
         }
-        values = _any_of(
-            value for name, value in variables if len(value) >= _TELLING and not _is_of_torch(name)
-        )
-        self._values = re.compile(values) if values else None
+        self._values = re.compile(_any_of(value for value in values if len(value) >= _TELLING))
 
     def left_out(self) -> Iterator[str]:
         """Yield a sentence for each kind of information that was left out."""
@@ -92,11 +77,10 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """Return a text without secrets: environment values, paths, addresses, hosts and GPUs."""
-        if self._values:
-            text = self._values.sub(REDACTED, text)
+        text = self._values.sub(REDACTED, text)
         text = _PATH.sub(self._path, text)
         text = _ADDRESS.sub(self._address, text)
-        return self._known.sub(lambda found: self._called[found[1]], text) if self._known else text
+        return self._known.sub(lambda found: self._called[found[1]], text)
 
     def table(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
         """Return a table of a run in its public form."""
@@ -115,10 +99,11 @@ class Redaction:
         return {name: self._entry(name, value) for name, value in manifest.items()}
 
     def _facts(self, facts: Mapping[str, object]) -> dict[str, object]:
+        names = self._names
         return {
-            name: self._names[name].get(str(value)) if name in _IDS else self._entry(name, value)
+            name: names[name].get(str(value)) if name in names else self._entry(name, value)
             for name, value in facts.items()
-            if name not in _DROPPED
+            if name != _PROCESS_ID
         }
 
     def _within(self, value: object) -> object:
@@ -162,5 +147,13 @@ def _is_of_torch(name: str) -> bool:
     return name.startswith(_OF_TORCH) and not _SECRET.search(name)
 
 
+def _seen(facts: Iterable[Mapping[str, Any]], fact: str) -> Iterable[str]:
+    """Return the distinct values of a fact, which an attempt on several GPUs has as a list too."""
+    values = [value for one in facts for value in (one.get(fact), *one.get(f"{fact}s", ()))]
+    return dict.fromkeys(map(str, filter(None, values)))
+
+
 def _any_of(texts: Iterable[str]) -> str:
-    return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
+    """Return a pattern that matches each of the texts, the longest first; nothing without any."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return "|".join(map(re.escape, longest_first)) or "(?!)"
