@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import pandas as pd
 
@@ -44,15 +43,12 @@ def memory_failures(results: Results) -> list[TextTable]:
     of_limits: dict[str, Sequence[str]] = {}
     if len(limits.header) > 2:
         of_limits = {name: texts for name, *texts in limits.rows}
-    by_share = []
-    for model, own in cells.groupby("named", sort=False):
-        failed = own[own["is_out"]]
-        if len(failed):
-            by_share.append((len(failed) / len(own), str(model), len(own), failed))
-    by_share.sort(key=itemgetter(0), reverse=True)
+    by_model = dict(iter(cells.groupby("named", sort=False)))
+    shares = cells.groupby("named", sort=False)["is_out"].mean()
     limited, unlimited = [], []
-    for _, model, count, failed in by_share:
-        first = (model, f"{len(failed)} of {count}")
+    for model in shares[shares > 0].sort_values(ascending=False, kind="stable").index:
+        failed = by_model[model][by_model[model]["is_out"]]
+        first = (model, f"{len(failed)} of {len(by_model[model])}")
         if model in of_limits:
             limited.append([*first, *of_limits[model]])
         else:
