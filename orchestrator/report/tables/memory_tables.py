@@ -166,15 +166,12 @@ def _of_role(role: str) -> Callable[[str], Value]:
 def _predictions_of_phases() -> Iterator[tuple[str, Value]]:
     """Yield columns for each phase of the first and of a steady step: predicted, and the ratio."""
     for phase in (*(f"first_{phase}" for phase in _PHASES), *_PHASES):
-        name, column = phase.replace("_", " "), f"{phase}_peak_allocated_bytes"
-        if phase != name:
-            yield name, show.gib(column)
-        yield f"{name} predicted", show.gib_predicted(f"predicted_{column}")
-        yield f"{name} ratio", _prediction_ratio(column)
-        reserved = f"{phase}_peak_reserved_bytes"
-        yield f"{name} reserved", show.gib(reserved)
-        yield f"{name} reserved predicted", show.gib_predicted(f"predicted_{reserved}")
-        yield f"{name} reserved ratio", _prediction_ratio(reserved)
+        for counted, suffix in (("allocated", ""), ("reserved", " reserved")):
+            name, column = phase.replace("_", " ") + suffix, f"{phase}_peak_{counted}_bytes"
+            if name not in _PHASES:  # the table has these columns
+                yield name, show.gib(column)
+            yield f"{name} predicted", show.gib_predicted(f"predicted_{column}")
+            yield f"{name} ratio", _prediction_ratio(column)
 
 
 _parts_of = PhaseRows(
