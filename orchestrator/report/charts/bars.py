@@ -79,8 +79,8 @@ def kernel_classes(results: Results) -> Drawn | None:
     panels = []
     for name in evenly(ordered(NAME, cells), _MOST_PANELS):
         rows = own[own[NAME] == name]
-        sums = rows.groupby(["variant", KEY, "scope", "part"], sort=False)["ms"].sum()
-        bars = sums.rename("value").reset_index()
+        by_part = rows.groupby(["variant", KEY, "scope", "part"], sort=False)
+        bars = by_part["ms"].sum().reset_index(name="value")
         context = cells.loc[cells[NAME] == name, LENGTH].iloc[0]
         title = f"{name}, context {context:,}" if context == context else str(name)
         order = list(dict.fromkeys(cells["variant"]))[:_MOST_ROWS]

@@ -25,7 +25,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
-from orchestrator.report.tables.table import Entry, RenderedTable
+from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
@@ -156,12 +156,8 @@ def _rich_table(view: TableView, gap: int) -> RichTable:
             no_wrap=side == "right",
         )
     for row in view.rows:
-        table.add_row(*map(_cell, row))
+        table.add_row(*(Text(str(entry), style="red" if entry.status else "") for entry in row))
     return table
-
-
-def _cell(entry: Entry) -> Text:
-    return Text(str(entry), style="red" if entry.status else "")
 
 
 def overview(

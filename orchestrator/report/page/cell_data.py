@@ -59,11 +59,11 @@ def cell_columns(results: Results) -> dict[str, Any]:
     cells = results.cells
     named = cells.filter(items=SCOPE_COLUMNS).assign(**{NAME: names_of(cells)})
     run = str(results.manifest.get("name", "run"))
-    runs = cells[RUN] if RUN in cells and cells[RUN].notna().any() else pd.Series(run, cells.index)
+    runs = cells.get(RUN, pd.Series(run, cells.index)).fillna(run)
     columns = {
         "key": {"v": list(cell_keys(results))},
         "title": {"v": scopes_of(cells)},
-        "run": _words(runs.fillna(run), ordered_values(RUN, runs)),
+        "run": _words(runs, ordered_values(RUN, runs)),
         "name": _words(named[NAME], ordered(NAME, named)),
     }
     for column in _TEXTS:
