@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -77,7 +77,7 @@ class Lines:
 
     def __call__(self, results: Results) -> Drawn | None:
         points = self.points(results)
-        across = _horizontal_axis(points) if len(points) else ""
+        across = _first_varying(points, _HORIZONTAL)
         if not across or self.colour not in points:
             return None
         dash = ("compile",) if self.dashed and points["compile"].nunique() > 1 else ()
@@ -255,20 +255,16 @@ def _with_commas(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _horizontal_axis(cells: pd.DataFrame) -> str:
-    """Return the axis with numbers that varies most prominently; empty if none varies."""
-    for axis in _HORIZONTAL:
-        if axis in cells and cells[axis].nunique() > 1:
+def _first_varying(cells: pd.DataFrame, axes: Iterable[str]) -> str:
+    """Return the first of these axes that has several values; empty if none has."""
+    for axis in axes:
+        if axis in cells and cells[axis].astype("string").nunique() > 1:
             return axis
     return ""
 
 
 def _panel_axis(cells: pd.DataFrame, axes: Sequence[str], taken: Collection[str]) -> str:
     """Return the axis whose values are panels: the model, or else another axis that varies."""
-    if cells[NAME].nunique() > 1:
-        return NAME
     skipped = {*taken, *_NO_PANELS, *MAIN}
-    for axis in axes:
-        if axis not in skipped and axis in cells and cells[axis].astype("string").nunique() > 1:
-            return axis
-    return NAME
+    others = [axis for axis in axes if axis not in skipped]
+    return _first_varying(cells, (NAME, *others)) or NAME
