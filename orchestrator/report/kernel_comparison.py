@@ -36,7 +36,7 @@ def compare_kernels(a: Run, b: Run, cells: tuple[str, str] = ("", "")) -> Render
         unknown = (a, b)[known.index(False)]
         problem = f"{unknown}: the number of steps in its trace is not known"
         raise RunError(problem, "Import it again with --steps N")
-    grid = difference_between((sides[0], sides[1]), ["A", "B"])
+    grid = difference_between(sides, ["A", "B"])
     return RenderedTable(table, grid, ". ".join(names))
 
 

@@ -170,13 +170,17 @@ def difference(results: Results) -> TableGrid:
     pair = _pair(results)
     if pair is None:
         return TableGrid([], [], [])
+    first, second = pair
+    axes = [axis for axis in results.axes if str(first.get(axis)) != str(second.get(axis))]
     kernels = results.kernels()
-    left, right = (kernels[kernels["cell"] == cell["cell"]] for cell in pair)
-    names = [_difference_name(cell, pair, results) for cell in pair]
-    return difference_between((left, right), names)
+    sides, names = [], []
+    for cell in pair:
+        sides.append(kernels[kernels["cell"] == cell["cell"]])
+        names.append(" ".join(f"{axis}={cell[axis]}" for axis in axes) or str(cell["cell"]))
+    return difference_between(sides, names)
 
 
-def difference_between(cells: tuple[pd.DataFrame, pd.DataFrame], names: Sequence[str]) -> TableGrid:
+def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> TableGrid:
     """Return the kernels that differ most between two cells, which may be of different runs."""
     sides = list(map(inside_operators, cells))
     if not all(kernels["phase"].any() for kernels in sides):
@@ -214,12 +218,6 @@ def _pair(results: Results) -> tuple[Row, Row] | None:
             if len(members) > 1:
                 return members[0], members[1]
     return None
-
-
-def _difference_name(cell: Row, pair: tuple[Row, Row], results: Results) -> str:
-    first, second = pair
-    axes = [axis for axis in results.axes if str(first.get(axis)) != str(second.get(axis))]
-    return " ".join(f"{axis}={cell[axis]}" for axis in axes) or str(cell["cell"])
 
 
 def _by_cell(
