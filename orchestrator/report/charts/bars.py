@@ -86,7 +86,8 @@ def kernel_classes(results: Results) -> Drawn | None:
         order = list(dict.fromkeys(cells["variant"]))[:_MOST_ROWS]
         bars = bars[bars["variant"].isin(order)]
         layers = _stacked(bars, order, _CLASS_COLOURS, " ms")
-        panels.append({"layer": layers, "title": title, **_size(order)})
+        size = {"width": _WIDTH, "height": _ROW * len(order)}
+        panels.append({"layer": layers, "title": title, **size})
     occurring = set(own["part"])
     colours = {part: colour for part, colour in _CLASS_COLOURS.items() if part in occurring}
     return Drawn(panels, legend("box", colours), note)
@@ -114,11 +115,6 @@ def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     words = cells["compile"].replace(COMPILED)
     cells = cells.assign(variant=cells["precision"] + " " + words, scope=scopes_of(cells))
     return kernels, cells, note
-
-
-def _size(order: Sequence[str]) -> dict[str, int]:
-    """Return the size of a panel with these bars."""
-    return {"width": _WIDTH, "height": _ROW * len(order)}
 
 
 def _stacked(
@@ -241,7 +237,7 @@ def _memory_bars(own: pd.DataFrame) -> Panel:
     if cards:
         rule = marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))
         layers.insert(0, with_data(cards, rule))
-    return {"layer": layers, **_size(order)}
+    return {"layer": layers, "width": _WIDTH, "height": _ROW * len(order)}
 
 
 def live_memory(results: Results) -> Drawn | None:

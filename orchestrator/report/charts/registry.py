@@ -16,12 +16,13 @@ from orchestrator.report.charts.bars import (
 )
 from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
 from orchestrator.report.charts.lines import Dots, Lines
-from orchestrator.report.charts.measures import Points, of_column, ratios, step_times
+from orchestrator.report.charts.measures import of_column, ratios, step_times
 from orchestrator.report.charts.rendering import Picture, begin, draw
 from orchestrator.report.text.cell_names import NAME
 from tasks.spec.messages import typed_error_text
 
 PICTURES = ("svg", "png")
+_NARROW = ("tf32", "bf16", "fp16", "bf16_pure")
 _NOT_DRAWN, _NO_PICTURE = Drawn(()), Picture()
 
 
@@ -45,10 +46,6 @@ class Figure:
     picture: Picture = _NO_PICTURE
 
 
-def _over_fp32(precision: str) -> tuple[str, Points]:
-    return f"{precision} over fp32", ratios("precision", "fp32", (precision,))
-
-
 PLOTS: tuple[Plot, ...] = (
     Plot(
         "step-time",
@@ -63,7 +60,7 @@ PLOTS: tuple[Plot, ...] = (
         "Speed-up over fp32",
         "times as fast as in fp32, log scale; bars: interval from both medians",
         Dots(
-            tuple(map(_over_fp32, ("tf32", "bf16", "fp16", "bf16_pure"))),
+            tuple((f"{one} over fp32", ratios("precision", "fp32", (one,))) for one in _NARROW),
             "×",
             (NAME, "context_length"),
             "precision",

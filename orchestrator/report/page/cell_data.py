@@ -87,10 +87,8 @@ def cell_columns(results: Results) -> dict[str, Any]:
 def _words(values: pd.Series[Any], order: Iterable[object]) -> dict[str, object]:
     """Return the distinct words in their order, and the index of each value; -1 if it is null."""
     words = list(map(str, order))
-    return {
-        "w": words,
-        "i": list(map(int, pd.Index(words).get_indexer(pd.Index(values.astype("string"))))),
-    }
+    indices = pd.Index(words).get_indexer(pd.Index(values.astype("string")))
+    return {"w": words, "i": indices.tolist()}
 
 
 def _or_null(values: pd.Series[Any]) -> list[Any]:

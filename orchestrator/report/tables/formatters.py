@@ -330,9 +330,8 @@ def memory_need(row: Row) -> Entry:
 
 def _measured_need(row: Row) -> Entry:
     if row["status"] == "oom":
-        asked = (
-            f" (asked {_size(row['asked_bytes'])} more)" if has_value(row, "asked_bytes") else ""
-        )
+        is_known = has_value(row, "asked_bytes")
+        asked = f" (asked {_size(row['asked_bytes'])} more)" if is_known else ""
         return Entry("OOM", spread=asked, status="oom")
     if has_value(row, "peak_reserved_bytes"):
         # The precision counts too: a T4 has neither tf32 nor bf16.

@@ -65,9 +65,7 @@ def _growth(results: Results) -> TableGrid:
             for _, column, value in _GROWING:
                 entries += [value(row), _exponent(row, previous, column)]
             found.append((row, [*entries, show.peak_bytes_per_pair(row)]))
-    titles = []
-    for title, _, _ in _GROWING:
-        titles += [title, f"exponent of {title}"]
+    titles = [title for name, _, _ in _GROWING for title in (name, f"exponent of {name}")]
     return grid_of([*axes, _LENGTH], (), [*titles, "peak bytes / pair"], found, _LENGTH)
 
 
