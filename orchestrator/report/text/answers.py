@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -282,7 +283,7 @@ def _ran_out(cells: pd.DataFrame) -> pd.Series[bool]:
 def _of_limits(limited: pd.DataFrame, unlimited: pd.DataFrame, axes: Sequence[str]) -> Answer:
     by_limit = _ran_out(limited).groupby(limited[LIMIT].astype(float))
     # The limit that separates the cells best.
-    chosen = (by_limit.mean() - 0.5).abs().idxmin()
+    chosen: Any = (by_limit.mean() - 0.5).abs().idxmin()
     detail = ""
     without = unlimited[unlimited[LIMIT].isna()]
     if len(without) and not _ran_out(without).any():
