@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
 from orchestrator.analysis.axes import Row, has_value
-from orchestrator.report.references.records import ReferenceNumber
+from orchestrator.report.references.records import DIMENSIONS, ReferenceNumber
 
 # From 5 warm-up steps on, further ones did not change the times of a step on an H200.
 WARM = 5
@@ -38,7 +38,6 @@ _SAME_PHASE = {
     "backward": {"forward_backward", "train_step"},
 }
 _CONTINUES_AFTER_FORWARD = {"forward_backward", "train_step"}
-_DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
 def matches(
@@ -168,7 +167,6 @@ def dimensions_of(row: Row) -> Dimensions | None:
     if has_value(row, "size"):
         year = int(row["year"]) if has_value(row, "year") else min(SIZES)
         return SIZES[year].get(row["size"])
-    if all(has_value(row, name) for name in _DIMENSIONS):
-        d_model, d_ff, num_layers, num_heads = (int(row[name]) for name in _DIMENSIONS)
-        return Dimensions(d_model, d_ff, num_layers, num_heads)
+    if all(has_value(row, name) for name in DIMENSIONS):
+        return Dimensions(**{name: int(row[name]) for name in DIMENSIONS})
     return None

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from model.config import SIZES
+from model.config import SIZES, Dimensions
 from orchestrator.common.reference_devices import ALL
 
 TableCell = bool | int | Decimal | str | list[str]
@@ -31,7 +31,7 @@ _FACTORS = {
 }  # fmt: skip
 # nsys prints the unit of a time in each cell, such as `873 ns`.
 _WITH_UNIT = re.compile(r"(-?[\d.]+) (s|ms|μs|us|ns|MiB|GiB|GB)")
-_DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
+DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
 @dataclass(frozen=True)
@@ -232,13 +232,11 @@ def _with_size(axes: Axes, year: int) -> Axes:
 
     Raise ValueError if no size has these dimensions, or if the table names another size.
     """
-    dimensions = {name: axes[name][0] for name in _DIMENSIONS if name in axes}
-    others = {axis: values for axis, values in axes.items() if axis not in _DIMENSIONS}
-    if len(dimensions) < len(_DIMENSIONS):
+    dimensions = {name: axes[name][0] for name in DIMENSIONS if name in axes}
+    others = {axis: values for axis, values in axes.items() if axis not in DIMENSIONS}
+    if len(dimensions) < len(DIMENSIONS):
         return others
     for size, known in SIZES[year].items():
-        if all(getattr(known, name) == dimensions[name] for name in _DIMENSIONS):
-            if others.get("size", (size,)) != (size,):
-                break
+        if known == Dimensions(**dimensions) and others.get("size", (size,)) == (size,):
             return {"size": (size,), **others}
     raise ValueError(f"{axes.get('size')} is not {dimensions} in {year}")
