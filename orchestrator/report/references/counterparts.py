@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+
+import pandas as pd
 
 from orchestrator.analysis.axes import Row, has_value
 from orchestrator.analysis.results import Results
@@ -76,13 +77,6 @@ _NEGLIGIBLE = 0.005  # share of kernel time without a known class; published one
 _LARGEST = 10  # allocations of a part: the longest list of a write-up
 
 
-class _Allocation(NamedTuple):
-    role: str
-    part: str
-    size_bytes: int
-    instances: int
-
-
 @dataclass(frozen=True)
 class KernelFigures:
     """The kernel times of one cell."""
@@ -142,30 +136,26 @@ class Figures:
         return by_cell
 
     @cached_property
-    def allocations(self) -> Mapping[str, list[_Allocation]]:
-        """The single allocations at the peak, the largest first."""
+    def allocations(self) -> Mapping[str, pd.DataFrame]:
+        """The allocations at the peak, the largest first."""
         rows = self.results.allocations()
         rows = rows[rows["count"].notna() & (rows["moment"] == "peak")]
         recorded = having("snapshot_peak_allocated_bytes")(self.results.cells)
         rows = rows[rows["cell"].isin(recorded["cell"])]
         rows = rows.sort_values("size_bytes", ascending=False, kind="stable")
-        by_cell: dict[str, list[_Allocation]] = defaultdict(list)
-        columns = rows[["cell", "role", "part", "size_bytes", "count"]]
-        for cell, *values in columns.itertuples(index=False):
-            by_cell[cell].append(_Allocation(*values))
-        return by_cell
+        return dict(iter(rows.groupby("cell")))
 
     def largest_allocations(self, cell: str, part: str) -> list[float]:
         """Return the bytes of the largest allocations of a part; of all parts if it is empty."""
-        roles, module = _ALLOCATED.get(part, ((), None))
-        sizes: list[float] = []
-        for one in self.allocations.get(cell, ()):
-            is_of_part = one.role in roles and module in (None, one.part)
-            if is_of_part or not part:
-                sizes += [float(one.size_bytes)] * int(one.instances)
-            if len(sizes) >= _LARGEST:
-                break
-        return sizes[:_LARGEST]
+        rows = self.allocations.get(cell)
+        if rows is None:
+            return []
+        if part:
+            roles, module = _ALLOCATED.get(part, ((), None))
+            rows = rows[rows["role"].isin(roles)]
+            rows = rows[rows["part"] == module] if module else rows
+        sizes = rows["size_bytes"].repeat(rows["count"].astype(int))
+        return list(map(float, sizes[:_LARGEST]))
 
 
 OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]
