@@ -172,19 +172,15 @@ def _specs(plot: Plot, drawn: Drawn) -> list[dict[str, object]]:
     for panel in drawn.panels:
         text = ", ".join(filter(None, (plot.title, str(panel.get("title", "")))))
         specs.append({**panel, "description": text, "config": PANEL_CONFIG})
-    return [*specs, _whole_spec(plot, drawn)]
-
-
-def _whole_spec(plot: Plot, drawn: Drawn) -> dict[str, object]:
-    """Return the specification of all panels in rows, with their legend and a title."""
     subtitle = ": ".join(filter(None, (plot.read, drawn.note)))
-    return {
+    whole = {
         "config": {**CONFIG, "background": "#ffffff"},
         "title": {"text": plot.title, "subtitle": subtitle, "fontSize": 14},
         "concat": drawn.panels,
         "columns": min(drawn.columns, 3),
         "resolve": {"scale": {"color": "shared"}},
     }
+    return [*specs, whole]
 
 
 def figure_files(

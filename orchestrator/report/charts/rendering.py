@@ -61,18 +61,13 @@ def _draw(chart: Sequence[Mapping[str, object]]) -> Picture:
 
     _load_fonts()
     try:
-        *panels, whole = map(_to_svg, chart)
+        svgs = [vl_convert.vegalite_to_svg(dict(spec)) for spec in chart]
+        *panels, whole = map(with_short_paths, map(with_numbered_clips, svgs))
         svg = _LINK.sub("", whole)  # the targets of links are on the page
         png = vl_convert.svg_to_png(svg, scale=_PNG_SCALE)
         return Picture(list(map(_for_page, panels)), svg, png)
     except Exception as error:
         return Picture(problem=typed_error_text(error))
-
-
-def _to_svg(chart: Mapping[str, object]) -> str:
-    import vl_convert
-
-    return with_short_paths(with_numbered_clips(vl_convert.vegalite_to_svg(dict(chart))))
 
 
 def _for_page(svg: str) -> str:
