@@ -163,11 +163,9 @@ def nothing_in_common(device: str) -> str:
 
 def _covered_axes(numbers: Numbers, task: str) -> str:
     texts = []
+    own = [number for number in numbers if number.task == task]
     for axis in ("size", "d_head", "context_length", "precision", "compile"):
-        values: dict[str, None] = {}
-        for number in numbers:
-            if number.task == task:
-                values.update((str(value), None) for value in number.axes.get(axis, ()))
+        values = dict.fromkeys(str(value) for one in own for value in one.axes.get(axis, ()))
         if values:
             texts.append(f"{axis}={','.join(values)}")
     return " ".join(texts)

@@ -167,10 +167,8 @@ def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells so that the last of equal ones is of the run with most times."""
     has_time = cells[TIME].notna()
     size = has_time.groupby(cells[RUN]).transform("sum") if RUN in cells else has_time
-    order = pd.DataFrame({"time": has_time, "size": size}).sort_values(
-        ["time", "size"], kind="stable"
-    )
-    return cells.loc[order.index]
+    ranks = pd.DataFrame({"time": has_time, "size": size})
+    return cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
 
 
 def _map(
