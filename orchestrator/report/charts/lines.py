@@ -43,6 +43,7 @@ from orchestrator.report.text.numbers import rounded
 from orchestrator.report.text.slices import choose_slice, evenly
 from tasks.spec.parameters import TIMING_AXES
 
+RATIO = "×"  # the unit of speed-ups
 _HEIGHT = 140
 _NUMBERS = ("shown", "low", "high")  # columns of a value and its interval
 _HORIZONTAL = ("context_length", "batch_size", "num_layers", "d_model", "d_head")
@@ -61,8 +62,8 @@ _KERNEL_LEGEND = (
 class Lines:
     """Lines of a value over the context length, in panels.
 
-    colour, panel: axes; an empty `panel` is the model. dashed: the eager lines are dashed.
-    baseline: a value with a line across. has_slopes: the exponent stands at the end of a line.
+    unit: if it is RATIO, a line goes across at 1. colour, panel: axes; an empty `panel` is the
+    model. dashed: the eager lines are dashed. has_slopes: the exponent stands at the end of a line.
     """
 
     points: Points
@@ -71,7 +72,6 @@ class Lines:
     panel: str = ""
     is_log: bool = True
     dashed: bool = False
-    baseline: float | None = None
     top: float | None = None
     has_slopes: bool = False
 
@@ -117,9 +117,9 @@ class Lines:
             dashes = {"domain": ["eager", "blocks", "model"], "range": [[4, 3], [1, 0], [1, 0]]}
             lines["strokeDash"] = channel("compile:N", scale=dashes, legend=None)
         layers = [marks("line", lines, strokeWidth=1.6, aria=False), *_points(own, shared, "y")]
-        if self.baseline is not None:
+        if self.unit == RATIO:
             rule = marks("rule", {"y": "one:Q"}, aria=False, strokeDash=[4, 3], color=light("ink2"))
-            layers.insert(0, with_data([{"one": self.baseline}], rule))
+            layers.insert(0, with_data([{"one": 1.0}], rule))
         if self.has_slopes:
             layers += _slopes(own, self.colour, shared)
         columns = ["across", "order", "shown", "low", "high", "label", "href", "hollow"]
@@ -186,16 +186,15 @@ def _slopes(own: pd.DataFrame, axis: str, shared: Mapping[str, Channel]) -> list
 class Dots:
     """A dot with its interval for each row, on a logarithmic axis.
 
-    points: of each panel, with its title. rows: axes whose values name a row. colour: an axis.
-    baseline: a value with a line across.
+    points: of each panel, with its title. unit: if it is RATIO, a line goes across at 1. rows: axes
+    whose values name a row; without the context, all are of the longest one with most rows.
+    colour: an axis.
     """
 
     points: tuple[tuple[str, Points], ...]
     unit: str
     rows: tuple[str, ...]
     colour: str
-    baseline: float | None = None
-    at_longest: bool = False  # only cells of the longest context with most rows
 
     def __call__(self, results: Results) -> Drawn | None:
         parts, note, longest = {}, "", None
@@ -204,7 +203,7 @@ class Dots:
             shown = list(dict.fromkeys((*self.rows, self.colour)))
             if cells.empty or not set(shown) <= set(cells):
                 continue
-            if self.at_longest:
+            if LENGTH not in self.rows:
                 longest = longest or fullest_context(cells, self.rows[0])
                 cells = cells[cells[LENGTH] == longest]
                 title += f", context {longest:,}"
@@ -236,9 +235,9 @@ class Dots:
         y = channel("row:N", sort=order, title=None, axis={"labelLimit": 140})
         shared = {"x": x, "y": y, "color": colour_channel(f"{self.colour}:N", colours)}
         layers = []
-        if self.baseline is not None:
+        if self.unit == RATIO:
             rule = marks("rule", {"x": "one:Q"}, aria=False, color=light("ink2"))
-            layers.append(with_data([{"one": self.baseline}], rule))
+            layers.append(with_data([{"one": 1.0}], rule))
         layers += _points(data, shared, "x")
         chosen = ["row", "label", "href", "hollow", *_NUMBERS, self.colour]
         size = {"width": 260, "height": max(15 * len(order), 60)}

@@ -15,7 +15,7 @@ from orchestrator.report.charts.bars import (
     memory_parts,
 )
 from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
-from orchestrator.report.charts.lines import Dots, Lines
+from orchestrator.report.charts.lines import RATIO, Dots, Lines
 from orchestrator.report.charts.measures import of_column, ratios, step_times
 from orchestrator.report.charts.rendering import Picture, begin, draw
 from orchestrator.report.text.cell_names import NAME
@@ -61,10 +61,9 @@ PLOTS: tuple[Plot, ...] = (
         "times as fast as in fp32, log scale; bars: interval from both medians",
         Dots(
             tuple((f"{one} over fp32", ratios("precision", "fp32", (one,))) for one in _NARROW),
-            "×",
+            RATIO,
             (NAME, "context_length"),
             "precision",
-            baseline=1.0,
         ),
     ),
     Plot(
@@ -96,10 +95,9 @@ PLOTS: tuple[Plot, ...] = (
         "times as fast as eager, log scale; bars: interval from both medians",
         Lines(
             ratios("compile", "eager", ("blocks", "model")),
-            "×",
+            RATIO,
             NAME,
             panel="precision",
-            baseline=1.0,
         ),
     ),
     Plot(
@@ -129,7 +127,6 @@ PLOTS: tuple[Plot, ...] = (
             "",
             ("attention",),
             "attention",
-            at_longest=True,
         ),
     ),
     Plot(
