@@ -42,13 +42,13 @@ def cell_columns() -> tuple[ColumnDoc, ...]:
     """Return the descriptions of all columns of `cells` that are not parameters."""
     (attempts,) = (table for table in STORED_TABLES if table.name == "attempts")
     stored = {field.name: field for field in (*attempts.fields, ATTEMPT)}
-    found = [_doc(stored[name]) for name in _STORED]
-    found += [*map(_doc, RUN_FIELDS), *map(_doc, DERIVED_FIELDS), *map(_doc, FACT_COLUMNS)]
+    declared: list[Field | Fact | CellColumn | DerivedField] = [stored[name] for name in _STORED]
+    declared += [*RUN_FIELDS, *DERIVED_FIELDS, *FACT_COLUMNS]
     for metric in (*METRICS, *PREDICTED_METRICS):
-        found += map(_doc, metric.columns)
+        declared += metric.columns
     by_name: dict[str, ColumnDoc] = {}
-    for one in found:
-        by_name.setdefault(one.name, one)
+    for one in declared:
+        by_name.setdefault(one.name, ColumnDoc(one.name, one.unit or "", one.doc))
     return tuple(by_name.values())
 
 
@@ -79,7 +79,3 @@ def _describe(name: str) -> ColumnDoc:
         if one.matches(name):
             return ColumnDoc(name, one.unit, one.doc)
     return ColumnDoc(name, "", PARAMETER)
-
-
-def _doc(column: Field | Fact | CellColumn | DerivedField) -> ColumnDoc:
-    return ColumnDoc(column.name, column.unit or "", column.doc)
