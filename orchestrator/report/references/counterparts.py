@@ -143,7 +143,7 @@ class Figures:
         recorded = having("snapshot_peak_allocated_bytes")(self.results.cells)
         rows = rows[rows["cell"].isin(recorded["cell"])]
         rows = rows.sort_values("size_bytes", ascending=False, kind="stable")
-        return dict(iter(rows.groupby("cell")))
+        return {str(cell): own for cell, own in rows.groupby("cell")}
 
     def largest_allocations(self, cell: str, part: str) -> list[float]:
         """Return the bytes of the largest allocations of a part; of all parts if it is empty."""
@@ -154,7 +154,7 @@ class Figures:
             roles, module = _ALLOCATED.get(part, ((), None))
             rows = rows[rows["role"].isin(roles)]
             rows = rows[rows["part"] == module] if module else rows
-        sizes = rows["size_bytes"].repeat(rows["count"].astype(int))
+        sizes = rows["size_bytes"].repeat(rows["count"].astype(int).tolist())
         return list(map(float, sizes[:_LARGEST]))
 
 

@@ -168,5 +168,6 @@ def dimensions_of(row: Row) -> Dimensions | None:
         year = int(row["year"]) if has_value(row, "year") else min(SIZES)
         return SIZES[year].get(row["size"])
     if all(has_value(row, name) for name in DIMENSIONS):
-        return Dimensions(**{name: int(row[name]) for name in DIMENSIONS})
+        d_model, d_ff, num_layers, num_heads = (int(row[name]) for name in DIMENSIONS)
+        return Dimensions(d_model, d_ff, num_layers, num_heads)
     return None
