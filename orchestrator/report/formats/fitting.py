@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product, repeat
 
 from orchestrator.report.tables.table import Entry, RenderedTable
@@ -29,6 +30,7 @@ BETWEEN_COLUMNS_PT = 8
 # views fits, and shorter texts only if not even one measure fits.
 _LONG, _SHORT = 42, 20
 _FEW = range(4, 0, -1)
+_lines = partial(textwrap.wrap, width=10, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:
@@ -88,13 +90,3 @@ def _width_pt(text: str) -> float:
 def heads(view: TableView) -> list[list[str]]:
     """Return the lines of the head of each column: its words, joined while they stay short."""
     return list(map(_lines, view.header))
-
-
-def _lines(title: str) -> list[str]:
-    lines: list[str] = []
-    for word in title.split(" "):
-        if lines and len(lines[-1]) + len(word) < 10:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
