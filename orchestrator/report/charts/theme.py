@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 
 LIGHT, DARK = 0, 1
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
@@ -51,7 +50,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "s4": ("#1f5c97", "#8abbe6"),
     "s5": ("#0c3764", "#c4e0f8"),
 }
-_BY_VALUE = dict(zip(map(itemgetter(LIGHT), COLOURS.values()), COLOURS, strict=True))
+_BY_VALUE = {light: name for name, (light, _) in COLOURS.items()}
 _PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "k4", "bf16_pure": "k5"}
 MOST_COLOURS = 6
 # Implementations of attention that keep no scores: one kernel does all of it.

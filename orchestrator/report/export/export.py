@@ -83,15 +83,13 @@ def publish(
     for run in runs.values():
         if error := describe_incomplete(run, incomplete_cells(run)):
             raise error
-    redaction = Redaction(
-        pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()])
-    )
+    attempts = [run.read("attempts", ["facts", "started_at"]) for run in runs.values()]
+    redaction = Redaction(pd.concat(attempts))
     with _aside(out) as folder:
         for name, run in runs.items():
             _copy(run, folder / name, redaction)
-        RunWriter(folder).write_cells(
-            load_results(RunCollection({name: Run(folder / name) for name in runs}, folder)).cells
-        )
+        copies = RunCollection({name: Run(folder / name) for name in runs}, folder)
+        RunWriter(folder).write_cells(load_results(copies).cells)
         left_out = (*redaction.left_out(), _NOT_COPIED)
         if missing := sum(run.unfinished_count() for run in runs.values()):
             left_out += (f"{cell_count(missing)} asked for and not measured yet",)
