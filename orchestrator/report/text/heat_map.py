@@ -37,7 +37,8 @@ _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 3
 _LEAST_SHADE, _MOST_SHADE = 6, 100
 _DARK_SHADE = 78  # above it, white text has more contrast than black text
 _LARGEST_GAIN = 4.0  # of the speed-ups that have different shades
-_SWITCHED = ("compile", "pass", "memory_limit_gib", NAME)
+# Axes that a reader can switch, with their labels.
+_SWITCHED = {"compile": "Code", "pass": "Pass", "memory_limit_gib": "Memory limit", NAME: "Model"}
 _SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
@@ -153,7 +154,7 @@ def heat_map(results: Results) -> HeatMap | None:
 def _varying(cells: pd.DataFrame, axes: Iterable[str]) -> list[str]:
     """Return the axes of switches that have several values."""
     counts = cells.filter(items=list(axes)).nunique(dropna=False)
-    return sorted(counts[counts > 1].index, key=_SWITCHED.index)
+    return sorted(counts[counts > 1].index, key=list(_SWITCHED).index)
 
 
 def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
@@ -237,9 +238,8 @@ def _switch(axis: str, cells: pd.DataFrame) -> Switch:
     first = cells[axis].value_counts().index[0] if axis == NAME else MAIN.get(axis)
     if first in values:
         values = [first, *(value for value in values if value != first)]
-    labels = {"compile": "Code", "pass": "Pass", "memory_limit_gib": "Memory limit"}
     options = [(axis_text(value), _option(axis, value)) for value in values]
-    return Switch(axis, labels.get(axis, "Model"), options)
+    return Switch(axis, _SWITCHED[axis], options)
 
 
 def _option(axis: str, value: object) -> str:
