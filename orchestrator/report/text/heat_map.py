@@ -136,19 +136,18 @@ def heat_map(results: Results) -> HeatMap | None:
     cells = cells[cells[LENGTH].notna() & (cells["status"] != "skipped")]
     if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
         return None
-    grid = ("precision", row_axis, LENGTH)
-    switched = _varying(cells, set(_SWITCHED) - set(grid))
+    most = {"precision": _MOST_PANELS, row_axis: _MOST_ROWS, LENGTH: _MOST_COLUMNS}
+    switched = _varying(cells, set(_SWITCHED) - set(most))
     # Runs may repeat cells with other numbers of steps: the best measured one is shown.
     axes = [axis for axis in results.axes if axis not in (RUN, *TIMING_AXES)]
-    cells, note = choose_slice(_best_first(cells), axes, [*grid, *switched])
-    most = (_MOST_PANELS, _MOST_ROWS, _MOST_COLUMNS)
+    cells, note = choose_slice(_best_first(cells), axes, [*most, *switched])
     first = _first_view(cells, switched)
-    values = [_fullest(axis, first, count) for axis, count in zip(grid, most, strict=True)]
-    for axis, own in zip(grid, values, strict=True):
-        cells = cells[cells[axis].isin(own)]
+    grid = {axis: _fullest(axis, first, count) for axis, count in most.items()}
+    for axis, values in grid.items():
+        cells = cells[cells[axis].isin(values)]
     # The only cells with another value may be outside of the grid.
     switched = _varying(cells, switched)
-    return _map(cells, grid, values, switched, note)
+    return _map(cells, grid, switched, note)
 
 
 def _varying(cells: pd.DataFrame, axes: Iterable[str]) -> list[str]:
@@ -173,16 +172,13 @@ def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _map(
-    cells: pd.DataFrame,
-    axes: tuple[str, str, str],
-    values: list[list[Any]],
-    switched: list[str],
-    note: str,
+    cells: pd.DataFrame, grid: Mapping[str, list[Any]], switched: list[str], note: str
 ) -> HeatMap:
-    measures = _measures(cells, values[0])
+    """Return the map of cells. grid: axes of panels, rows and columns, with their values."""
+    measures = _measures(cells, grid["precision"])
     positions: dict[str, dict[Any, Any]] = {}
     for record in cells.to_dict("records"):
-        place = [own.index(record[axis]) for axis, own in zip(axes, values, strict=True)]
+        place = [values.index(record[axis]) for axis, values in grid.items()]
         options = [axis_text(record[axis]) for axis in switched]
         positions[_position(place, options)] = record
     for position, record in positions.items():
@@ -197,9 +193,10 @@ def _map(
         views[position] = {m.name: _cell(record, m, ranges[m.name]) for m in measures}
         if not measures:
             views[position] = {"": _cell(record, None, (0.0, 1.0))}
-    panels, rows, columns = (list(map(_heading, own)) for own in values)
+    panels, rows, columns = (list(map(_heading, values)) for values in grid.values())
+    _, row_axis, _ = grid
     return HeatMap(
-        row_title="model" if axes[1] == NAME else axes[1],
+        row_title="model" if row_axis == NAME else row_axis,
         panels=panels,
         rows=rows,
         columns=columns,
@@ -207,7 +204,7 @@ def _map(
         switches=[_switch(axis, cells) for axis in switched],
         views=views,
         note=note,
-        first_note=shared_settings(first, axes),
+        first_note=shared_settings(first, grid),
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known=bool(cells["cpu_bound"].notna().any()),
     )
