@@ -72,35 +72,32 @@ def to_html(
         **cell_columns(results),
     }
     found = sections(results, report.figures, report.pages)
-    return (
-        _environment()
-        .get_template("index.html")
-        .generate(
-            name=results.manifest.get("name", "run"),
-            manifest=results.manifest,
-            headline=headline(results),
-            statuses=counts_by_status(results, missing),
-            total=len(results.cells) + missing,
-            versions=_versions(results.cells),
-            dates=measured_days(results.cells, _DAY),
-            answers=report.answers[:_MOST_ANSWERS],
-            grid=grid,
-            sections=found,
-            links={section.question.name for section in found},
-            filters=[name for name in _FILTERS if name in data["columns"] or name in data["axes"]],
-            count=len(results.cells),
-            run=report.run_argument,
-            citation=_citation(results),
-            commands=_commands(results),
-            program=_PROGRAM,
-            version=_version(results),
-            light=Markup(variables(LIGHT)),
-            dark=Markup(variables(DARK)),
-            data=Markup(packed([json.dumps(data, separators=(",", ":"))])),
-            library=Markup(_library()),
-            copies=Markup(packed([json.dumps(copies)])),
-            details=Markup(packed_json(details)) if len(results.cells) else "",
-        )
+    template = _environment().get_template("index.html")
+    return template.generate(
+        name=results.manifest.get("name", "run"),
+        manifest=results.manifest,
+        headline=headline(results),
+        statuses=counts_by_status(results, missing),
+        total=len(results.cells) + missing,
+        versions=_versions(results.cells),
+        dates=measured_days(results.cells, _DAY),
+        answers=report.answers[:_MOST_ANSWERS],
+        grid=grid,
+        sections=found,
+        links={section.question.name for section in found},
+        filters=[name for name in _FILTERS if name in data["columns"] or name in data["axes"]],
+        count=len(results.cells),
+        run=report.run_argument,
+        citation=_citation(results),
+        commands=_commands(results),
+        program=_PROGRAM,
+        version=_version(results),
+        light=Markup(variables(LIGHT)),
+        dark=Markup(variables(DARK)),
+        data=Markup(packed([json.dumps(data, separators=(",", ":"))])),
+        library=Markup(_library()),
+        copies=Markup(packed([json.dumps(copies)])),
+        details=Markup(packed_json(details)) if len(results.cells) else "",
     )
 
 

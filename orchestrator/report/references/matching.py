@@ -160,9 +160,8 @@ def _with_choices(axis: str, values: tuple[object, ...]) -> str:
 
 def dimensions_of(row: Row) -> Dimensions | None:
     """Return the dimensions of a cell's model, or None if the model is not one of ours."""
-    if has_value(row, "num_kv_heads") or (
-        has_value(row, "tie_embeddings") and row["tie_embeddings"]
-    ):
+    is_tied = has_value(row, "tie_embeddings") and row["tie_embeddings"]
+    if is_tied or has_value(row, "num_kv_heads"):
         return None  # no published table has these
     if has_value(row, "size"):
         year = int(row["year"]) if has_value(row, "year") else min(SIZES)
