@@ -80,8 +80,7 @@ class TimedKernel(NamedTuple):
 
 def inside_operators(kernels: pd.DataFrame) -> pd.DataFrame:
     """Return the kernels that operators launched."""
-    inside: pd.DataFrame = kernels[kernels["name"] != OUTSIDE_OPERATORS]
-    return inside
+    return kernels[kernels["name"] != OUTSIDE_OPERATORS]
 
 
 def rows_by_cell(kernels: pd.DataFrame) -> Mapping[str, list[TimedKernel]]:

@@ -67,8 +67,7 @@ def limited_steps(results: Results) -> pd.DataFrame:
     if LIMIT not in cells:
         return cells.iloc[:0]
     is_decided = cells["status"].isin(["ok", *OUT_OF_MEMORY])
-    limited: pd.DataFrame = cells[is_decided & cells[LIMIT].notna()]
-    return preferring(limited, {"pass": "train_step"})
+    return preferring(cells[is_decided & cells[LIMIT].notna()], {"pass": "train_step"})
 
 
 def contexts_by_limit(limited: pd.DataFrame, axes: Sequence[str]) -> TextTable:
