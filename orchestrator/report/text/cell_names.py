@@ -35,7 +35,7 @@ def name_of(row: Row) -> str:
 
 def names_of(cells: pd.DataFrame) -> pd.Series[Any]:
     """Return the name of each cell's model."""
-    # For all cells at once: row by row, 10,000 names take six times as long.
+    # By column: with `name_of` on each row, 10,000 names take six times as long.
     names = cells.get("task", pd.Series("", cells.index)).astype(object).str.replace("_", " ")
     for axis, prefix in reversed(NAMING):
         if axis in cells:
