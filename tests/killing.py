@@ -12,7 +12,9 @@ one line and exit code 2. Between rounds the sweep grows; at last it runs to its
 Printed are cells that had finished and are in no table, cells with two results, cells that the last
 run left undone, outputs with a traceback, and processes that live five seconds after their driver.
 Processes are recognised by the process tree before the kill and by their open files and working
-folder afterwards. Exit code 1 if anything is wrong.
+folder afterwards. Exit code 1 if anything is wrong: the folder is then kept, with Ray's logs and,
+for a sweep that stopped to measure, a description of its processes (their stacks, too, if py-spy
+is installed).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import pandas as pd
 import psutil
 
 from orchestrator.common.errors import COMPLETED, EXIT_INTERRUPTED, EXIT_USER
-from orchestrator.scheduling.ray_reaper import has_ended
+from orchestrator.scheduling.ray_reaper import RAY_FOLDER, has_ended
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import JOURNAL_FILE
 from tasks.spec.status import Status
@@ -110,7 +112,7 @@ def open_paths(pid: int) -> list[str]:
 
 
 def asked_of_each(folder: Path, ask: Callable[[psutil.Process], T]) -> list[T]:
-    """Of its processes; those that end meanwhile are left out."""
+    """Return the answers of a test's processes, without those that end meanwhile."""
     answers = []
     for process in processes_of(folder):
         with suppress(psutil.Error):
@@ -119,12 +121,12 @@ def asked_of_each(folder: Path, ask: Callable[[psutil.Process], T]) -> list[T]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Their command lines."""
+    """Return the command lines of a test's processes."""
     return asked_of_each(folder, lambda process: " ".join(process.cmdline())[:200])
 
 
 def left_after(folder: Path, within_s: float, word: str = "") -> list[str]:
-    """Processes, with `word` in their command line, that have not ended by then."""
+    """Return the command lines that contain `word` of processes that outlive the time limit."""
     deadline = time.monotonic() + within_s
     while left := [words for words in leftovers(folder) if word in words]:
         if time.monotonic() > deadline:
@@ -242,6 +244,26 @@ def describe(process: psutil.Process) -> str:
     return str(process.pid)
 
 
+def keep_evidence(tree: ProcessTree, folder: Path) -> None:
+    """Write what the processes of a sweep wait for to `folder`, and copy the logs of its Ray."""
+    spy, texts = shutil.which("py-spy"), []
+    for process in sorted(tree.living(), key=lambda process: process.pid):
+        with suppress(psutil.Error, OSError):
+            waits_in = Path(f"/proc/{process.pid}/wchan").read_text()
+            age_s = time.time() - process.create_time()
+            texts.append(
+                f"{describe(process)}\n  child of {process.ppid()}, {age_s:.0f} s old, "
+                f"{process.status()} in {waits_in}"
+            )
+            if spy:
+                command = [spy, "dump", "--pid", str(process.pid)]
+                texts.append(subprocess.run(command, capture_output=True, text=True).stdout)
+    (folder / "stalled.txt").write_text("\n".join(texts))
+    shutil.copy(folder / "output.txt", folder / "stalled-output.txt")
+    for logs in (folder / "ray").resolve().glob(f"*/{RAY_FOLDER}/session_2*/logs"):
+        shutil.copytree(logs, folder / f"stalled-{logs.parent.name}", dirs_exist_ok=True)
+
+
 def _await_moment(driver: subprocess.Popen[bytes], tree: ProcessTree, one: Round) -> bool:
     """Wait for the moment. Return False if the driver ends before."""
     longest = time.monotonic() + _LONGEST_START_S
@@ -278,6 +300,7 @@ def _watch(
     limit_s = _LONGEST_END_S if ends else _LONGEST_START_S
     while driver.poll() is None and (ends or journals(one.run) < before + 2):
         if time.monotonic() - killed > limit_s:
+            keep_evidence(tree, one.folder)
             driver.kill()
             return [f"after the kill of {ending.victim}, nothing happened for {limit_s:g} s"]
         tree.look()
@@ -310,12 +333,15 @@ def journals(run: Path) -> int:
 
 
 def begun(run: Path) -> int:
-    """How many cells have been begun."""
+    """Return how many cells have begun."""
     return len(os.listdir(run / "artifacts")) if (run / "artifacts").exists() else 0
 
 
 def measured_on_disk(run: Path, known: Attempts = frozenset()) -> Attempts:
-    """Attempts whose own word of having been measured is on disk, whatever became of their driver. known: not read again."""
+    """Return the attempts whose journals say that they were measured, whatever their driver did.
+
+    known: attempts that are not read again.
+    """
     found = set(known)
     for path in run.glob(f"artifacts/*/*/{JOURNAL_FILE}"):
         attempt = (path.parent.parent.name, int(path.parent.name))
@@ -326,14 +352,14 @@ def measured_on_disk(run: Path, known: Attempts = frozenset()) -> Attempts:
 
 
 def lost_and_repeated(run: Path, finished: Attempts) -> tuple[int, int]:
-    """Of a run that came to its end: how many of `finished` are no row, and how many cells were measured more than once."""
+    """Return how many finished attempts of a run have no row, and how many cells have two."""
     attempts = pd.concat(pd.read_parquet(part) for part in (run / "attempts").glob("*.parquet"))
     ok = attempts[attempts["status"] == "ok"]
-    kept = list(zip(ok["cell"], ok["attempt"], strict=True))
-    times = Counter(cell for cell, _ in kept)
-    return len(finished - set(kept)), sum(count > 1 for count in times.values()) + len(kept) - len(
-        set(kept)
-    )
+    rows = list(zip(ok["cell"], ok["attempt"], strict=True))
+    lost = finished - set(rows)
+    repeated_cells = sum(count > 1 for count in Counter(cell for cell, _ in rows).values())
+    repeated_rows = len(rows) - len(set(rows))
+    return len(lost), repeated_cells + repeated_rows
 
 
 def main() -> None:
@@ -353,7 +379,9 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="killed-"))
     with own_temporary_folder(folder) as environment:
         failed = _torture(folder, environment, options)
-    if not failed:
+    if failed:
+        print(f"see {folder}")
+    else:
         shutil.rmtree(folder)
     sys.exit(failed)
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import cache, wraps
 from typing import TYPE_CHECKING, TypeAlias
 
+from orchestrator.common.errors import NoNodeLeft
+from orchestrator.common.text import format_seconds
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
 from orchestrator.execution.child_supervision import recover
 from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 # Added to an attempt's time-out before its supervisor is given up. Until then the supervisor may
 # prepare a fork server and a process, and check the GPU and twice the host.
 _BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0
+# For a private Ray to begin a cell while no other runs. Until then it may prepare the slot, and give
+# up a worker that does not answer, which takes a minute (worker_register_timeout_seconds).
+_START_S = PREPARATION_S + 90.0
 _POLL_S = 0.5
 
 # The attempts that Ray has, by their stream of events. A host is known once one has started.
@@ -65,6 +70,7 @@ class RayScheduler(Scheduler):
         self._placement = RayPlacement(self._health, cpu_cells)
         # UUIDs of each host's GPUs by visible name, once the host was probed.
         self._gpus: dict[str, dict[str, str]] = {}
+        self._idle_since = time.monotonic()
 
     def hosts(self) -> list[HostInfo]:
         host = self._session.host
@@ -91,6 +97,7 @@ class RayScheduler(Scheduler):
                 yield from self._submit_while_room(pending, running)
                 if not running:
                     return
+                self._require_start(running)
                 for stream in self._health.find_lost(running):
                     self._require_other_nodes()
                     yield self._give_up(stream, running.pop(stream), "its node went away")
@@ -177,6 +184,19 @@ class RayScheduler(Scheduler):
         # journals.
         if self._session.host is not None:
             raise died_error("raylet")
+
+    def _require_start(self, running: Running) -> None:
+        """Raise NoNodeLeft if a private Ray begins no cell although no other cell occupies it."""
+        now = time.monotonic()
+        # On a cluster, other programs may have what the cell waits for.
+        if self._session.host is None or any(started.host for started in running.values()):
+            self._idle_since = now
+        elif now - self._idle_since > _START_S:
+            raise NoNodeLeft(
+                f"Ray has begun no cell for {format_seconds(_START_S)}",
+                "Run again, or without Ray: --scheduler serial. "
+                "Finished cells are not measured again",
+            )
 
     def _exclude(
         self, event: DeviceLost, stream: ObjectRefGenerator, started: AttemptStarted

@@ -24,7 +24,7 @@ import psutil
 import pytest
 from click.testing import Result
 
-from orchestrator.common.errors import PlatformError
+from orchestrator.common.errors import NoNodeLeft, PlatformError
 from orchestrator.execution.attempt_archive import AttemptArchive
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.host_probe import TIMEOUT_S
@@ -609,6 +609,40 @@ def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_check_its_host(
 
     assert after(10 + PREPARATION_S + TIMEOUT_S) is None
     assert "its supervisor did not answer" in str(after(10 + 3 * (PREPARATION_S + TIMEOUT_S)))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hosts", "is_refused"),
+    [(False, ["", ""], True), (False, ["", "here"], False), (True, ["", ""], False)],
+)
+def test_a_private_ray_that_begins_no_cell_ends_the_sweep(
+    make_attempt: Callable[..., Attempt],
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: bool,
+    hosts: list[str],
+    is_refused: bool,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    session = SimpleNamespace(host=None if cluster else "this")
+    scheduler: Any = SimpleNamespace(_session=session, _idle_since=now)
+    running: Any = {
+        number: AttemptStarted(make_attempt(number), host, "", now)
+        for number, host in enumerate(hosts)
+    }
+    RayScheduler._require_start(scheduler, running)
+    now += PREPARATION_S
+    RayScheduler._require_start(scheduler, running)
+    now += 2 * PREPARATION_S
+    if is_refused:
+        with pytest.raises(NoNodeLeft, match=r"^Ray has begun no cell for .*--scheduler serial"):
+            RayScheduler._require_start(scheduler, running)
+    else:
+        RayScheduler._require_start(scheduler, running)
+        # The wait begins when the last other cell has ended.
+        running = {0: running[0]}
+        now += PREPARATION_S
+        RayScheduler._require_start(scheduler, running)
 
 
 def test_an_address_without_a_cluster_is_refused(
