@@ -31,6 +31,7 @@ from orchestrator.store.parquet_parts import (
 )
 from orchestrator.store.row_digests import RowsDigest, parse_digests
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, empty_table, with_categories
+from orchestrator.store.untrusted_files import require_no_link
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,6 +183,7 @@ class Run:
         with writing(self.folder, "Copy the run to a folder of your own, and report that"):
             for name, content in files:
                 path = self.folder / REPORT / name
+                require_no_link(path, self.folder)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, content)
 

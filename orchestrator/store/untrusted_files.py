@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.common.errors import RunError, RunMismatch
-from orchestrator.store.layout import ARTIFACTS, SCHEMA_VERSION
+from orchestrator.common.errors import RunError, RunMismatch, RunUnwritable
+from orchestrator.store.layout import ARTIFACTS, CACHE, REPORT, SCHEMA_VERSION
 from tasks.spec.tables import STORED_TABLES
 
 DAMAGED = "is damaged, or of another program"
@@ -34,10 +34,10 @@ _KINDS = {
 def require_plain(folder: Path) -> None:
     """Raise RunError if a results folder holds a link, a pipe or a device.
 
-    Checked are its entries and those of the folders of tables and of `artifacts`. The files of one
-    attempt are checked when they are read (`is_plain`).
+    Checked are its entries and those of its folders. The files of one attempt are checked when they
+    are read (`is_plain`), and the folders of a report when it is written (`require_no_link`).
     """
-    for name in ("", ARTIFACTS, *(table.name for table in STORED_TABLES)):
+    for name in ("", ARTIFACTS, CACHE, REPORT, *(table.name for table in STORED_TABLES)):
         for entry in _entries(folder / name):
             # The kind is part of the directory entry: nothing is opened, and few files are asked.
             if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
@@ -47,10 +47,18 @@ def require_plain(folder: Path) -> None:
 
 def is_plain(path: Path, folder: Path) -> bool:
     """Return True if a path is a regular file that no link below the folder leads to."""
+    return not _links_to(path, folder) and path.is_file() and not path.is_symlink()
+
+
+def require_no_link(path: Path, folder: Path) -> None:
+    """Raise RunUnwritable if a link below the folder leads to a path that is to be written."""
+    for parent in _links_to(path, folder):
+        raise RunUnwritable(f"{parent}: is a symbolic link", "Remove it")
+
+
+def _links_to(path: Path, folder: Path) -> list[Path]:
     below = [parent for parent in path.parents if parent.is_relative_to(folder)]
-    if any(parent.is_symlink() for parent in below if parent != folder):
-        return False
-    return path.is_file() and not path.is_symlink()
+    return [parent for parent in below if parent != folder and parent.is_symlink()]
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:

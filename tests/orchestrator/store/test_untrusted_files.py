@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from orchestrator.common.errors import RunError
+from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.mirror import open_run
 from orchestrator.store.publication import Publication
@@ -36,8 +36,11 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    [".lock", "run.json", "report", "samples", "samples/a-1.parquet", "artifacts/xyz", "cache"],
-)
+    [
+        ".lock", "run.json", "report", "report/charts", "samples", "samples/a-1.parquet",
+        "artifacts/xyz", "cache", "cache/inductor",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("create", "kind"), [(link, "a symbolic link"), (os.mkfifo, "a named pipe")]
 )
@@ -45,6 +48,7 @@ def test_a_run_with_a_link_or_a_pipe_is_refused(
     name: str, create: Callable[[Path], None], kind: str, run: Path
 ) -> None:
     path = run / name
+    path.parent.mkdir(exist_ok=True)
     if path.is_dir():
         path.rmdir()
     path.unlink(missing_ok=True)
@@ -95,6 +99,16 @@ def test_a_file_below_a_link_is_not_plain(run: Path, tmp_path: Path) -> None:
     (run / "artifacts" / "abc" / "2").symlink_to(tmp_path)
     assert (run / "artifacts" / "abc" / "2" / "secret").is_file()
     assert not is_plain(run / "artifacts" / "abc" / "2" / "secret", run)
+
+
+def test_a_report_is_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run / "report" / "all").mkdir(parents=True)
+    (run / "report" / "all" / "charts").symlink_to(elsewhere)
+    with pytest.raises(RunUnwritable, match=r"report/all/charts: is a symbolic link\. Remove it"):
+        Run(run).write_report([("all/charts/lines.svg", "<svg/>")])
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_a_link_in_a_publication_is_refused(tmp_path: Path) -> None:
