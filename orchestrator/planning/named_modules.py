@@ -20,8 +20,10 @@ from orchestrator.config.yaml_source import KeyPath, Source
 from tasks.spec.cell import Cell
 from tasks.spec.source_digest import shadowed_spec
 
-# Not hf:NAME, which names a model of transformers.
-_NAMED = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# Not hf:NAME, which names a model of transformers, and not the number of `every:2`. The rest may be
+# anything: a path, for example, is no name of a module.
+_NAMED = re.compile(r"(?!hf:).+:(?!\d).+", re.DOTALL)
+_PATH = re.compile(r".*[/\\]|\.py$")
 _REMEDY = "Install its package, or put its file next to the config or into the current folder"
 # Remedies for packages of optimizers that training scripts use.
 _INSTALL = {
@@ -50,9 +52,11 @@ def _problem(value: str, paths: Sequence[str]) -> tuple[str, str] | None:
     """Return what is wrong with a name and the remedy, or None."""
     module, _, name = value.partition(":")
     top, *rest = module.split(".")
-    found = shadowed_spec(top, paths) or PathFinder.find_spec(top, list(paths))
-    found = found or importlib.util.find_spec(top)  # packages that are installed in place
-    path = top
+    path, found = module, None
+    if all((top, *rest)):
+        path = top
+        found = shadowed_spec(top, paths) or PathFinder.find_spec(top, list(paths))
+        found = found or importlib.util.find_spec(top)  # packages that are installed in place
     for part in rest:
         if found is None:
             break
@@ -61,6 +65,12 @@ def _problem(value: str, paths: Sequence[str]) -> tuple[str, str] | None:
             return None
         path = f"{path}.{part}"
         found = PathFinder.find_spec(path, found.submodule_search_locations or [])
+    if found is None and _PATH.search(module):
+        own = _PATH.sub("", module)
+        remedy = (
+            f"Write {own}:{name}, and put its file next to the config or into the current folder"
+        )
+        return f"{module!r} is a path, and no name of a module", remedy
     if found is None:
         return f"there is no module {path!r}", _INSTALL.get(path, _REMEDY)
     try:

@@ -34,6 +34,7 @@ def request_of(
     (tmp_path / "lazy.py").write_text("def __getattr__(name): return print\n")
     (tmp_path / "broken.py").write_text("import torch\nclass (\n")
     (tmp_path / "needs.py").write_text("import not_on_this_machine\nclass Model: ...\n")
+    (tmp_path / "two-words.py").write_text("class Model: ...\n")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("from .gpt import *\n")
     (tmp_path / "pkg" / "gpt.py").write_text("def make(width=8): ...\n")
@@ -52,6 +53,7 @@ def request_of(
         "pkg:make",
         "pkg.gpt:make",
         "space.x:Y",
+        "two-words:Model",
         "hf:gpt2",
     ],
 )
@@ -71,6 +73,20 @@ def test_a_model_that_may_exist_is_accepted(
         ("broken:GPT", "broken.py:2: SyntaxError: invalid syntax. Correct this line"),
         ("own:Transfomer", "own.py has no Transfomer. Did you mean 'Transformer'?"),
         ("pkg.gpt:zzz", "gpt.py has no zzz. Name a class or a function of it"),
+        ("three-words:Model", "there is no module 'three-words'. Install"),
+        ("two-words:Mode l", "two-words.py has no Mode l. Did you mean 'Model'?"),
+        ("no\\nwhere:GPT", "there is no module 'no\\nwhere'. Install"),
+        (".own:Transformer", "there is no module '.own'. Install"),
+        ("pkg..gpt:make", "there is no module 'pkg..gpt'. Install"),
+        (
+            "own.py:Transformer",
+            "'own.py' is a path, and no name of a module. Write own:Transformer",
+        ),
+        (
+            "../pkg/gpt.py:make",
+            "'../pkg/gpt.py' is a path, and no name of a module. Write gpt:make",
+        ),
+        ("pkg/gpt:make", "'pkg/gpt' is a path, and no name of a module. Write gpt:make, and put"),
     ],
 )
 def test_a_model_that_does_not_exist_is_refused(
