@@ -10,11 +10,13 @@ from functools import cache
 from importlib import resources
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.suggestions import letters_of
 from orchestrator.common.units import GIB, MIB
 from tasks.spec.axes import Values
 
 _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,3})?")  # a size without its unit
+_NUMBERED = re.compile(r"[a-z]*\d+")
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
 _SIZE = "the size: --gpu 24GiB"
 # What a prediction for an AMD card adds: it is made with CUDA's allocator and workspaces.
@@ -215,10 +217,18 @@ def _nearest(name: str, words: frozenset[str]) -> str:
         near = [lower for lower in cards if words <= _words(lower)]
         if not near and _NUMBER.fullmatch(name.strip()):
             return f"Give the size: --gpu {name.strip()}GiB"
-        near = near or get_close_matches(name.lower(), cards, n=3, cutoff=0.5)
+        near = near or [lower for lower in cards if letters_of(lower) == letters_of(name)]
+        # With another number it is another GPU, however similar the rest of the name is.
+        same = [lower for lower in cards if _numbers(_words(lower)) == _numbers(words)]
+        near = near or get_close_matches(name.lower(), same, n=3, cutoff=0.5)
     if not near:
         return f"Give {_SIZE}"
     return f"Did you mean {_or([cards[name] for name in near[:3]])}? Or give {_SIZE}"
+
+
+def _numbers(words: frozenset[str]) -> set[str]:
+    """Return the numbers of a name with the letters before them, such as `mi250` of `MI250X`."""
+    return {found[0] for found in map(_NUMBERED.match, words) if found}
 
 
 def _or(names: list[str]) -> str:
