@@ -239,7 +239,7 @@ def _items(node: Node) -> Iterator[tuple[str | int, Node, Node | None]]:
 
 
 def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
-    """Raise _Refused for an integer that is too long, and for a key that is no name."""
+    """Raise _Refused for a scalar that cannot be stored or printed, and a key that is no name."""
     if id(node) in checked:
         return
     checked.add(id(node))
@@ -248,6 +248,7 @@ def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
         raise _Refused(node, problem, "Write it without a tag, or in quotes", place)
     if isinstance(node, ScalarNode):
         _check_number(node, place)
+        _check_text(node, place)
     for step, value, key in _items(node):
         if key is not None:
             if key.tag not in _KEY_TAGS:
@@ -266,6 +267,15 @@ def _check_number(node: ScalarNode, place: KeyPath) -> None:
     if node.tag == f"{_TAG}int" and _digit_count(text) > MAX_DIGITS:
         problem = f"the integer has {_digit_count(text):,} digits"
         raise _Refused(node, problem, "Use an integer of at most 63 bits", place)
+
+
+def _check_text(node: ScalarNode, place: KeyPath) -> None:
+    # "\ud83d" in double quotes is a letter of JSON only together with its other half, and YAML
+    # does not join them. No file can store it as UTF-8.
+    if re.search("[\ud800-\udfff]", str(node.value)):
+        raise _Refused(
+            node, "a text has half of a surrogate pair", "Write the letter itself", place
+        )
 
 
 def _digit_count(text: str) -> int:

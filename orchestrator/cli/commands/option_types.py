@@ -123,6 +123,10 @@ class FolderType(click.Path):
     ) -> RunLocation:
         option = "--out" if isinstance(param, click.Option) else "RUN"
         require_lasting(str(value), option)
+        if is_address(value):  # which would be taken for the name of a folder
+            raise ConfigError(
+                f"{option} {value}: is an address", "Name a folder, and copy it there afterwards"
+            )
         super().convert(require_name(value, option), param, ctx)  # fails for an unreadable folder
         return Path(value)
 

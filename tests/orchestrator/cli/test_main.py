@@ -196,6 +196,17 @@ def test_an_empty_name_of_a_folder_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "run"]
 
 
+def test_a_publication_is_not_written_into_a_folder_named_like_an_address(
+    sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
+    ended = sweep_here("publish", "run", "--out", "s3://bucket/x")
+    assert ended.exit_code == 2
+    assert ended.stderr == (
+        "sweep: --out s3://bucket/x: is an address. Name a folder, and copy it there afterwards\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["demo", "results/demo", "results/demo:3f2a"])
 def test_a_run_to_compare_that_is_not_there_is_called_as_it_was_typed(
     name: str, sweep_here: Callable[..., Result]

@@ -142,6 +142,12 @@ LONG = "0x" + "f" * 4000
         ("[1, 2]: 3", "C.yaml:1: a key is a seq"),
         (fixed("model: 'a:B', model_args: {null: 1}"), "a key is a null"),
         (fixed("model: 'a:B', model_args: {a: [-.inf]}"), "model_args.a[0]: -inf is not finite"),
+        (
+            fixed("model: 'a:B', model_args: {a: [\"\\ud800\"]}"),
+            "model_args.a[0]: a text has half of a surrogate pair. Write the letter itself",
+        ),
+        (fixed("model: 'a:B', model_args: {\"\\udfff\": 1}"), "half of a surrogate pair"),
+        ('name: "\\ud83d\\ude00"\n', "C.yaml:1: name: a text has half of a surrogate pair"),
         (f"name: {'x' * 201}\n", "at most 200 characters"),
         (fixed(f"size: {'x' * 500}"), f"size: '{'x' * 58}… is not allowed"),
         (fixed(f"{'x' * 500}: 1"), f"no axis '{'x' * 58}…. Allowed"),

@@ -118,7 +118,7 @@ def test_each_error_names_its_line_and_the_nearest_word(
             r"my.yaml:8: env.'A\x00': 'A\x00' cannot name an environment variable",
         ),
         ('env: {A: "x\\0y"}', "my.yaml:8: env.A: cannot be the value of an environment variable"),
-        ('env: {A: "\\ud800"}', "env.A: cannot be the value of an environment variable"),
+        ('env: {A: "\\ud800"}', "my.yaml:8: env.A: a text has half of a surrogate pair"),
         *((f'results: "{name}"', "my.yaml:8: results: ") for name in ("", " ", "a\\0b", "\\ud800")),
         ('"lim\\nits": {}', "Did you mean 'limits'?"),
     ],
