@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -13,20 +14,27 @@ _SCHEMES = "s3a?|gs|gcs|abfss?|az|adl|hdfs|file|memory|https?|ftp|sftp|ssh|githu
 _MISTYPED = re.compile(rf"(?:{_SCHEMES}):(?!//)|[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _VOLATILE = re.compile(r"memory://|.*::memory://")
 
+UNANSWERED = "waits for the answer of a server"  # name of a thread
+
 RunLocation: TypeAlias = Path | str  # a folder, or an address
 Folder = TypeVar("Folder")
 
 
 def require_name(folder: Folder, option: str) -> Folder:
-    """Return the folder. Raise ConfigError if its name is empty.
+    """Return the folder. Raise ConfigError if its name is empty, or no UTF-8.
 
     A shell turns a variable that is not set into an empty text, which Path would take for the
-    current folder.
+    current folder. A name that is no UTF-8 cannot be stored in run.json, and no report can show it.
     """
     if not str(folder).strip():
         raise ConfigError(
             f"{option} {str(folder)!r}: names no folder", "Is a variable of the shell not set?"
         )
+    path = os.path.abspath(str(folder))
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path}: is no UTF-8", "Rename this folder") from error
     return folder
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.provenance import git_commit, program_source
-from orchestrator.common.run_location import RunLocation
+from orchestrator.common.run_location import RunLocation, is_address, require_name
 from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
 from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
@@ -190,7 +190,10 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     expansion = expand(config, source, selection)
     require_matches(config, source)
     require_effect(expansion)
-    run = open_run(out or config.results or Path("results") / config.name)
+    location = out or config.results or Path("results") / config.name
+    if not is_address(location):
+        require_name(location, "--out")  # the current folder may be no UTF-8 either
+    run = open_run(location)
     request = SweepRequest(config, selection, expansion, run, path)
     require_modules(expansion.cells, request.search_path, source)
     _require_interpreter(config.env, source)

@@ -13,6 +13,7 @@ does not depend on the time or the place of the export.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,7 +113,11 @@ def check_place(out: Path, runs: Mapping[str, Run]) -> None:
         raise RunError(
             f"{out}: holds something else than what was published", "Name a new folder with --out"
         )
-    within = [run.folder for run in runs.values() if out.resolve() in run.folder.resolve().parents]
+    # Not Path.resolve, which raises RuntimeError for a link to itself.
+    place = Path(os.path.realpath(out))
+    within = [
+        run.folder for run in runs.values() if place in Path(os.path.realpath(run.folder)).parents
+    ]
     if within:
         raise RunError(
             f"{within[0]}: lies in the folder that is to be replaced",

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from orchestrator.cli.group import SweepGroup
 from orchestrator.common.errors import EXIT_USER
+from orchestrator.store.run import Run
 
 LONG = "a" * 300
 CONFIG = "grids: [{task: matmul, fixed: {device: cpu, matrix_size: 8}}]\n"
@@ -93,6 +94,37 @@ def test_a_path_that_is_too_long_is_one_line(
     (tmp_path / "results.yaml").write_text(f"name: c\nresults: {path}\n{CONFIG}")
     (tmp_path / "name.yaml").write_text(f"name: {path.replace('/', '')}\n{CONFIG}")
     result = sweep_here(*(word.format(path) for word in words))
+    assert result.exit_code == EXIT_USER, result.output
+    output = result.output.removeprefix("preparing: importing torch\n")
+    assert output.startswith("sweep: ")
+    assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "c.yaml", "--out", "{}"),
+        ("run", "c.yaml", "--out", "{}", "--scheduler", "serial"),
+        ("status", "{}"),
+        ("report", "{}", "{}"),
+        ("publish", "run", "--out", "{}"),
+    ],
+)
+@pytest.mark.parametrize("name", ["loop", "loop/x", "größe\udcff"])
+def test_a_link_to_itself_and_a_name_that_is_no_utf8_are_one_line(
+    words: tuple[str, ...],
+    name: str,
+    sweep_here: Callable[..., Result],
+    run_of_every_kind: Run,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "c.yaml").write_text(f"name: c\n{CONFIG}")
+    (tmp_path / "run").symlink_to(run_of_every_kind.folder)
+    (tmp_path / "loop").symlink_to("loop")
+    result = sweep_here(*(word.format(name) for word in words))
+    if words[0] == "plan" and "loop" in name:  # nothing is there yet, and nothing is written
+        assert result.exit_code == 0, result.output
+        return
     assert result.exit_code == EXIT_USER, result.output
     output = result.output.removeprefix("preparing: importing torch\n")
     assert output.startswith("sweep: ")
