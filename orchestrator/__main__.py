@@ -6,9 +6,11 @@ import gc
 import locale
 import os
 import sys
+import threading
 
 from orchestrator.cli.bytecode_cache import keep_bytecode
 from orchestrator.common.errors import EXIT_INTERRUPTED
+from orchestrator.common.run_location import UNANSWERED
 
 _ALLOCATIONS_PER_COLLECTION = 50_000
 
@@ -25,7 +27,23 @@ def main() -> None:
         from orchestrator.cli.main import main as sweep
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    sweep(prog_name="sweep")
+    try:
+        sweep(prog_name="sweep")
+    except SystemExit as end:
+        _exit_despite_unanswered_requests(end.code)
+        raise
+
+
+def _exit_despite_unanswered_requests(code: object) -> None:
+    """End this process now if a library still waits for a server in a thread.
+
+    When Python ends in the usual way, pyarrow 26 aborts the process with SIGABRT if such a thread
+    calls a file system of fsspec.
+    """
+    if isinstance(code, int) and any(one.name == UNANSWERED for one in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
 
 
 def _open_standard_descriptors() -> None:

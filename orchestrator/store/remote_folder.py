@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from orchestrator.common.errors import ConfigError, RunUnreachable
+from orchestrator.common.run_location import UNANSWERED
 
 Answer = TypeVar("Answer")
 
@@ -188,7 +189,7 @@ def _answered_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, name=UNANSWERED, daemon=True).start()
     try:
         return answer.result(limit_s)
     except TimeoutError as error:
