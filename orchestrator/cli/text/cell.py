@@ -74,7 +74,8 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
         yield escape_unprintable(f"log: {run.attempt_folder(cell, number) / LOG_FILE}")
         yield from (f"  {_printable(line)}" for line in artifacts.log)
     if artifacts.rerun_command:
-        yield f"by hand: {artifacts.rerun_command}"
+        # The file may be somebody else's.
+        yield escape_unprintable(f"by hand: {artifacts.rerun_command}")
     if run.is_published:
         yield "logs and artifacts are not published, nor how to measure this cell by hand"
     evidence = json.loads(last["evidence"])

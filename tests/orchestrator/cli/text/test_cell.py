@@ -18,7 +18,7 @@ from orchestrator.common.text import failure_reason
 from orchestrator.report.text.numbers import format_ms
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
-from tasks.spec.attempt import LOG_FILE
+from tasks.spec.attempt import LOG_FILE, RERUN_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
@@ -120,12 +120,17 @@ def test_text_of_a_cell_or_a_config_cannot_send_control_codes_to_a_terminal(
         (run.attempt_folder(outcome.attempt.cell.id, 1) / LOG_FILE).write_text(
             f"{red} in its log\n"
         )
+        (run.attempt_folder(outcome.attempt.cell.id, 1) / RERUN_FILE).write_text(
+            f'env "{red}\nno end\n'
+        )
     assert "  \\x1b[31m red\\rand back" in shown(run, "failed")
     lines = list(describe_cell(run, outcome.attempt.cell.id, with_traceback=True))
     assert all(letter.isprintable() or letter == "\n" for line in lines for letter in line)
     (message,) = (line for line in lines if line.startswith("message: "))
     assert message == "message: \\x1b[31m red\\rand back\n  second  line\\x07"
     assert any("in its log" in line for line in lines)
+    (command,) = (line for line in lines if line.startswith("by hand: "))
+    assert command == 'by hand: env "\\x1b[31m red\\rand back\\nno end'
     assert failure_reason(outcome.evidence) == "\\x1b[31m red\\rand back"
     assert replace(outcome.attempt.cell, task="bell\x07").describe().startswith("bell\\x07 ")
 
