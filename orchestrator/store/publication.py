@@ -103,6 +103,8 @@ def _problems(folder: Path, contents: _Contents) -> Iterator[str]:
         # A symbolic link could lead out of the publication.
         if not _is_plain(name) or (folder / name).is_symlink():
             yield f"runs[{index}] {name!r} is not a folder of this publication"
+    if not contents.runs:
+        yield "runs: there is none"
     if len(set(contents.runs)) < len(contents.runs):
         yield "runs: a name is listed twice"
     for name in contents.files:

@@ -44,6 +44,7 @@ def test_a_publication_has_the_runs_that_it_lists(published: Path) -> None:
         ("runs", ["../run"], "runs[0] '../run' is not a folder of this publication"),
         ("runs", [".."], "runs[0] '..' is not a folder of this publication"),
         ("runs", ["run", "run"], "runs: a name is listed twice"),
+        ("runs", [], "runs: there is none"),
         ("against", 5, "against: Input should be a valid string"),
         ("against", "zzz", "against 'zzz' is not a device with published numbers"),
         ("files", 5, "files: Input should be a valid dictionary"),
