@@ -66,12 +66,11 @@ def write_out(small: Trace, large: Trace, more: int) -> Trace:
     spans = _paired_spans(small, large)
     sections = _storage_sections(small, large, spans)
     storages = [_Layout(sections, layers) for layers in (0, 1, more)]
-    places = [layout.places() for layout in storages]
+    places = [layout.places() for layout in storages[:2]]
     trace = Trace()
-    for place, _ in places[2]:
-        example = storages[0].indices[place][0]
-        trace.sizes_bytes.append(small.sizes_bytes[example])
-        trace.labels.append(small.labels[example])
+    examples = storages[2].filled([indices[0] for indices in storages[0].indices])
+    trace.sizes_bytes += [small.sizes_bytes[example] for example in examples]
+    trace.labels += [small.labels[example] for example in examples]
     for step, span, larger_span in spans:
         one, other = _Events(span.events, places[0]), _Events(larger_span.events, places[1])
         events = _written_events(one, other, storages[2], more)
@@ -151,6 +150,13 @@ class _Layout:
                 self.indices.append(range(self.length + offset, end, section.length))
             self.length = end
 
+    def filled(self, values: Sequence[int]) -> list[int]:
+        """Return the sequence with these values, one for each place."""
+        items = [0] * self.length
+        for value, indices in zip(values, self.indices, strict=True):
+            items[_slice(indices)] = [value] * len(indices)
+        return items
+
     def places(self) -> list[tuple[int, int]]:
         """Return the place and the repetition of each item of the sequence."""
         found = [(0, 0)] * self.length
@@ -220,10 +226,22 @@ def _written_events(small: _Events, large: _Events, storages: _Layout, more: int
         first, last = law.at(0, more), law.at(len(target) - 1, more)
         if not (0 <= first < len(created) and 0 <= last < len(created)):
             raise Unlike("a law leads out of the layers")
-        for number, index in enumerate(target):
-            storage = created[law.at(number, more)]
-            events[index] = storage if place >= 0 else ~storage
+        storage, step = created[first], law.slope * created.step
+        if place < 0:
+            storage, step = ~storage, -step
+        events[_slice(target)] = _progression(storage, step, len(target))
     return events
+
+
+def _progression(first: int, step: int, count: int) -> array[int]:
+    """Return `count` numbers, each larger than the one before by the step."""
+    if step == 0:
+        return array("q", [first]) * count
+    return array("q", range(first, first + step * count, step))
+
+
+def _slice(indices: range) -> slice:
+    return slice(indices.start, indices.stop, indices.step)
 
 
 class _Law(NamedTuple):
