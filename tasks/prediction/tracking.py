@@ -49,6 +49,8 @@ _SUFFIXES = {
 }
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 _PUT_COPY, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
+_NO_KEYWORDS: Keywords = {}
+_NAMES: dict[int, str] = {}  # of operations, by id because they are slow to hash
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
 
 
@@ -96,17 +98,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func = _PUT_IN_PLACE
         elif func is ADD and in_backward() and is_made_in_place(args):
             func = ADD_IN_PLACE
-        name = func.overloadpacket.__name__
+        name = _name(func)
         if name in NOT_ON_META:
             return None
         if func is _READ_NUMBER and (number := self._number(args[0])) is not None:
             return number
-        result, made = _MEMORY.call(func, args, kwargs or {})
+        keywords = kwargs or _NO_KEYWORDS
+        result, made = _MEMORY.call(func, args, keywords)
         for tensor in made:
             if tensor.is_meta:
                 self._see(tensor)
-        self._values.follow(func, args, kwargs or {}, result)
-        self.flops.add(func, args, kwargs or {}, result, self._phase)
+        self._values.follow(func, args, keywords, result)
+        self.flops.add(func, args, keywords, result, self._phase)
         if name in MULTIPLIES:
             self._see_product()
         elif name in SCRATCH:
@@ -191,7 +194,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._square_label = Label(self._phase, "attention squares", self._role)
 
     def _see(self, tensor: Tensor) -> None:
-        if is_traceable_wrapper_subclass(tensor):
+        if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
             return  # its own storage is nominal, and the tensors in it are seen
         storage = tensor.untyped_storage()
         address = storage._cdata
@@ -235,9 +238,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return 1.0 if known is None and is_scale else known
 
     def _label_of(self, tensor: Tensor) -> Label:
+        # Comparing slices of the shapes would take longer.
+        shape, square = tensor.shape, self._square
         is_square = (
-            self._square is not None
-            and tensor.shape[-2:] == self._square[-2:]
+            square is not None
+            and len(shape) > 1
+            and shape[-1] == square[-1]
+            and shape[-2] == square[-2]
             and tensor.is_floating_point()
         )
         return self._square_label if is_square else self._label
@@ -269,6 +276,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.label([parameter.grad], "gradients")
+
+
+def _name(func: Operation) -> str:
+    """Return the name of an operation without that of its overload."""
+    name = _NAMES.get(id(func))
+    if name is None:
+        name = _NAMES[id(func)] = func.overloadpacket.__name__
+    return name
 
 
 def _part_of(module: nn.Module) -> str:

@@ -16,13 +16,14 @@ from torch.utils.flop_counter import flop_registry
 
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
-# Of all operations that were seen, by id because they are slow to hash. None without a formula.
-_FORMULAS: dict[int, Callable[..., int] | None] = {}
+# Results of `_formula_of` for all operations that were seen, by id because they are slow to hash.
+_FORMULAS: dict[int, Callable[..., int] | str | None] = {}
 _KNOWN: dict[
     tuple[object, ...], int
 ] = {}  # FLOPs by operation and shapes: layers repeat each other
 
 
+_COUNTED_PHASES = ("forward", "backward")
 # Namespaces of torch's operations: those without a formula are not worth to be counted.
 _OF_TORCH = frozenset({"aten", "prims", "prim", "rngprims", "inductor", "profiler"})
 
@@ -42,15 +43,16 @@ class FlopCount:
         self, func: Operation, args: Arguments, kwargs: Keywords, result: object, phase: str
     ) -> None:
         """Count one operation."""
-        if id(func) not in _FORMULAS:
-            _FORMULAS[id(func)] = flop_registry.get(func.overloadpacket)
-        formula = _FORMULAS[id(func)]
         # Products within an optimizer are no work of the model.
-        if phase not in ("forward", "backward"):
+        if phase not in _COUNTED_PHASES:
             return
+        if id(func) not in _FORMULAS:
+            _FORMULAS[id(func)] = _formula_of(func)
+        formula = _FORMULAS[id(func)]
         if formula is None:
-            if func.namespace not in _OF_TORCH:
-                self.unknown.add(f"{func.namespace}::{func.overloadpacket.__name__}")
+            return
+        if isinstance(formula, str):
+            self.unknown.add(formula)
             return
         # A backward pass computes gradients without recording; a checkpoint in it records again.
         in_backward = torch._C._current_graph_task_id() != -1
@@ -69,6 +71,17 @@ class FlopCount:
             flops -= flops // 5
         counted = self.repeated if is_repeated else self.once
         counted[phase] += flops
+
+
+def _formula_of(func: Operation) -> Callable[..., int] | str | None:
+    """Return the formula of an operation, or None if it is not worth to be counted.
+
+    If another package has an operation without a formula, return its name.
+    """
+    formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+    if formula is None and func.namespace not in _OF_TORCH:
+        return f"{func.namespace}::{func.overloadpacket.__name__}"
+    return formula
 
 
 def _shapes(args: Arguments) -> tuple[object, ...]:

@@ -32,7 +32,7 @@ class KnownValues:
 
     def follow(self, func: Operation, args: Arguments, kwargs: Keywords, result: object) -> None:
         """Store the values of an operation's results if those of its arguments are known."""
-        if isinstance(result, Tensor) and not _may_be_known(result):
+        if isinstance(result, Tensor) and (result.is_floating_point() or not _may_be_known(result)):
             return  # most results, without a list of them
         made = tensors_of(result)
         if not all(map(_may_be_known, made)):

@@ -21,6 +21,7 @@ Arguments: TypeAlias = tuple[Any, ...]
 Keywords: TypeAlias = Mapping[str, Any]
 # An operation as torch dispatches it, and its result: a tensor, a number, or several of them.
 Operation: TypeAlias = OpOverload[..., Any]
+_LISTS = (list, tuple)  # `list | tuple` would be made again for each argument
 _Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
@@ -32,6 +33,7 @@ class _NewTensors:
     is_single: bool
 
 
+_META = torch.device("meta")
 # Results that are the first argument, and results that only torch knows, such as views.
 _IN_PLACE, _CALL_TORCH = "in place", "call torch"
 
@@ -52,12 +54,16 @@ class ShapeMemory:
         """Return the result, and the tensors in it that may have a new storage."""
         # An operation is slow to hash, so its id stands for it. `torch.empty(shape)` depends on the
         # default dtype, which no argument names.
-        signature = (*map(_signature, args), *map(_signature, kwargs.items()))
-        key = (id(func), torch.get_default_dtype(), *signature)
-        found = self._known.get(key)
+        key: list[object] = [id(func), torch.get_default_dtype()]
+        _add_signature(key, args)
+        for name, value in kwargs.items():
+            key.append(name)
+            _add_signature(key, (value,))
+        signature = tuple(key)
+        found = self._known.get(signature)
         if type(found) is _NewTensors:
             made = [
-                torch.empty_strided(size, stride, dtype=dtype, device="meta")
+                torch.empty_strided(size, stride, dtype=dtype, device=_META)
                 for size, stride, dtype in found.shapes
             ]
             return (made[0] if found.is_single else made), made
@@ -65,7 +71,7 @@ class ShapeMemory:
             return args[0], ()
         result = func(*args, **kwargs)
         if found is None:
-            self._known[key] = _summary(func, args, result)
+            self._known[signature] = _summary(func, args, result)
         return result, tensors_of(result)
 
 
@@ -76,12 +82,19 @@ def tensors_of(result: object) -> Sequence[Tensor]:
     return [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
 
 
-def _signature(value: object) -> object:
-    if isinstance(value, Tensor):
-        return type(value), value.is_meta, value.dtype, value.shape, value.stride()
-    if isinstance(value, list | tuple):
-        return tuple(map(_signature, value))
-    return type(value), value
+def _add_signature(key: list[object], values: Iterable[object]) -> None:
+    """Add all properties of values to a key that the result of an operation may depend on."""
+    # One flat list instead of nested tuples, because this runs for each argument.
+    for value in values:
+        kind = type(value)
+        key.append(kind)
+        if isinstance(value, Tensor):
+            key += value.is_meta, value.dtype, value.shape, value.stride()
+        elif isinstance(value, _LISTS):
+            key.append(len(value))
+            _add_signature(key, value)
+        else:
+            key.append(value)
 
 
 def _summary(func: Operation, args: Arguments, result: object) -> _NewTensors | str:
