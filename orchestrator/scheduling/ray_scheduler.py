@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache, wraps
 from typing import TYPE_CHECKING, TypeAlias
 
+from orchestrator.common.errors import NoNodeLeft
 from orchestrator.common.text import format_seconds
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
 from orchestrator.execution.child_supervision import recover
@@ -25,7 +26,7 @@ from orchestrator.hardware.visible_gpus import visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY, NodeHealth
 from orchestrator.scheduling.ray_placement import RayPlacement
 from orchestrator.scheduling.ray_session import RaySession
-from orchestrator.scheduling.ray_watch import died, ray_error
+from orchestrator.scheduling.ray_watch import died_error
 from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
 from tasks.spec.attempt import PREPARATION_S, Attempt
 from tasks.spec.messages import typed_error_text
@@ -152,8 +153,7 @@ class RayScheduler(Scheduler):
         """Wait a moment, and yield at most one event of each attempt."""
         if not running:
             return
-        with self._session.call():
-            ready, _ = self._ray.wait(list(running), timeout=_POLL_S, fetch_local=False)
+        ready, _ = self._ray.wait(list(running), timeout=_POLL_S, fetch_local=False)
         for stream in ready:
             yield stream, self._next_event(stream, running[stream])
         if not ready:
@@ -164,10 +164,9 @@ class RayScheduler(Scheduler):
 
     def _next_event(self, stream: ObjectRefGenerator, started: AttemptStarted) -> Event:
         try:
-            with self._session.call():
-                event: Event = self._ray.get(next(stream))
+            event: Event = self._ray.get(next(stream))
         except self._ray.exceptions.LocalRayletDiedError as error:
-            raise ray_error(died("raylet")) from error
+            raise died_error("raylet") from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
             if isinstance(error, self._ray.exceptions.NodeDiedError):
                 self._require_other_nodes()
@@ -184,7 +183,7 @@ class RayScheduler(Scheduler):
         # Its cells may outlive it and finish, so they are not lost: the next driver looks at their
         # journals.
         if self._session.host is not None:
-            raise ray_error(died("raylet"))
+            raise died_error("raylet")
 
     def _require_start(self, running: Running) -> None:
         """Raise NoNodeLeft if a private Ray begins no cell although no other cell occupies it."""
@@ -193,7 +192,11 @@ class RayScheduler(Scheduler):
         if self._session.host is None or any(started.host for started in running.values()):
             self._idle_since = now
         elif now - self._idle_since > _START_S:
-            raise ray_error(f"Ray has begun no cell for {format_seconds(_START_S)}")
+            raise NoNodeLeft(
+                f"Ray has begun no cell for {format_seconds(_START_S)}",
+                "Run again, or without Ray: --scheduler serial. "
+                "Finished cells are not measured again",
+            )
 
     def _exclude(
         self, event: DeviceLost, stream: ObjectRefGenerator, started: AttemptStarted

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,7 +111,7 @@ class RaySession:
         """Disconnect, and end everything that a private Ray has started."""
         if self.watch is not None:
             self.watch.stop()
-            if self.watch.fault:
+            if self.watch.died:
                 # Ray would wait for processes that cannot end in good order without the dead one.
                 self._helpers.close()
         self.ray.shutdown()
@@ -119,10 +119,6 @@ class RaySession:
         if self._folder:
             # After a death Ray's shutdown creates its folder again.
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def call(self) -> AbstractContextManager[None]:
-        """Return the context of a call that Ray answers soon. A private Ray that does not is ended."""
-        return nullcontext() if self.watch is None else self.watch.call()
 
     def require_alive(self) -> None:
         """Raise NoNodeLeft if a process of a private Ray has died."""

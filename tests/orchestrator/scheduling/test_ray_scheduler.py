@@ -635,7 +635,7 @@ def test_a_private_ray_that_begins_no_cell_ends_the_sweep(
     RayScheduler._require_start(scheduler, running)
     now += 2 * PREPARATION_S
     if is_refused:
-        with pytest.raises(NoNodeLeft, match=r"^Ray has begun no cell for 6 min 30 s\. Run again"):
+        with pytest.raises(NoNodeLeft, match=r"^Ray has begun no cell for .*--scheduler serial"):
             RayScheduler._require_start(scheduler, running)
     else:
         RayScheduler._require_start(scheduler, running)
