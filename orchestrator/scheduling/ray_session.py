@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,6 +40,7 @@ _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 # Ray's sockets lie some 80 characters below, and the path of a socket may have 107.
 _LONGEST_BASE = 21
 _CONNECT_S = 5.0
+_SHUTDOWN_S = 20.0  # for Ray to end its processes; it needs seconds
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
 # Enough for events and archives of attempts. Ray takes 30 % of the memory by default.
@@ -114,7 +116,12 @@ class RaySession:
             if self.watch.died:
                 # Ray would wait for processes that cannot end in good order without the dead one.
                 self._helpers.close()
+        # Ray would wait for ever for a process that hangs, such as a raylet that is stopped.
+        killing = threading.Timer(_SHUTDOWN_S, self._helpers.close)
+        killing.start()
         self.ray.shutdown()
+        killing.cancel()
+        killing.join()
         self._helpers.close()
         if self._folder:
             # After a death Ray's shutdown creates its folder again.

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,3 +90,32 @@ def test_a_driver_whose_folder_is_removed_before_it_is_locked_makes_another(
         assert cleared.is_set()
     finally:
         os.close(lock)
+
+
+def test_processes_are_killed_if_the_shutdown_of_ray_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_session, "_SHUTDOWN_S", 0.2)
+    killed, order = threading.Event(), list[str]()
+
+    def shutdown() -> None:
+        order.append("returned" if killed.wait(30) else "hung")
+
+    session = ray_session.RaySession.__new__(ray_session.RaySession)
+    helpers = ExitStack()
+    helpers.callback(killed.set)
+    helpers.callback(order.append, "killed")
+    vars(session).update(ray=SimpleNamespace(shutdown=shutdown), _helpers=helpers, _folder="")
+    session.close()
+    assert order == ["killed", "returned"]
+
+
+def test_a_shutdown_that_ends_comes_before_the_helpers_end() -> None:
+    order: list[str] = []
+    session = ray_session.RaySession.__new__(ray_session.RaySession)
+    helpers = ExitStack()
+    helpers.callback(order.append, "killed")
+    ray = SimpleNamespace(shutdown=lambda: order.append("returned"))
+    vars(session).update(ray=ray, _helpers=helpers, _folder="")
+    session.close()
+    assert order == ["returned", "killed"]
