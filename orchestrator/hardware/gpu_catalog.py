@@ -17,6 +17,7 @@ from tasks.spec.axes import Values
 _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,3})?")  # a size without its unit
 _NUMBERED = re.compile(r"[a-z]*\d+")
+_LAST_DIGIT = re.compile(r"(?<=\d\d)\d$")
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
 _SIZE = "the size: --gpu 24GiB"
 # What a prediction for an AMD card adds: it is made with CUDA's allocator and workspaces.
@@ -227,8 +228,12 @@ def _nearest(name: str, words: frozenset[str]) -> str:
 
 
 def _numbers(words: frozenset[str]) -> set[str]:
-    """Return the numbers of a name with the letters before them, such as `mi250` of `MI250X`."""
-    return {found[0] for found in map(_NUMBERED.match, words) if found}
+    """Return the numbers of a name with the letters before them, such as `mi25#` of `MI250X`.
+
+    The last digit of three is left out, since it may be mistyped; GPUs differ in the others.
+    """
+    numbers = [found[0] for found in map(_NUMBERED.match, words) if found]
+    return {_LAST_DIGIT.sub("#", number) for number in numbers}
 
 
 def _or(names: list[str]) -> str:

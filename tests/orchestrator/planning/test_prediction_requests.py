@@ -289,7 +289,7 @@ def test_gpus_by_name(name: str) -> None:
 
 
 def test_an_unknown_gpu_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"RTX 5091: is not known. Did you mean RTX 5090,"):
+    with pytest.raises(ConfigError, match=r"RTX 5091: is not known. Did you mean RTX 5090\?"):
         find_gpu("RTX 5091")
     assert gpu_from_driver("NVIDIA H200", 140 * GIB) == GpuModel(
         "NVIDIA H200", 140 * GIB - 600 * 1024**2, 9.0
