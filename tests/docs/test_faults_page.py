@@ -80,6 +80,11 @@ PROOFS: dict[str, list[str]] = {
         f"{RAY}::test_a_killed_worker_and_a_lost_node_cost_one_cell_each",
         f"{RAY}::test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit",
     ],
+    "Ray on this machine dies, hangs": [
+        "orchestrator/scheduling/test_ray_reaper.py"
+        "::test_no_process_lives_five_seconds_after_its_sweep_was_killed",
+        f"{RAY}::test_a_private_ray_that_begins_no_cell_ends_the_sweep",
+    ],
     "one of several hosts": [
         "orchestrator/scheduling/test_host_broken.py"
         "::test_other_hosts_measure_the_rest_and_the_next_run_repeats_the_lost_cells",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.common.errors import EXIT_USER
+from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER
 from orchestrator.scheduling.ray_reaper import MARK, RAY_FOLDER, find_processes, reap
 from tests.conftest import sweep_command
 from tests.killing import begun, own_temporary_folder, processes_of
@@ -117,7 +118,7 @@ def test_a_process_that_was_seen_once_is_killed_with_its_children(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("victim", ["driver", "gcs_server", "raylet"])
+@pytest.mark.parametrize("victim", ["driver", "gcs_server", "raylet", "a stopped raylet"])
 def test_no_process_lives_five_seconds_after_its_sweep_was_killed(
     write_config: Callable[..., Path], tmp_path: Path, victim: str
 ) -> None:
@@ -138,9 +139,13 @@ def test_no_process_lives_five_seconds_after_its_sweep_was_killed(
             time.sleep(0.1)
         seen.update(psutil.Process(driver.pid).children(recursive=True))
         living = {process.name(): process for process in seen if lives(process)}
-        living.get(victim, driver).kill()
-        if victim == "driver":
-            driver.wait()
+        if victim == "a stopped raylet":
+            living["raylet"].suspend()
+            driver.send_signal(signal.SIGINT)
+        else:
+            living.get(victim, driver).kill()
+        if victim in ("driver", "a stopped raylet"):
+            driver.wait(60)
         killed_at = time.monotonic()
         _, errors = driver.communicate(timeout=30)
         while (
@@ -154,7 +159,10 @@ def test_no_process_lives_five_seconds_after_its_sweep_was_killed(
         assert not left
         assert not processes_of(tmp_path)
         assert not list((tmp_path / "ray").glob("sweep-ray-*"))
-    if victim != "driver":
+    if victim == "a stopped raylet":
+        assert driver.returncode == EXIT_INTERRUPTED
+        assert "Traceback" not in errors
+    elif victim != "driver":
         assert driver.returncode == EXIT_USER
         assert errors.startswith(f"sweep: Ray's {victim} on this machine has died. Run again")
         assert errors.count("\n") == 1
