@@ -131,7 +131,8 @@ def heat_map(results: Results) -> HeatMap | None:
     read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_READ))
     results = replace(results, cells=results.cells.reindex(columns=list(read)))
     cells, row_axis = main_cells(results)
-    peaks = cells["peak_rss_bytes"].fillna(cells[_PEAK])  # the resident set on a CPU
+    # The resident set on a CPU. A column that no run has is of another type, which pandas refuses.
+    peaks = cells["peak_rss_bytes"].astype("Float64").fillna(cells[_PEAK])
     cells = cells.assign(key=cell_keys(results), **{_PEAK: peaks})
     cells = cells[cells[LENGTH].notna() & (cells["status"] != "skipped")]
     if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
