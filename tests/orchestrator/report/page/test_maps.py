@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,3 +117,13 @@ def test_the_fit_map_has_the_smallest_limit_that_runs_and_the_peak_without_one()
 
 def test_without_limits_there_is_no_fit_map() -> None:
     assert fit_panels(results_of(step(10), step(20, context_length=128))) == []
+
+
+def test_peaks_may_be_of_a_nullable_type_if_no_cell_has_a_resident_set() -> None:
+    # Several runs that are read together have such columns, and pandas warns if types do not fit.
+    peaks = {"peak_allocated_bytes": 2.0 * GIB}
+    results = results_of(*(step(100, context_length=length, **peaks) for length in (128, 256)))
+    nullable = results.cells.astype({"peak_allocated_bytes": "Float64"})
+    found = heat_map(replace(results, cells=nullable))
+    assert found is not None
+    assert found.first_view((0, 0, 0), "peak").text == "2.00"
