@@ -122,7 +122,8 @@ def test_without_limits_there_is_no_fit_map() -> None:
 def test_peaks_may_be_of_a_nullable_type_if_no_cell_has_a_resident_set() -> None:
     # Several runs that are read together have such columns, and pandas warns if types do not fit.
     peaks = {"peak_allocated_bytes": 2.0 * GIB}
-    results = results_of(*(step(100, context_length=length, **peaks) for length in (128, 256)))
+    cells = [step(100, context_length=length, **peaks) for length in (128, 256)]
+    results = results_of(*cells, out_of_memory("forward", context_length=512))
     nullable = results.cells.astype({"peak_allocated_bytes": "Float64"})
     found = heat_map(replace(results, cells=nullable))
     assert found is not None
