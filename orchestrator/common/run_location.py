@@ -21,10 +21,10 @@ Folder = TypeVar("Folder")
 
 
 def require_name(folder: Folder, option: str) -> Folder:
-    """Return the folder. Raise ConfigError if its name is empty, or no UTF-8.
+    """Return the folder. Raise ConfigError if its name is empty or not UTF-8.
 
     A shell turns a variable that is not set into an empty text, which Path would take for the
-    current folder. A name that is no UTF-8 cannot be stored in run.json, and no report can show it.
+    current folder. A name that is not UTF-8 cannot be stored in run.json, and no report can show it.
     """
     if not str(folder).strip():
         raise ConfigError(
@@ -34,7 +34,7 @@ def require_name(folder: Folder, option: str) -> Folder:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{path}: is no UTF-8", "Rename this folder") from error
+        raise ConfigError(f"{path}: is not valid UTF-8", "Rename this folder") from error
     return folder
 
 

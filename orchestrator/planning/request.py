@@ -192,7 +192,7 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     require_effect(expansion)
     location = out or config.results or Path("results") / config.name
     if not is_address(location):
-        require_name(location, "--out")  # the current folder may be no UTF-8 either
+        require_name(location, "--out")  # the current folder may not be UTF-8 either
     run = open_run(location)
     request = SweepRequest(config, selection, expansion, run, path)
     require_modules(expansion.cells, request.search_path, source)
