@@ -12,9 +12,9 @@ one line and exit code 2. Between rounds the sweep grows; at last it runs to its
 Printed are cells that had finished and are in no table, cells with two results, cells that the last
 run left undone, outputs with a traceback, and processes that live five seconds after their driver.
 Processes are recognised by the process tree before the kill and by their open files and working
-folder afterwards. Exit code 1 if anything is wrong: the folder is then kept, with Ray's logs and,
-for a sweep that stopped to measure, a description of its processes (their stacks, too, if py-spy
-is installed).
+folder afterwards. Exit code 1 if anything is wrong: the folder then stays. If a sweep stopped to
+measure, it also has Ray's logs and a description of the processes, with their stacks if py-spy is
+installed.
 """
 
 from __future__ import annotations

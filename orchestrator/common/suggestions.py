@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from functools import partial
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.text import and_more
+from orchestrator.common.text import and_more, letters_of
 
 _LEAST_RATIO = 0.75  # a swap or another letter in a word of four letters
 _FEWEST_LETTERS = 4  # with one letter changed, shorter words are often other words
@@ -89,11 +89,6 @@ def require_known(word: str, allowed: Iterable[str], problem: str) -> None:
     words = list(allowed)
     if word not in words:
         raise ConfigError(problem, suggestion(word, words))
-
-
-def letters_of(word: str) -> str:
-    """Return a word in lower case without blanks, hyphens and other separators."""
-    return "".join(_parts(word))
 
 
 def _meant(word: str, allowed: Sequence[str]) -> str | None:

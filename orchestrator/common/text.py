@@ -160,3 +160,8 @@ def _size(nbytes: float) -> str:
     if nbytes < GIB:
         return f"{nbytes / MIB:.4g} MiB"
     return f"{nbytes / GIB:.4g} GiB"
+
+
+def letters_of(word: str) -> str:
+    """Return a word in lower case without blanks, hyphens and other separators."""
+    return re.sub(r"[\W_]+", "", word.casefold())

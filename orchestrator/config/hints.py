@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from orchestrator.common.suggestions import letters_of, suggestion
+from orchestrator.common.suggestions import suggestion
+from orchestrator.common.text import letters_of
 from tasks.spec.messages import shorten
 
 LONGEST_VALUE = 60  # letters of a value in a message

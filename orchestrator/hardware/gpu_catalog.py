@@ -10,12 +10,12 @@ from functools import cache
 from importlib import resources
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.text import letters_of
 from orchestrator.common.units import GIB, MIB
 from tasks.spec.axes import Values
 
 _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,3})?")  # a size without its unit
-_SEPARATOR = re.compile(r"[\W_]+")
 _NUMBERED = re.compile(r"[a-z]*\d+")
 _LAST_DIGIT = re.compile(r"(?<=\d\d)\d$")
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
@@ -218,8 +218,7 @@ def _nearest(name: str, words: frozenset[str]) -> str:
         near = [lower for lower in cards if words <= _words(lower)]
         if not near and _NUMBER.fullmatch(name.strip()):
             return f"Give the size: --gpu {name.strip()}GiB"
-        letters = _SEPARATOR.sub("", name.lower())
-        near = near or [lower for lower in cards if _SEPARATOR.sub("", lower) == letters]
+        near = near or [lower for lower in cards if letters_of(lower) == letters_of(name)]
         # With another number it is another GPU, however similar the rest of the name is.
         same = [lower for lower in cards if _numbers(_words(lower)) == _numbers(words)]
         near = near or get_close_matches(name.lower(), same, n=3, cutoff=0.5)

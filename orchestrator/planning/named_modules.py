@@ -21,7 +21,7 @@ from tasks.spec.cell import Cell
 from tasks.spec.source_digest import shadowed_spec
 
 # Not hf:NAME, which names a model of transformers, and not the number of `every:2`. The rest may be
-# anything: a path, for example, is no name of a module.
+# anything: a path, for example, is reported as no module.
 _NAMED = re.compile(r"(?!hf:).+:(?!\d).+", re.DOTALL)
 _PATH = re.compile(r".*[/\\]|\.py$")
 _REMEDY = "Install its package, or put its file next to the config or into the current folder"
@@ -70,7 +70,7 @@ def _problem(value: str, paths: Sequence[str]) -> tuple[str, str] | None:
         remedy = (
             f"Write {own}:{name}, and put its file next to the config or into the current folder"
         )
-        return f"{module!r} is a path, and no name of a module", remedy
+        return f"{module!r} is a path, not the name of a module", remedy
     if found is None:
         return f"there is no module {path!r}", _INSTALL.get(path, _REMEDY)
     try:

@@ -47,16 +47,17 @@ def require_plain(folder: Path) -> None:
 
 def is_plain(path: Path, folder: Path) -> bool:
     """Return True if a path is a regular file that no link below the folder leads to."""
-    return not _links_to(path, folder) and path.is_file() and not path.is_symlink()
+    return not _links_above(path, folder) and path.is_file() and not path.is_symlink()
 
 
 def require_no_link(path: Path, folder: Path) -> None:
     """Raise RunUnwritable if a link below the folder leads to a path that is to be written."""
-    for parent in _links_to(path, folder):
+    for parent in _links_above(path, folder):
         raise RunUnwritable(f"{parent}: is a symbolic link", "Remove it")
 
 
-def _links_to(path: Path, folder: Path) -> list[Path]:
+def _links_above(path: Path, folder: Path) -> list[Path]:
+    """Return the symbolic links among the folders that a path below `folder` goes through."""
     below = [parent for parent in path.parents if parent.is_relative_to(folder)]
     return [parent for parent in below if parent != folder and parent.is_symlink()]
 

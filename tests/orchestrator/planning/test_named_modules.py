@@ -80,13 +80,13 @@ def test_a_model_that_may_exist_is_accepted(
         ("pkg..gpt:make", "there is no module 'pkg..gpt'. Install"),
         (
             "own.py:Transformer",
-            "'own.py' is a path, and no name of a module. Write own:Transformer",
+            "'own.py' is a path, not the name of a module. Write own:Transformer",
         ),
         (
             "../pkg/gpt.py:make",
-            "'../pkg/gpt.py' is a path, and no name of a module. Write gpt:make",
+            "'../pkg/gpt.py' is a path, not the name of a module. Write gpt:make",
         ),
-        ("pkg/gpt:make", "'pkg/gpt' is a path, and no name of a module. Write gpt:make, and put"),
+        ("pkg/gpt:make", "'pkg/gpt' is a path, not the name of a module. Write gpt:make, and put"),
     ],
 )
 def test_a_model_that_does_not_exist_is_refused(

@@ -102,13 +102,13 @@ def test_a_file_below_a_link_is_not_plain(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_is_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
     (run / "report" / "all").mkdir(parents=True)
-    (run / "report" / "all" / "charts").symlink_to(elsewhere)
+    (run / "report" / "all" / "charts").symlink_to(outside)
     with pytest.raises(RunUnwritable, match=r"report/all/charts: is a symbolic link\. Remove it"):
         Run(run).write_report([("all/charts/lines.svg", "<svg/>")])
-    assert list(elsewhere.iterdir()) == []
+    assert list(outside.iterdir()) == []
 
 
 def test_a_link_in_a_publication_is_refused(tmp_path: Path) -> None:

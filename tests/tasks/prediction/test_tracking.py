@@ -207,7 +207,7 @@ def test_the_matrix_products_of_an_optimizer_are_no_work_of_the_model() -> None:
     assert flops_of(optimizer="muon") == flops_of()
 
 
-@torch.library.custom_op("user::double", mutates_args=())
+@torch.library.custom_op("example::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
@@ -234,7 +234,7 @@ def test_flops_of_own_operations_are_not_known() -> None:
     )
     flops = [one for one in prediction.samples if one.metric == "flops"]
     assert [(one.value, one.note) for one in flops] == [
-        (None, "FLOPs undercounted: 1 operation unknown: user::double")
+        (None, "FLOPs undercounted: 1 operation unknown: example::double")
     ]
 
 
