@@ -2,7 +2,7 @@
 
 Without `--journal` the journal is printed, which is how a cell is measured again by hand. With one
 of the other options the process does what the orchestrator needs torch for: it answers what this
-host can measure on, or it forks measuring processes (see `tasks/process/fork_server.py`).
+host can measure on, or it forks the processes that do (see `tasks/process/fork_server.py`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _check_host(options.compute, options.profiled, options.write_test)
     elif options.fork_server is not None:
         _run_fork_server(options.fork_server, options.device)
-    elif options.template is not None:
-        _run_template(options.template, options.device, options.compiled)
     else:
         measure(options.attempt, options.journal, start_method="spawn")
 
@@ -63,9 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--journal", help="append the journal to this file instead of printing it")
     add("--lifeline", type=int, help="file descriptor; at its end-of-file this process is killed")
     add("--fork-server", type=int, help="file descriptor of a socket: fork children on request")
-    add("--template", type=int, help="file descriptor of a socket: fork fork servers on request")
-    add("--device", help="with --fork-server and --template: the device of the children")
-    add("--compiled", action="store_true", help="with --template: import the compiler, too")
+    add("--device", help="with --fork-server: the device of the children")
     add("--probe", action="store_true", help="print what this host can measure on, as JSON")
     add(
         "--dispatch-rates",
@@ -78,8 +74,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--profiled", action="store_true", help="with --compute: check that the profiler works")
     options = parser.parse_args(arguments)
     # A file descriptor may be 0, so these are compared with None.
-    given = (options.fork_server, options.template, options.attempt)
-    if not (options.probe or options.dispatch_rates or options.compute) and given == (None,) * 3:
+    given = (options.fork_server, options.attempt)
+    if not (options.probe or options.dispatch_rates or options.compute) and given == (None, None):
         parser.error("name an attempt.json")
     return options
 
@@ -111,18 +107,23 @@ def _check_host(device: str, profiled: bool, folder: str | None) -> None:
         check_writable(folder)
 
 
-def _run_fork_server(descriptor: int, device: str) -> None:
-    from tasks.process.fork_server import run_fork_server
-
-    channel = socket.socket(fileno=descriptor)
-    run_fork_server(channel, device, partial(measure, start_method="fork"))
-
-
-def _run_template(descriptor: int, device: str, compiled: bool) -> None:
-    from tasks.process.fork_server import ForkPreparation, run_template
+def _run_fork_server(descriptor: int, device: str) -> NoReturn:
+    from tasks.process.fork_server import Programs, run_fork_server
 
     listener = socket.socket(fileno=descriptor)
-    run_template(listener, device, ForkPreparation(compiled), partial(measure, start_method="fork"))
+    run_fork_server(listener, device, Programs(measure_forked, predict_forked))
+
+
+def measure_forked(attempt_file: str, journal_file: str, rank: int) -> NoReturn:
+    """Measure one cell in a forked process. A cell has one rank."""
+    measure(attempt_file, journal_file, start_method="fork")
+
+
+def predict_forked(connection: socket.socket) -> None:
+    """Answer the requests for predictions of a connection."""
+    from tasks.prediction.service import answer_requests
+
+    answer_requests(connection)
 
 
 def measure(attempt_file: str, journal_file: str | None, start_method: StartMethod) -> NoReturn:

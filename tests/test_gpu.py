@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 import torch
 from click.testing import Result
 
 from model.attention import IMPLEMENTATIONS, make_attention
-from orchestrator.execution.child_process import CHILD_STARTER
-from orchestrator.execution.child_supervision import execute, start_fork_template
-from orchestrator.execution.fork_client import FORK_TEMPLATE
 from orchestrator.execution.host_probe import gpu_failure, profiler_failure
+from orchestrator.execution.measurement import execute, fork_server
 from orchestrator.hardware import nvml
 from orchestrator.scheduling import serial
 from orchestrator.store.run import Run
@@ -324,39 +321,20 @@ def test_a_cuda_error_that_sticks_fails_its_cell_alone(
 ) -> None:
     """Nothing on the device works any more in the process that it struck; the parent that this was forked from never notices."""
     good = execute(make_attempt(1, device="cuda"))
-    parent = CHILD_STARTER.server
+    server = fork_server(make_attempt(1, device="cuda"))
+    process = server._process
     bad = misbehave(make_attempt, how, args)
     assert bad.status is Status.FAILED, bad.evidence
     assert said in bad.evidence["message"]
     assert "Traceback" in bad.evidence["traceback"]
     assert bad.stage in ("warm-up", "timing synced")
     again = execute(make_attempt(2, device="cuda"))
-    assert CHILD_STARTER.server is parent
+    assert server._process is process
     assert [one.status for one in (good, again)] == [Status.OK, Status.OK]
     assert {one.facts["start_method"] for one in (good, bad, again)} == {"fork"}
     assert len({one.facts["pid"] for one in (good, bad, again)}) == 3
     peaks = [measured(one, "peak_allocated_bytes", "steady") for one in (good, again)]
     assert peaks[0] == peaks[1]
-
-
-def test_processes_forked_below_a_fork_template_compute_on_the_gpu(
-    make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has imported torch and tried a child before any place asked: none of that touches what is forked from it later."""
-    CHILD_STARTER.close()
-    attempts = [make_attempt(number, device="cuda", seed=number) for number in (1, 2)]
-    grandparent = start_fork_template(tmp_path, attempts[0], {}, {})
-    try:
-        monkeypatch.setenv(FORK_TEMPLATE, grandparent.variables[FORK_TEMPLATE])
-        outcomes = [execute(attempt) for attempt in attempts]
-        assert CHILD_STARTER.server is not None
-        assert psutil.Process(CHILD_STARTER.server.pid).ppid() == grandparent.pid
-        assert [(one.status, one.facts["start_method"]) for one in outcomes] == [
-            (Status.OK, "fork")
-        ] * 2
-    finally:
-        CHILD_STARTER.close()
-        grandparent.close()
 
 
 STICKY = """

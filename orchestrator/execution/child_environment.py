@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from orchestrator.common.units import MIB
-from orchestrator.execution.measuring_process import GPU_ORDER, PROGRAM, import_path
+from orchestrator.execution.program import GPU_ORDER, PROGRAM, import_path
 from tasks.spec.attempt import ATTEMPT_FILE, RERUN_FILE, Attempt
 from tasks.spec.messages import assignments
 

@@ -11,9 +11,9 @@ import signal
 import time
 from dataclasses import dataclass
 
-from orchestrator.execution.child_log import tail
-from orchestrator.execution.limits import ExceededLimit
 from tasks.process.journal import FinalStatus, JournalContents, read_journal
+from tasks.process.log_file import tail
+from tasks.process.minder import RankExits
 from tasks.process.phase_file import read_phase
 from tasks.spec.attempt import JOURNAL_FILE, LOG_FILE, PHASE_FILE, Attempt
 from tasks.spec.messages import shorten
@@ -28,22 +28,21 @@ _NO_THREAD = "libgomp: Thread creation failed: Resource temporarily unavailable"
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of the measuring process, as its parent saw it.
+    """The end of the measuring processes, as their minder and the kernel report it.
 
     Args:
-        code: the exit code; negative for a signal.
-        over_memory_bytes: the resident set that exceeded `host_memory_gib`.
         kernel_log: lines of the kernel about memory and GPUs.
-        log_left_out_bytes: what was removed from the middle of the log.
     """
 
-    code: int
+    ranks: RankExits
     wall_s: float
-    timed_out: ExceededLimit | None = None
-    over_memory_bytes: int | None = None
     kernel_oom_kills: int = 0
     kernel_log: tuple[str, ...] = ()
-    log_left_out_bytes: int = 0
+
+    @property
+    def code(self) -> int:
+        """The exit code of the rank that ended the attempt; negative for a signal."""
+        return self.ranks.codes[self.ranks.first]
 
 
 def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Outcome:
@@ -95,19 +94,19 @@ def _facts(journal: JournalContents, ended: ProcessExit) -> dict[str, object]:
         rest = "process" if journal.final else journal.stage
         rest_s = ended.wall_s - sum(journal.stage_s.values())
         facts["stage_s"] = {**journal.stage_s, rest: journal.stage_s.get(rest, 0.0) + rest_s}
-    if ended.log_left_out_bytes:
-        facts["log_left_out_bytes"] = ended.log_left_out_bytes
+    if ended.ranks.log_left_out_bytes:
+        facts["log_left_out_bytes"] = ended.ranks.log_left_out_bytes
     return facts
 
 
 def _diagnose(attempt: Attempt, ended: ProcessExit) -> FinalStatus:
-    if ended.timed_out:
-        goal, limit_s = ended.timed_out.goal, ended.timed_out.limit_s
-        message = f"not {goal} after {limit_s:g} s"
-        return FinalStatus(Status.TIMEOUT, {"message": message, "timeout_s": limit_s})
-    if ended.over_memory_bytes is not None:
+    ranks = ended.ranks
+    if ranks.late:
+        message = f"not {ranks.late} after {ranks.limit_s:g} s"
+        return FinalStatus(Status.TIMEOUT, {"message": message, "timeout_s": ranks.limit_s})
+    if ranks.over_memory_bytes is not None:
         message = f"its resident set passed host_memory_gib: {attempt.settings.host_memory_gib}"
-        evidence = {"message": message, "rss_bytes": ended.over_memory_bytes}
+        evidence = {"message": message, "rss_bytes": ranks.over_memory_bytes}
         return FinalStatus(Status.HOST_OOM, evidence)
     if ended.code < 0:
         return _killed(signal_name(-ended.code), ended.kernel_oom_kills)

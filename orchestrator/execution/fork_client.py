@@ -1,250 +1,210 @@
 """Clients of the fork servers; tasks/process/fork_server.py has the servers themselves.
 
-Each slot has a fork server. A driver also starts a template on its own host before Ray is up: it
-imports torch while Ray starts, once for all slots, and forks a fork server for each slot whose
-cells have the same environment. Any other slot starts a fork server by itself.
+A server belongs to a host, a sweep and an environment: it has an address that follows from these
+three, so that the driver and Ray's workers on a host use the same one, and whoever finds none starts it.
+It ends with the process that started it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
+import tempfile
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from orchestrator.execution.measuring_process import start_bound_process
-from tasks.process.fork_server import (
-    ENVIRONMENT,
-    MESSAGE_BYTES,
-    READ_LATE,
-    ForkPreparation,
-    ForkRequest,
-    ProbeRequest,
-)
-from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
+from orchestrator.common.hashing import text_digest
+from orchestrator.execution.program import ProcessNotStarted, start_bound_process
+from tasks.process.fork_server import ENVIRONMENT, READ_LATE, require_own_user
+from tasks.spec.attempt import PREPARATION_S
 from tasks.spec.axes import leave_out, select
 from tasks.spec.messages import error_text
 
-# The variable with the template's socket and the environment that it serves.
-FORK_TEMPLATE = "SWEEP_FORK_TEMPLATE"
-# For a fork, and for the exit code of a child that was killed. A working server needs milliseconds.
-ANSWER_S = 30.0
-# Longer than that, and a slot is ready sooner with a fork server that it starts itself.
-_TEMPLATE_S = 60.0
+_END_S = 30.0  # a process that waits for a device driver cannot be killed until that returns
+_OUTPUT_BYTES = 4000  # how much of a server's output explains why it cannot fork
 
 
 class ForkServerLost(Exception):
-    """The fork server disappeared, and with it the exit code of its child."""
+    """The fork server, or what it has forked, disappeared."""
+
+
+class Connection:
+    """A request to a fork server, and its answers. What it forked ends when this is closed."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._lines = channel.makefile("rb")
+
+    def send(self, line: str) -> None:
+        """Send a line. Raises OSError."""
+        self._channel.sendall(f"{line}\n".encode())
+
+    def receive_line(self, timeout_s: float) -> str:
+        """Return the next answer. Raises TimeoutError or ForkServerLost."""
+        self._channel.settimeout(timeout_s)
+        try:
+            line = self._lines.readline()
+        except ConnectionError as error:
+            raise ForkServerLost(error_text(error)) from error
+        if not line.endswith(b"\n"):
+            raise ForkServerLost("it has ended")
+        return line.decode()
+
+    def receive(self, timeout_s: float) -> Mapping[str, Any]:
+        """Return the next answer. Raises TimeoutError, ForkServerLost or ProcessNotStarted."""
+        answer: Mapping[str, Any] = json.loads(self.receive_line(timeout_s))
+        if "errno" in answer:
+            raise ProcessNotStarted(answer["errno"], answer["error"])
+        return answer
+
+    def close(self) -> None:
+        self._lines.close()
+        self._channel.close()
 
 
 @dataclass(eq=False)
 class ForkServer:
-    """The connection to a fork server.
+    """A fork server of this host, as one of its clients sees it.
 
     Args:
-        channel: our end of a socket to it.
-        lifeline: our end of a pipe; the server ends when it is closed.
-        process: the server, or None if it is a child of the template.
-        broken: why it cannot be used, or empty.
+        session: identifies the sweep.
+        device: on which the children must be able to compute; empty for children that predict.
+        own: variables of the children that this process does not have, or has with other values.
     """
 
-    channel: socket.socket
-    lifeline: int
-    pid: int
-    process: subprocess.Popen[bytes] | None = None
-    broken: str = ""
-    _prepared: set[ForkPreparation] = field(default_factory=set)
-    _unanswered: int = 0  # preparations
+    session: str
+    device: str
+    own: Mapping[str, str]
+    _process: subprocess.Popen[bytes] | None = None  # None: another process started it
+    _lifeline: int = -1
+    _output: IO[bytes] | None = None
+    _imports: dict[str, Connection] = field(default_factory=dict)  # not answered yet
+    _starting: threading.Lock = field(default_factory=threading.Lock)
+    _died: str = ""  # how it died while it imported, as another one would
 
     @property
-    def is_alive(self) -> bool:
-        """True while the server's end of the socket is open."""
-        self.channel.settimeout(None)
+    def address(self) -> str:
+        """The name of its socket. Abstract: it lies in no folder, and ends with the server."""
+        key = [self.device, *sorted(leave_out(self.own, READ_LATE).items())]
+        digest = text_digest(json.dumps(key))[:16]
+        return f"\0sweep-{os.getuid()}-{self.session}-{digest}"
+
+    def begin_import(self, purpose: str) -> None:
+        """Make the server import what children need for a purpose, without waiting for it.
+
+        Raises OSError if no server can be started.
+        """
+        if purpose not in self._imports and not self._died:
+            self._imports[purpose] = self.ask("import", {"purpose": purpose})
+
+    def broken(self, purpose: str) -> str:
+        """Wait for what is imported. Return why nothing can be forked, or an empty text.
+
+        Raises OSError if no server can be started.
+        """
+        self.begin_import(purpose)
+        waiting = self._imports.pop(purpose, None)
+        if waiting is None:
+            return self._died
         try:
-            return bool(self.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
-    @property
-    def has_died(self) -> bool:
-        """True if a server that worked has disappeared."""
-        # A broken one would break again, so it is not replaced.
-        return not self.broken and not self.is_alive
-
-    def begin_to_prepare(self, preparation: ForkPreparation) -> None:
-        """Make the server import what such cells need, once, without waiting for it."""
-        if self.broken or preparation in self._prepared:
-            return
-        self._prepared.add(preparation)
-        try:
-            self.channel.send(preparation.to_message())
-            self._unanswered += 1
-        except OSError as error:
-            self._did_not_become_ready(error)
-
-    def wait_until_ready(self) -> None:
-        """Wait until the server has imported what the preparations need."""
-        while self._unanswered and not self.broken:
-            self._unanswered -= 1
-            try:
-                self.broken = str(self.receive(PREPARATION_S).get("broken", ""))
-            except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
-                self._did_not_become_ready(error)
-
-    def _did_not_become_ready(self, error: Exception) -> None:
-        self.broken = f"it did not become ready: {error_text(error)}"
+            return str(waiting.receive(PREPARATION_S)["broken"])
+        except (ForkServerLost, TimeoutError) as error:
+            self._died = f"it did not become ready: {error_text(error)}"
+            return self._died
+        finally:
+            waiting.close()
 
     def probe_host(self) -> Mapping[str, Any]:
-        """Return what `python -m tasks --probe` prints. Raises ForkServerLost."""
-        self.wait_until_ready()
-        request = ProbeRequest(select(os.environ, READ_LATE))
+        """Return what `python -m tasks --probe` prints. Raises ForkServerLost or OSError."""
+        probing = self.ask("probe", select(os.environ, READ_LATE))
         try:
-            self.channel.send(request.to_message())
-            answer = self.receive(PREPARATION_S)
-        except OSError as error:  # TimeoutError is an OSError
-            raise ForkServerLost(error_text(error)) from error
-        if reason := self.broken or answer.get("broken"):
-            raise ForkServerLost(str(reason))
-        return answer
+            return probing.receive(PREPARATION_S)
+        finally:
+            probing.close()
 
-    def fork(
-        self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int
-    ) -> int:
-        """Fork a child and return its process id. Raises ForkServerLost.
+    def ask(self, kind: str, body: Mapping[str, object]) -> Connection:
+        """Send a request; see tasks/process/fork_server.py. Raises OSError."""
+        with self._starting:
+            try:
+                connection = Connection(self._connect())
+            except OSError:  # nobody listens
+                self._start()
+                connection = Connection(self._connect())
+        connection.send(json.dumps({kind: body}))
+        return connection
 
-        The next message is the child's exit code, once it has ended.
-        """
-        request = ForkRequest(
-            attempt=str(attempt.path / ATTEMPT_FILE),
-            journal=str(attempt.path / JOURNAL_FILE),
-            folder=os.getcwd(),
-            variables=select(environment, READ_LATE),
-        )
+    def _connect(self) -> socket.socket:
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            socket.send_fds(self.channel, [request.to_message()], [log, lifeline])
-            return int(self.receive(ANSWER_S)["pid"])
-        except OSError as error:  # TimeoutError is an OSError
-            raise ForkServerLost(error_text(error)) from error
-
-    def receive(self, timeout_s: float) -> Mapping[str, Any]:
-        """Return the server's next message. Raises TimeoutError or ForkServerLost."""
-        self.channel.settimeout(timeout_s)
-        try:
-            message = self.channel.recv(MESSAGE_BYTES)
-        except ConnectionError as error:
-            raise ForkServerLost(error_text(error)) from error
-        if not message:
-            raise ForkServerLost("it has ended")
-        content: Mapping[str, Any] = json.loads(message)
-        return content
-
-    def close(self) -> None:
-        """End the server. A child of the template is reaped by the template."""
-        self.channel.close()
-        os.close(self.lifeline)
-        if self.process is not None:
-            self.process.wait()
-
-
-def fork_key(device: str, own: Mapping[str, str]) -> str:
-    """Return what cells must have in common to be forked by the same server."""
-    # These are the device and the variables that torch reads when it is imported.
-    return json.dumps([device, *sorted(leave_out(own, READ_LATE).items())])
-
-
-def connect_fork_server(device: str, own: Mapping[str, str], output: int) -> ForkServer:
-    """Return a fork server for cells of this device with these variables besides ours.
-
-    Args:
-        output: a file descriptor for what the server prints.
-    """
-    address, key = json.loads(os.environ.get(FORK_TEMPLATE, "[null, null]"))
-    if key == fork_key(device, own):
-        try:
-            return _fork_from_template(address, output)
-        except ForkServerLost:
-            # The next attempt of this slot must not wait for it again.
-            del os.environ[FORK_TEMPLATE]
-    return start_fork_server(device, {**os.environ, **own}, output)
-
-
-def start_fork_server(device: str, environment: Mapping[str, str], output: int) -> ForkServer:
-    """Start a new process that becomes a fork server."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        words = ["--fork-server", str(theirs.fileno()), "--device", device]
-        variables = {**environment, **ENVIRONMENT}
-        try:
-            process, lifeline = start_bound_process(words, variables, output, [theirs.fileno()])
+            channel.connect(self.address)
+            require_own_user(channel)
+            return channel
         except BaseException:
-            ours.close()
+            channel.close()
             raise
-    return ForkServer(ours, lifeline, process.pid, process)
 
-
-def _fork_from_template(address: str, output: int) -> ForkServer:
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs, lifeline = os.pipe()
-    server = ForkServer(channel, lifeline, 0)
-    try:
-        channel.connect(address)
-        socket.send_fds(channel, [b"{}"], [output, theirs])
-        server.pid = int(server.receive(_TEMPLATE_S)["pid"])
-        return server
-    except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
-        server.close()
-        raise ForkServerLost(error_text(error)) from error
-    finally:
-        os.close(theirs)
-
-
-class ForkServerTemplate:
-    """The process that fork servers of this host are forked from.
-
-    It lives until it is closed or its driver ends. The servers live on without it.
-
-    Args:
-        folder: a short path that nobody else may enter; the template's socket lies there.
-        own: variables of the cells besides those of this process.
-        compiled: if cells will be compiled.
-        tag: variables that identify the sweep the process belongs to.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        device: str,
-        own: Mapping[str, str],
-        compiled: bool,
-        tag: Mapping[str, str],
-    ) -> None:
-        self.address = str(folder / "parents")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = ["--template", str(listener.fileno()), "--device", device]
-        if compiled:
-            words.append("--compiled")
-        environment = {**os.environ, **own, **ENVIRONMENT, **tag}
-        with listener, open(os.devnull, "wb") as nothing:
-            listener.bind(self.address)
-            listener.listen()
+    def _start(self) -> None:
+        """Start a server. Raises ProcessNotStarted."""
+        self.close()
+        # A file, since nobody reads a pipe while the server runs, and a full pipe blocks it.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with listener:
+            try:
+                listener.bind(self.address)
+            except OSError:  # another process has started one at this moment
+                return
+            listener.listen(128)
+            words = ["--fork-server", str(listener.fileno()), "--device", self.device]
+            variables = {**os.environ, **self.own, **ENVIRONMENT}
             self._process, self._lifeline = start_bound_process(
-                words, environment, nothing.fileno(), [listener.fileno()]
+                words, variables, self._output.fileno(), [listener.fileno()]
             )
-        self.pid = self._process.pid
-        self.variables = {FORK_TEMPLATE: json.dumps([self.address, fork_key(device, own)])}
+
+    def last_output(self) -> bytes:
+        """Return the end of what a server printed that this process started."""
+        if self._output is None:
+            return b""
+        self._output.seek(0)
+        return self._output.read()[-_OUTPUT_BYTES:]
 
     def close(self) -> None:
-        """End the template."""
-        os.close(self._lifeline)
-        # The process that ends it with its lifeline may itself have been killed.
-        self._process.kill()
-        # A process that waits for a device driver cannot be killed until the driver returns.
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(ANSWER_S)
+        """End the server, if this process started it. The next request starts another one."""
+        # A signal may interrupt this method, and atexit calls it again. A file descriptor that is
+        # closed twice may by then belong to another file, so the attributes are emptied first.
+        process, lifeline, output = self._process, self._lifeline, self._output
+        self._process, self._lifeline, self._output = None, -1, None
+        imports, self._imports = self._imports, {}
+        for waiting in imports.values():
+            waiting.close()
+        if process is not None:
+            os.close(lifeline)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+        if output is not None:
+            output.close()
+
+
+class ForkServers:
+    """The fork servers that this process uses for a sweep: one for each environment."""
+
+    def __init__(self, session: str = "") -> None:
+        self.session = session or secrets.token_hex(8)
+        self._servers: dict[str, ForkServer] = {}
+
+    def server(self, device: str, own: Mapping[str, str]) -> ForkServer:
+        """Return the server for this device and these variables. It starts when it is asked."""
+        server = ForkServer(self.session, device, own)
+        return self._servers.setdefault(server.address, server)
+
+    def close(self) -> None:
+        """End the servers that this process started."""
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()

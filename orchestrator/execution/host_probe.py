@@ -11,11 +11,13 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import PlatformError
-from orchestrator.execution.measuring_process import GPU_ORDER, PROGRAM, import_path, lifeline
+from orchestrator.execution.fork_client import ForkServer, ForkServerLost
+from orchestrator.execution.program import GPU_ORDER, PROGRAM, import_path, lifeline
 from orchestrator.hardware.host import HostInfo
 from tasks.spec.messages import error_text
 
@@ -69,8 +71,15 @@ def _failure(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
     return lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def probe_here() -> HostInfo:
-    """Return what this host can measure on. Raises PlatformError if torch does not work."""
+def probe_here(server: ForkServer | None = None) -> HostInfo:
+    """Return what this host can measure on. Raises PlatformError if torch does not work.
+
+    server: a fork server of this host, so that torch is not imported for the probe alone.
+    """
+    if server is not None:
+        # If it fails, the new process reports what is wrong.
+        with suppress(ForkServerLost, OSError):
+            return HostInfo.from_probe(dict(server.probe_host()))
     return HostInfo.from_probe(_run_for_json(["--probe"]))
 
 

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 
 from orchestrator.execution.exit_diagnosis import last_words
-from orchestrator.execution.measuring_process import PROGRAM, import_path
+from orchestrator.execution.program import PROGRAM, import_path
 from tasks.spec.axes import leave_out
 
 # Only the interpreter and the dynamic linker read these so early.

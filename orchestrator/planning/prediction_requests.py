@@ -1,7 +1,7 @@
 """Predict the memory of cells in child processes, and store the predictions in a cache.
 
-This process imports no torch: it sends requests to `python -m tasks.prediction`, one child for each
-CPU core. Cells that need the same memory share one request.
+This process imports no torch: it sends requests to children of a fork server, one for each CPU
+core. Cells that need the same memory share one request.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from queue import LifoQueue
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.units import GIB
 from orchestrator.common.user_cache import cache_folder
+from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.predicting_process import PredictingProcess
+from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.records import (
     VERSION,
@@ -78,11 +79,12 @@ def predict_memory(
 @contextmanager
 def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[Predict]:
     """Yield `predict_memory` for repeated calls, with child processes that stay in between."""
-    # Last in, first out: a child that has imported torch is used before another one is started.
+    # Last in, first out: a child that runs is used before another one is started.
     idle: LifoQueue[PredictingProcess] = LifoQueue(cores_here())
     with ExitStack() as stack:
+        server = stack.enter_context(closing(ForkServers())).server("", predictor_variables())
         for _ in range(idle.maxsize):
-            idle.put(stack.enter_context(closing(PredictingProcess())))
+            idle.put(stack.enter_context(closing(PredictingProcess(server))))
         yield lambda cells: _predict(cells, gpu, import_paths, idle)
 
 
@@ -231,11 +233,9 @@ def _ask_all(
         group.sort(key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True)
     if not groups:
         return
-    count = min(len(groups), idle.maxsize)
-    _start_together(idle, count)
     # Sorted, because a child must fork whenever a request needs other code of the user.
     ordered = sorted(groups.values(), key=lambda group: group[0][1].foreign_code)
-    threads = ThreadPoolExecutor(count)
+    threads = ThreadPoolExecutor(min(len(groups), idle.maxsize))
     try:
         for answers in threads.map(lambda group: _ask_one(idle, group), ordered):
             yield from answers
@@ -251,19 +251,4 @@ def _ask_one(
     try:
         return [(key, child.ask(request)) for key, request in group]
     finally:
-        idle.put(child)
-
-
-def _start_together(idle: LifoQueue[PredictingProcess], count: int) -> None:
-    """Start several children as one process that imports torch, from which the others are forked.
-
-    Children that were started before are left alone.
-    """
-    children = [idle.get() for _ in range(count)]
-    new = [child for child in children if child.is_new]
-    if len(new) > 1:
-        # If it cannot be started, each child tries it again with its first request, and says why.
-        with suppress(OSError):
-            new[0].start(new[1:])
-    for child in reversed(children):
         idle.put(child)

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from tasks.process.minder import set_title
+
 MARK = "SWEEP_RAY_SESSION"  # a variable with the session's folder
 RAY_FOLDER = "r"  # Ray's files in the session's folder; a short name, since sockets lie in it
 _LIMIT_S = 5.0
@@ -97,6 +99,7 @@ def has_ended(process: psutil.Process) -> bool:
 def main() -> None:
     """Wait for the driver to die. A signal to its process group does not reach this session."""
     session, known = sys.argv[1], set[psutil.Process]()
+    set_title("reaper of Ray")
     # The driver writes a line when Ray is up: what lives then may later hide or lose its parent.
     for _ in sys.stdin:
         known |= find_processes(session)

@@ -10,22 +10,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, wraps
 from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.common.errors import NoNodeLeft
 from orchestrator.common.text import format_seconds
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
-from orchestrator.execution.child_supervision import recover
 from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.exit_diagnosis import lost_outcome
 from orchestrator.execution.host_probe import TIMEOUT_S, probe_here
-from orchestrator.execution.slot_supervision import prepare_slot, supervise
+from orchestrator.execution.measurement import FORK_SERVERS, recover
 from orchestrator.hardware.host import HostInfo
 from orchestrator.hardware.visible_gpus import visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY, NodeHealth
 from orchestrator.scheduling.ray_placement import RayPlacement
 from orchestrator.scheduling.ray_session import RaySession
+from orchestrator.scheduling.ray_task import SweepHosts, import_ahead, supervise, with_node
 from orchestrator.scheduling.ray_watch import died_error
 from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
 from tasks.spec.attempt import PREPARATION_S, Attempt
@@ -70,6 +69,7 @@ class RayScheduler(Scheduler):
         self._placement = RayPlacement(self._health, cpu_cells)
         # UUIDs of each host's GPUs by visible name, once the host was probed.
         self._gpus: dict[str, dict[str, str]] = {}
+        self._hosts = SweepHosts(FORK_SERVERS.session, self._gpus)
         self._idle_since = time.monotonic()
 
     def hosts(self) -> list[HostInfo]:
@@ -82,11 +82,11 @@ class RayScheduler(Scheduler):
     def slots(self, device: str, gpu_kind: str | None = None) -> int:
         return self._placement.slots(device, gpu_kind)
 
-    def prepare(self, attempt: Attempt) -> None:
+    def import_ahead(self, attempt: Attempt) -> None:
         params = attempt.cell.params
         slots = self.slots(params.device, params.gpu_kind) // max(1, params.gpu_count)
         for _ in range(slots):
-            self._start_task(prepare_slot, attempt)
+            self._start_task(import_ahead, attempt)
 
     def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         pending = iter(queue)
@@ -135,7 +135,7 @@ class RayScheduler(Scheduler):
         if self._session.host is None:
             with suppress(OSError):  # the cell reports a folder that cannot be written
                 token = write_folder_token(attempt)
-        task = _with_node(supervise)
+        task = with_node(supervise)
         stream: ObjectRefGenerator = self._start_task(task, attempt, token, num_returns="streaming")
         return stream
 
@@ -147,7 +147,7 @@ class RayScheduler(Scheduler):
         # default Ray starts a crashing cell four times without a message. Both have an effect in
         # the decorator only.
         decorate = self._ray.remote(**resources, max_calls=0, max_retries=0, **options)
-        return decorate(task).remote(attempt, resources["num_cpus"], self._gpus, *arguments)
+        return decorate(task).remote(attempt, resources["num_cpus"], self._hosts, *arguments)
 
     def _next_events(self, running: Running) -> Iterator[tuple[ObjectRefGenerator, Event]]:
         """Wait a moment, and yield at most one event of each attempt."""
@@ -239,24 +239,3 @@ def _unpack_if_possible(archive: AttemptArchive) -> None:
     # A cell without its log is still a result.
     with suppress(OSError, ValueError, tarfile.TarError):
         unpack(archive)
-
-
-@cache
-def _with_node(task: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[Event]]:
-    """Return a task that adds its node and its CPUs to AttemptStarted.
-
-    Only the worker knows where Ray has started it.
-    """
-
-    @wraps(task)  # Ray titles the process with the task's name
-    def task_with_node(*arguments: object) -> Iterator[Event]:
-        import ray
-
-        for event in task(*arguments):
-            if isinstance(event, AttemptStarted):
-                context = ray.get_runtime_context()
-                assigned = context.get_assigned_resources()  # type: ignore[no-untyped-call]
-                event = replace(event, node=context.get_node_id(), cpus=assigned.get("CPU", 0.0))
-            yield event
-
-    return task_with_node

@@ -15,21 +15,23 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from orchestrator.common.errors import PlatformError
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
+from orchestrator.execution.fork_client import ForkServer
 from orchestrator.execution.host_probe import probe_here
-from orchestrator.execution.measuring_process import import_path
-from orchestrator.execution.slot_supervision import start_template
+from orchestrator.execution.measurement import FORK_SERVERS, Slot, begin_import, cores_near
+from orchestrator.execution.program import import_path
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.host import HostInfo
-from orchestrator.hardware.nvml import gpu_names
+from orchestrator.hardware.nvml import gpu_names, gpu_uuids
 from orchestrator.scheduling.ray_reaper import MARK, RAY_FOLDER
 from orchestrator.scheduling.ray_watch import RayWatch
 from tasks.spec.attempt import Attempt
@@ -62,6 +64,11 @@ _RAY_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+
+# Processes of a private Ray that nothing here uses: the server of the dashboard, which reports the
+# usage even without one, the monitor of the autoscaler, and the one that copies logs. They take half
+# of the time in which Ray starts, and longer to end.
+_UNUSED_PROCESSES = ("start_api_server", "start_monitor", "start_log_monitor")
 
 
 class RaySession:
@@ -97,13 +104,9 @@ class RaySession:
         self._folder = folder
         reaper = _start_reaper(folder)
         helpers.callback(reaper.communicate)  # closes its standard input and waits
-        variables = {MARK: folder}
-        if example is not None:
-            template = start_template(example, Path(folder), cpu_cells, variables)
-            if template is not None:
-                helpers.callback(template.close)
-                variables |= template.variables
-        self.ray, self.watch, self.host = _start_here(folder, variables)
+        helpers.callback(FORK_SERVERS.close)
+        server = _first_fork_server(example, cpu_cells) if example is not None else None
+        self.ray, self.watch, self.host = _start_here(folder, server)
         if reaper.stdin is not None:
             with suppress(BrokenPipeError):
                 reaper.stdin.write(b"Ray is up\n")
@@ -165,17 +168,29 @@ def _start_reaper(session: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _start_here(
-    session: str, variables: Mapping[str, str]
-) -> tuple[ModuleType, RayWatch, HostInfo]:
+def _first_fork_server(example: Attempt, cpu_cells: int) -> ForkServer | None:
+    """Start to import torch on this host before it is known where cells will run.
+
+    Expected is an equal share of the cores for each GPU, or for each concurrent CPU cell. A slot
+    with other variables starts another fork server.
+    """
+    params, uuids = example.cell.params, gpu_uuids()
+    if params.device == "cuda" and not uuids:
+        return None
+    names = list(uuids)[: params.gpu_count]
+    cpus = cores_here() * len(names) // len(uuids) if names else cores_here() // cpu_cells
+    return begin_import(example, Slot(max(1, cpus), cores_near(",".join(names), uuids)))
+
+
+def _start_here(session: str, server: ForkServer | None) -> tuple[ModuleType, RayWatch, HostInfo]:
     """Start Ray on this host and probe the host at the same time: each takes seconds.
 
     Raises PlatformError.
     """
     with ThreadPoolExecutor(1) as pool:
-        probing = pool.submit(probe_here)
+        probing = pool.submit(probe_here, server)
         gpus = len(gpu_names())
-        ray, watch = _start_private_ray(session, gpus, variables)
+        ray, watch = _start_private_ray(session, gpus)
         try:
             host = probing.result()
         except PlatformError:
@@ -187,34 +202,52 @@ def _start_here(
     # NVIDIA's driver counts GPUs that torch cannot use, and no GPUs of other makers.
     watch.stop()
     ray.shutdown()
-    return *_start_private_ray(session, len(host.gpus), variables), host
+    return *_start_private_ray(session, len(host.gpus)), host
 
 
-def _start_private_ray(
-    session: str, gpus: int, variables: Mapping[str, str]
-) -> tuple[ModuleType, RayWatch]:
-    """Start Ray with these variables. Raises PlatformError."""
+def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
+    """Start Ray with the mark of its session. Raises PlatformError."""
     watch = RayWatch()
-    os.environ.update(variables)
+    os.environ[MARK] = session
     try:
-        ray = _init_ray(
-            "local",
-            "`sweep run --scheduler serial` needs no Ray",
-            num_cpus=cores_here(),
-            num_gpus=gpus,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            # Below the session's folder, which is ours alone: Ray opens its own to everybody.
-            _temp_dir=f"{session}/{RAY_FOLDER}",
-        )
+        with _only_used_processes():
+            ray = _init_ray(
+                "local",
+                "`sweep run --scheduler serial` needs no Ray",
+                num_cpus=cores_here(),
+                num_gpus=gpus,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                # Below the session's folder, which is ours alone: Ray opens its own to everybody.
+                _temp_dir=f"{session}/{RAY_FOLDER}",
+            )
         return ray, watch
     except BaseException:
         watch.stop()
         raise
     finally:
-        for name in variables:
-            os.environ.pop(name, None)
+        del os.environ[MARK]
+
+
+@contextmanager
+def _only_used_processes() -> Iterator[None]:
+    """Start a private Ray without `_UNUSED_PROCESSES`. A Ray that does not know them starts all."""
+    _set_variables()
+    node: Any = import_module("ray._private.node").Node
+    started = {name: getattr(node, name) for name in _UNUSED_PROCESSES if hasattr(node, name)}
+    for name in started:
+        setattr(node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in started.items():
+            setattr(node, name, method)
+
+
+def _set_variables() -> None:
+    for name, value in _RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # Ray reads them when it is imported
 
 
 def _connect(address: str) -> ModuleType:
@@ -225,8 +258,7 @@ def _connect(address: str) -> ModuleType:
 
 
 def _init_ray(address: str, remedy: str, **options: Any) -> ModuleType:
-    for name, value in _RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)  # Ray reads them when it is imported
+    _set_variables()
     import ray
     import ray.exceptions
 

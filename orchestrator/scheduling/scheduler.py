@@ -34,8 +34,8 @@ class Scheduler(Protocol):
         """
         ...
 
-    def prepare(self, attempt: Attempt) -> None:
-        """Start to make the slots ready for attempts like this one, without waiting for it."""
+    def import_ahead(self, attempt: Attempt) -> None:
+        """Have each slot import what attempts like this one need, without waiting for it."""
         ...
 
     def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 
-from orchestrator.execution.child_process import CHILD_STARTER
-from orchestrator.execution.child_supervision import begin_to_prepare
 from orchestrator.execution.events import AttemptStarted, DeviceLost
-from orchestrator.execution.fork_client import ForkServerLost
+from orchestrator.execution.fork_client import ForkServer
 from orchestrator.execution.host_probe import probe_here
-from orchestrator.execution.slot_supervision import Slot, measure, only_on
+from orchestrator.execution.measurement import FORK_SERVERS, Slot, begin_import, measure, only_on
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.hardware.host import GpuInfo, HostInfo
@@ -31,16 +28,15 @@ class SerialScheduler(Scheduler):
 
     def __init__(self, notify: Notify, example: Attempt | None = None) -> None:
         self._notify = notify
-        self._has_fork_server = example is not None
+        self._server: ForkServer | None = None
         if example is not None:
-            with suppress(OSError):  # it only saves time
-                begin_to_prepare(example, Slot(cores_here()).variables())
+            self._server = begin_import(example, Slot(cores_here()))
         self._gpus: dict[str, str] = {}  # visible name -> UUID
         self._models: tuple[GpuInfo, ...] = ()
         self._lost: dict[str, str] = {}  # visible name -> what happened to it
 
     def hosts(self) -> Sequence[HostInfo]:
-        host = self._probe()
+        host = probe_here(self._server)
         self._gpus, self._models = visible_gpu_uuids(host), host.gpus
         return [host]
 
@@ -48,8 +44,8 @@ class SerialScheduler(Scheduler):
         has_kind = gpu_kind is None or any(matches_kind(gpu.name, gpu_kind) for gpu in self._models)
         return int(has_kind)
 
-    def prepare(self, attempt: Attempt) -> None:
-        """Do nothing: the fork server was started first of all."""
+    def import_ahead(self, attempt: Attempt) -> None:
+        """Do nothing: the fork server imports since it was started first of all."""
 
     def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in queue:
@@ -63,17 +59,6 @@ class SerialScheduler(Scheduler):
             event = measure(placed, Slot(cores_here(), None, gpu, self._gpus))
             yield self._exclude(event) if isinstance(event, DeviceLost) else event
 
-    def _probe(self) -> HostInfo:
-        """Probe the host in a child of the fork server, or in a new process if there is none."""
-        if self._has_fork_server and CHILD_STARTER.server is not None:
-            try:
-                return HostInfo.from_probe(dict(CHILD_STARTER.server.probe_host()))
-            except ForkServerLost:
-                # A late answer would be read as that of another request. The new process reports
-                # what is wrong.
-                CHILD_STARTER.close()
-        return probe_here()
-
     def _exclude(self, event: DeviceLost) -> Outcome:
         """Use no failed GPU again. There is no other host, so a failed host is only reported."""
         if event.gpu:
@@ -83,4 +68,4 @@ class SerialScheduler(Scheduler):
         return event.own_outcome
 
     def close(self) -> None:
-        CHILD_STARTER.close()
+        FORK_SERVERS.close()

@@ -35,7 +35,7 @@ def prepare(request: SweepRequest, plan: Plan, scheduler: Scheduler, notify: Not
         preparation = check(request, preparation, notify)
     # After the checks, so that no slot is prepared for a cell that no host can measure. The slots
     # import torch while memory is predicted.
-    scheduler.prepare(request.example_attempt(preparation.cells))
+    scheduler.import_ahead(request.example_attempt(preparation.cells))
     return preparation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.common.provenance import git_commit
-from orchestrator.execution.child_supervision import recover
+from orchestrator.execution.measurement import recover
 from orchestrator.planning.invocation import Invocation, measurement_settings
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.sweep.outcome_log import measured_by

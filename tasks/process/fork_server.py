@@ -1,23 +1,22 @@
-"""The fork server: a process that has imported everything a cell needs and forks a child per cell.
+"""The fork server: a process that has imported everything a cell needs and forks what runs cells.
 
 Importing torch and what an optimizer needs takes several times as long as measuring a small cell.
 The compiler takes as long again; it is imported when the first cell that compiles is about to
 start. A forked child has these modules immediately and is otherwise as separate as a new process.
+On an H200 host a new process needed 10.9 to 11.9 s to its first optimizer step, a forked one 0.7 s.
 
-The server answers over a socket that preserves message boundaries. A preparation is answered with
-`{"ready": true}` or `{"broken": reason}`. A request for a child, which comes with the file
-descriptors of a log and of a lifeline, is answered with `{"pid": …}` and, when the child has ended,
-`{"code": …}`. A request for a probe is answered with what a forked child finds out about this host,
-so that torch is not imported for it alone, or with `{"broken": reason}`.
+There is one server for each host, sweep and environment, and only its own user may connect. Each
+request is a connection with one line of JSON, `{KIND: {…}}`, and so are its answers. Connections that
+measure and predict belong to a forked child from then on, which ends with them:
 
-The template of a host imports the same, and starts before it is known which slots will measure.
-For each connection, with the file descriptors of a log and of a lifeline, it forks a fork server
-and answers `{"pid": …}`.
+    import    import what a purpose needs: {"broken": REASON}, empty if forked children will work
+    probe     what this host can measure on, or {"broken": REASON}
+    measure   a minder runs the attempt: {"minder": PID, "ranks": PIDS}, then its RankExits
+    predict   a child answers one request after another: {"predictor": PID}, then a line for each
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -25,18 +24,29 @@ import pkgutil
 import re
 import signal
 import socket
+import struct
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from tasks.harness.gc_pause import freeze_imports
 from tasks.process.cpu_affinity import reset_niceness
-from tasks.process.lifeline import die_with_parent
-from tasks.process.subreaper import become_subreaper, kill_orphans
+from tasks.process.minder import (
+    MindRequest,
+    become_subreaper,
+    die_with_parent_process,
+    exit_after,
+    kill_children,
+    mind,
+    send,
+    set_title,
+)
+from tasks.spec.messages import error_text
 
 # The server itself must not use CUDA, run a backward pass, or compute on several cores: neither
 # CUDA's context nor the threads of autograd and of OpenMP survive a fork, and each child would hang
@@ -48,10 +58,15 @@ READ_LATE = ("CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DI
 # Without this variable, importing torch's compiler initialises CUDA to list its devices, and then
 # no forked child could use CUDA.
 ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-MESSAGE_BYTES = 64 * 1024
+
+# What children do: measure cells, measure cells that compile, predict cells.
+MEASURE, COMPILE, PREDICT = "measure", "compile", "predict"
 
 # No cell predicts, and some modules that do import the compiler.
 _IS_UNUSED = re.compile(r"^tasks\.prediction\.|__main__$")
+_CREDENTIALS = "3i"  # process, user, group
+_REQUEST_S = 10.0  # for a client to send its line
+_IDLE_S = 1.0  # between two looks for children that have ended
 _PROBE_TIMEOUT_S = 60.0
 _PROBE_TICK_S = 0.02
 _PROBE_SIZE = 512  # so large that torch uses several cores, and a broken thread pool shows
@@ -59,190 +74,169 @@ _WRITTEN_BYTES = 1024**2  # about what a small cell writes
 
 
 @dataclass(frozen=True)
-class ForkPreparation:
-    """The message to import all that a fork server needs. compiled: also the compiler."""
+class Programs:
+    """What the children of a fork server run.
 
-    compiled: bool
-
-    def to_message(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-
-@dataclass(frozen=True)
-class ForkRequest:
-    """The message to fork a child."""
-
-    attempt: str  # file
-    journal: str  # file
-    folder: str  # the child's working directory
-    variables: Mapping[str, str]  # values of READ_LATE; a variable without a value is unset
-
-    def to_message(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-
-@dataclass(frozen=True)
-class ProbeRequest:
-    """The message to find out what this host can measure on."""
-
-    probe_with: Mapping[str, str]  # values of READ_LATE; a variable without a value is unset
-
-    def to_message(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-
-Measure = Callable[[str, str], None]  # takes the file of an attempt and that of its journal
-
-
-def run_template(
-    listener: socket.socket, device: str, preparation: ForkPreparation, measure: Measure
-) -> None:
-    """Import everything, then fork a fork server for each connection, until killed."""
-    import_everything(preparation.compiled)
-    proven = {preparation} if _probe(device) is None else set()
-    while True:
-        channel, _ = listener.accept()
-        with channel, suppress(OSError):  # the other end may already have closed the connection
-            serve = partial(run_fork_server, channel, device, measure, proven)
-            _fork_server_for(channel, listener, serve)
-        # Reap the fork servers that have ended, which otherwise stay as zombies.
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
-def _fork_server_for(
-    channel: socket.socket, listener: socket.socket, serve: Callable[[], None]
-) -> None:
-    descriptors = list(socket.recv_fds(channel, MESSAGE_BYTES, 2)[1])
-    try:
-        if len(descriptors) == 2:
-            log, lifeline = descriptors
-            pid = os.fork()
-            if pid == 0:
-                listener.close()
-                _exit_after(partial(_become_fork_server, serve, log, lifeline))
-            _lead_group(pid)
-            _send(channel, {"pid": pid})
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _become_fork_server(serve: Callable[[], None], log: int, lifeline: int) -> None:
-    _lead_group(0)
-    _write_output_to(log)
-    die_with_parent(lifeline)
-    serve()
-
-
-def run_fork_server(
-    channel: socket.socket, device: str, measure: Measure, proven: Collection[ForkPreparation] = ()
-) -> None:
-    """Answer one message after another until the other end is closed.
-
-    proven: preparations after which children are known to compute, so that no probe is needed.
+    Args:
+        measure: takes the file of an attempt, that of its journal, and the number of the rank.
+        predict: answers the requests of a connection until it ends.
     """
+
+    measure: Callable[[str, str, int], None]
+    predict: Callable[[socket.socket], None]
+
+
+def run_fork_server(listener: socket.socket, device: str, programs: Programs) -> NoReturn:
+    """Answer requests until this process is killed."""
     become_subreaper()
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
-        if not message:
+    set_title("fork server")
+    ForkServer(listener, device, programs).run()
+
+
+class ForkServer:
+    """A fork server. It answers one request at a time, and its children run at the same time.
+
+    device: "cpu", "cuda" or "mps", on which children must be able to compute.
+    """
+
+    def __init__(self, listener: socket.socket, device: str, programs: Programs) -> None:
+        self._listener, self._device, self._programs = listener, device, programs
+        self._children: set[int] = set()
+        self._broken: dict[str, str] = {}  # by purpose: why no child can be forked for it
+
+    def run(self) -> NoReturn:
+        while True:
+            self._listener.settimeout(_IDLE_S)
+            with suppress(OSError, ValueError):  # no request, or not a whole one
+                connection, _ = self._listener.accept()
+                with connection:
+                    require_own_user(connection)
+                    connection.settimeout(_REQUEST_S)
+                    line = connection.makefile("rb").readline()
+                    connection.settimeout(None)
+                    request = json.loads(line)
+                    if isinstance(request, dict):
+                        self._answer(request, connection)
+            self._reap()
+
+    def _answer(self, request: Mapping[str, dict[str, object]], connection: socket.socket) -> None:
+        if "import" in request:
+            purpose = str(request["import"]["purpose"])
+            if purpose not in self._broken:
+                self._broken[purpose] = self._import(purpose)
+            send(connection, {"broken": self._broken[purpose]})
+        elif "probe" in request:
+            self._fork(partial(_send_probe, connection, request["probe"]), connection)
+        elif "measure" in request:
+            self._fork(partial(self._mind, connection, request["measure"]), connection)
+        elif "predict" in request:
+            self._fork(partial(self._predict, connection), connection)
+
+    def _import(self, purpose: str) -> str:
+        """Import what children need. Return why none can be forked, empty if they work."""
+        try:
+            import_for(purpose)
+        except Exception as error:
+            traceback.print_exc()
+            return f"it cannot import what cells need: {error_text(error)}"
+        return "" if purpose == PREDICT else self._probe()
+
+    def _fork(self, work: Callable[[], None], connection: socket.socket) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            send(connection, {"errno": error.errno, "error": error.strerror})
             return
-        body = json.loads(message)
-        if descriptors:
-            _fork(channel, ForkRequest(**body), measure, descriptors)
-            kill_orphans()
-        elif "probe_with" in body:
-            _probe_host(channel, ProbeRequest(**body))
-        else:
-            _prepare(channel, device, ForkPreparation(**body), proven)
+        if pid == 0:
+            self._listener.close()
+            exit_after(work)
+        self._children.add(pid)
+
+    def _mind(self, connection: socket.socket, body: Mapping[str, object]) -> None:
+        request = MindRequest(**body)  # type: ignore[arg-type]
+
+        def run(rank: int) -> None:
+            _set_read_late(request.variables)
+            self._programs.measure(request.attempt, request.journal, rank)
+
+        mind(request, run, connection)
+
+    def _predict(self, connection: socket.socket) -> None:
+        os.setsid()
+        die_with_parent_process()
+        set_title("predictor")
+        send(connection, {"predictor": os.getpid()})
+        self._programs.predict(connection)
+
+    def _reap(self) -> None:
+        """Forget the children that have ended, and kill what a killed minder has left running."""
+        for pid in list(self._children):
+            with suppress(ChildProcessError):
+                if not os.waitpid(pid, os.WNOHANG)[0]:
+                    continue
+            self._children.remove(pid)
+        kill_children(spared=self._children)
+
+    def _probe(self) -> str:
+        """Return the reason why a forked child cannot compute here, empty if it can."""
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            exit_after(partial(check_device, self._device))
+        deadline = time.monotonic() + _PROBE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                if code == 0:
+                    return ""
+                return f"a forked child ended with code {code} at its first computation"
+            time.sleep(_PROBE_TICK_S)
+        # Without waiting: a process that hangs in a driver does not even die of SIGKILL.
+        os.kill(pid, signal.SIGKILL)
+        self._children.add(pid)
+        return f"a forked child did not end its first computation in {_PROBE_TIMEOUT_S:g} s"
 
 
-def _prepare(
-    channel: socket.socket,
-    device: str,
-    preparation: ForkPreparation,
-    proven: Collection[ForkPreparation],
-) -> None:
-    import_everything(preparation.compiled)
-    reason = None if preparation in proven else _probe(device)
-    _send(channel, {"ready": True} if reason is None else {"broken": reason})
+def require_own_user(connection: socket.socket) -> None:
+    """Raise PermissionError if another user is at the other end of a socket."""
+    size = struct.calcsize(_CREDENTIALS)
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, uid, _ = struct.unpack(_CREDENTIALS, peer)
+    if uid != os.getuid():
+        raise PermissionError(f"the other end belongs to user {uid}")
 
 
-def _fork(
-    channel: socket.socket, request: ForkRequest, measure: Measure, descriptors: Sequence[int]
-) -> None:
-    log, lifeline = descriptors
-    pid = os.fork()
-    if pid == 0:
-        channel.close()
-        _exit_after(partial(_run_child, request, measure, log, lifeline))
-    for descriptor in descriptors:
-        os.close(descriptor)
-    _lead_group(pid)
-    _send(channel, {"pid": pid})
-    _send(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
-
-
-def _probe_host(channel: socket.socket, request: ProbeRequest) -> None:
-    # The child stays in this process's group: should it hang, both are killed together.
-    pid = os.fork()
-    if pid == 0:
-        _exit_after(partial(_send_probe, channel, request))
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code != 0:
-        _send(channel, {"broken": f"a forked child ended with code {code} while it looked"})
-
-
-def _send_probe(channel: socket.socket, request: ProbeRequest) -> None:
+def _send_probe(connection: socket.socket, variables: Mapping[str, object]) -> None:
+    """Send what this host can measure on. Variables: values of READ_LATE."""
     from tasks.process.environment import probe
 
-    _set_read_late(request.probe_with)
+    _set_read_late({name: str(value) for name, value in variables.items()})
     reset_niceness()
-    _send(channel, probe())
+    send(connection, probe())
 
 
 def _set_read_late(variables: Mapping[str, str]) -> None:
+    """Set these variables; one without a value is unset."""
     for name in READ_LATE:
         os.environ.pop(name, None)
     os.environ.update(variables)
 
 
-def import_everything(compiled: bool) -> None:
-    """Import what a cell needs, and with `compiled` the compiler, for the children to inherit."""
-    importlib.import_module("torch._dynamo")  # the first optimizer imports it
-    importlib.import_module("torch.profiler")
-    if compiled:
-        importlib.import_module("tasks.harness.compilation").load_compiler()
-    for name in ("model", "tasks"):
-        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
-            if not _IS_UNUSED.search(module.name):
-                importlib.import_module(module.name)
-    # A collection in a child would write to every page with objects, which copies the page.
-    gc.collect()
-    gc.freeze()
-
-
-def _probe(device: str) -> str | None:
-    """Return the reason why a forked child cannot compute on this host, or None if it can."""
-    pid = os.fork()
-    if pid == 0:
-        _lead_group(0)
-        _exit_after(partial(check_device, device))
-    deadline = time.monotonic() + _PROBE_TIMEOUT_S
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            if code == 0:
-                return None
-            return f"a forked child ended with code {code} at its first computation"
-        time.sleep(_PROBE_TICK_S)
-    os.killpg(pid, signal.SIGKILL)
-    # Without waiting: a process that hangs in a driver does not even die of SIGKILL.
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-    return f"a forked child did not end its first computation in {_PROBE_TIMEOUT_S:g} s"
+def import_for(purpose: str) -> None:
+    """Import what children need, for them to inherit. Purpose: MEASURE, COMPILE or PREDICT."""
+    if purpose == PREDICT:
+        importlib.import_module("tasks.prediction.predictor")
+    else:
+        importlib.import_module("torch._dynamo")  # the first optimizer imports it
+        importlib.import_module("torch.profiler")
+        if purpose == COMPILE:
+            importlib.import_module("tasks.harness.compilation").load_compiler()
+        for name in ("model", "tasks"):
+            for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+                if not _IS_UNUSED.search(module.name):
+                    importlib.import_module(module.name)
+    freeze_imports()
 
 
 def check_device(device: str) -> None:
@@ -263,43 +257,3 @@ def check_writable(folder: str) -> None:
             file.write(bytes(_WRITTEN_BYTES))
             file.flush()
             os.fsync(file.fileno())  # a full disk may show only here
-
-
-def _exit_after(work: Callable[[], None]) -> NoReturn:
-    """Do a forked child's work and end it, so that it never returns into the parent's code."""
-    # _exit, not exit: the handlers of atexit and the buffers of streams are the parent's.
-    try:
-        work()
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
-def _run_child(request: ForkRequest, measure: Measure, log: int, lifeline: int) -> None:
-    """Set up the state that a new process would have started with, then measure."""
-    _lead_group(0)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    _write_output_to(log)
-    os.chdir(request.folder)
-    _set_read_late(request.variables)
-    die_with_parent(lifeline)
-    measure(request.attempt, request.journal)
-
-
-def _write_output_to(log: int) -> None:
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-
-
-def _lead_group(pid: int) -> None:
-    """Make a child the leader of its process group; 0 names this process."""
-    # Parent and child both call this, so that the group exists whoever runs first.
-    with suppress(OSError):
-        os.setpgid(pid, pid)
-
-
-def _send(channel: socket.socket, message: Mapping[str, object]) -> None:
-    channel.send(json.dumps(message).encode())

@@ -1,44 +1,37 @@
-"""End a measuring process with its parent, however the parent died."""
+"""End a process with the one that started it, however that one died."""
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import os
+import select
 import signal
-from typing import NoReturn
+import sys
+import threading
 
-_MOST_DESCRIPTORS = 1024
+_SET_SIGNAL = 10  # F_SETSIG of fcntl(2)
 
 
 def die_with_parent(pipe: int) -> None:
-    """Kill this process's group when `pipe` reaches end-of-file. Call it before threads start.
+    """Have the kernel kill this process's group when the other end of a pipe is closed.
 
-    Only the parent holds the other end of the pipe. Raise OSError if no process can be started.
+    Only the parent holds the other end, and nobody writes to it.
     """
-    # A forked process watches it: unlike a thread it needs no interpreter lock, and it still runs
-    # while this process is stopped or stuck in C. Unlike the kernel's death signal
-    # (PR_SET_PDEATHSIG) it also kills the processes that this one has started. It is not a child
-    # of this process: a model that calls os.wait() would wait for it until the cell's time limit.
-    between = os.fork()
-    if between == 0:
-        code = 1
-        try:
-            if os.fork() == 0:
-                _kill_group_at_end_of(pipe)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(pipe)
-    if os.waitpid(between, 0)[1] != 0:
-        raise OSError(errno.EAGAIN, "no process could be started to watch the lifeline")
+    if not sys.platform.startswith("linux"):
+        threading.Thread(target=_kill_group_at_end_of, args=(pipe,), daemon=True).start()
+        return
+    # The kernel sends the signal itself: no thread or process watches, and a process that is stopped
+    # or stuck in C dies as well. PR_SET_PDEATHSIG would kill this process when the thread that
+    # started it ends, and would spare the processes that this one has started.
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(pipe, _SET_SIGNAL, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    closed, _, _ = select.select([pipe], [], [], 0)
+    if closed:  # before the kernel was asked
+        os.killpg(0, signal.SIGKILL)
 
 
-def _kill_group_at_end_of(pipe: int) -> NoReturn:
-    # An inherited pipe or socket that stays open here would never reach end-of-file at its other
-    # end, and its reader would take this process for the one that is watched.
-    os.closerange(0, pipe)
-    os.closerange(pipe + 1, _MOST_DESCRIPTORS)
+def _kill_group_at_end_of(pipe: int) -> None:
     while os.read(pipe, 1):
         pass
     os.killpg(0, signal.SIGKILL)
-    os._exit(1)

@@ -21,7 +21,7 @@ PROOFS: dict[str, list[str]] = {
     ],
     "the host runs out of memory": [
         f"{FAULT}[host memory]",
-        "orchestrator/execution/test_child_supervision.py"
+        "orchestrator/execution/test_measurement.py"
         "::test_the_kernels_killer_takes_the_cell_and_its_row_says_so",
     ],
     "SIGKILL": [
@@ -31,7 +31,7 @@ PROOFS: dict[str, list[str]] = {
     "an exception": [f"{FAULT}[an exception]"],
     "an illegal address": ["test_gpu.py::test_a_cuda_error_that_sticks_fails_its_cell_alone"],
     "a model changes the tf32 setting": [
-        "orchestrator/execution/test_child_supervision.py::test_an_fp32_that_became_tf32_is_no_result"
+        "orchestrator/execution/test_measurement.py::test_an_fp32_that_became_tf32_is_no_result"
     ],
     "a model changes another setting": [
         "tasks/harness/test_stage_checks.py::test_a_setting_that_the_cell_changes_is_recorded"
@@ -44,7 +44,7 @@ PROOFS: dict[str, list[str]] = {
         "::test_a_process_with_a_lifeline_ends_with_it_and_has_no_child"
     ],
     "a process needs minutes": [
-        "orchestrator/execution/test_child_supervision.py"
+        "orchestrator/execution/test_measurement.py"
         "::test_start_up_time_does_not_count_towards_the_time_limit"
     ],
     "a hang": [f"{FAULT}[a hang]"],

@@ -20,10 +20,10 @@ from typing import Any
 
 import pynvml
 
-from orchestrator.execution import slot_supervision
+from orchestrator.execution import measurement
 from orchestrator.execution.events import Event
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.scheduling import ray_scheduler, ray_session, serial
+from orchestrator.scheduling import ray_scheduler, ray_session, ray_task, serial
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -32,30 +32,28 @@ from tasks.spec.tables import Sample
 GPUS = {"0": "aaaa", "1": "bbbb"}
 FOLDER = "FALLEN_GPUS"
 SILENTLY, LATE, _FAILED = "silently", "late", "it has failed"
-real_supervise = slot_supervision.supervise
+real_supervise = ray_task.supervise
 
 
 def play(folder: Path) -> None:
     os.environ[FOLDER] = str(folder)
     ray_session.probe_here = ray_scheduler.probe_here = serial.probe_here = probe
     ray_scheduler.supervise = supervise
-    ray_scheduler.prepare_slot = prepare_nothing
+    ray_scheduler.import_ahead = prepare_nothing
     play_gpus()
 
 
 def play_gpus() -> None:
     """Replace NVML and the measurement in the driver or in a supervisor."""
-    slot_supervision.execute_or_report_lost = measure
-    slot_supervision.gpu_failure = lambda gpu: (
-        "CUDA error: unknown error" if has_failed(gpu) else None
-    )
+    measurement.execute = measure
+    measurement.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_failed(gpu) else None
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
     pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None
     pynvml.nvmlDeviceGetCpuAffinity = refuse
 
 
-def probe() -> HostInfo:
+def probe(server: object = None) -> HostInfo:
     gpus = tuple(GpuInfo("Test GPU", 80 * 1024**3, uuid) for uuid in GPUS.values())
     fingerprints = {"cuda": [{"gpu": "Test GPU"}]}
     return HostInfo(name=socket.gethostname(), gpus=gpus, fingerprints=fingerprints)
@@ -69,7 +67,7 @@ def supervise(attempt: Attempt, *arguments: Any) -> Iterator[Event]:
     yield from real_supervise(attempt, *arguments)
 
 
-def measure(attempt: Attempt, slot: slot_supervision.Slot) -> Outcome:
+def measure(attempt: Attempt) -> Outcome:
     gpu = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get(
         "CUDA_VISIBLE_DEVICES", "0"
     )

@@ -14,13 +14,13 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from orchestrator.execution import slot_supervision
 from orchestrator.execution.events import Event
 from orchestrator.scheduling import ray_scheduler as schedulers
+from orchestrator.scheduling import ray_task
 from tasks.spec.attempt import Attempt
 
 FOLDER, NO_TORCH = "SICK_TORCH", "libtorch_cpu.so: cannot open shared object file"
-real_supervise = slot_supervision.supervise
+real_supervise = ray_task.supervise
 
 
 def prepare_nothing(*arguments: object) -> None: ...
@@ -46,7 +46,7 @@ def main() -> None:
     from orchestrator.cli.main import main as sweep
 
     schedulers.supervise = supervise  # type: ignore[assignment]
-    schedulers.prepare_slot = prepare_nothing
+    schedulers.import_ahead = prepare_nothing
     sweep(sys.argv[1:], prog_name="sweep")
 
 

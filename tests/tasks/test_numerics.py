@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.execution.child_supervision import execute
+from orchestrator.execution.measurement import execute
 from tasks import accumulation, autocast_dtypes, norm_sensitivity
 from tasks.harness.device import CpuDevice
 from tasks.harness.workload import StaticResult

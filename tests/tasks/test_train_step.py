@@ -15,7 +15,7 @@ from torch import nn
 
 from model.accounting import forward_flops
 from model.config import SIZES
-from orchestrator.execution.child_supervision import execute
+from orchestrator.execution.measurement import execute
 from tasks.harness import device as device_module
 from tasks.harness.device import Skip
 from tasks.harness.precision import set_precision

@@ -46,7 +46,7 @@ def test_the_digest_does_not_depend_on_the_folder(copy: Path) -> None:
     [
         ("tasks/train_step.py", True),
         ("model/transformer.py", True),
-        ("orchestrator/execution/child_process.py", True),
+        ("orchestrator/execution/measurement.py", True),
         ("orchestrator/report/tables/registry.py", False),
         ("orchestrator/analysis/cells.py", False),
         ("orchestrator/cli/main.py", False),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.execution import slot_supervision
+from orchestrator.execution import measurement
 from orchestrator.execution.attempt_archive import (
     AttemptArchive,
     in_local_folder,
@@ -21,7 +21,9 @@ from orchestrator.execution.attempt_archive import (
     write_folder_token,
 )
 from orchestrator.execution.events import AttemptStarted, Event
+from orchestrator.scheduling import ray_task
 from orchestrator.scheduling.ray_scheduler import _unpack_if_possible
+from orchestrator.scheduling.ray_task import SweepHosts
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -35,7 +37,7 @@ def supervise(
 ) -> Callable[[Attempt, str | None], list[Event]]:
     """What a supervisor sends, of a cell that leaves a log, a file in a folder and a cache of its own."""
 
-    def execute(attempt: Attempt, variables: object) -> Outcome:
+    def execute(attempt: Attempt) -> Outcome:
         attempt.path.mkdir(parents=True, exist_ok=True)
         (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
         for name in (LOG_FILE, "deep/trace.json", "cache/inductor/kernel.py"):
@@ -45,8 +47,8 @@ def supervise(
 
     (tmp_path / "there").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there"))
-    monkeypatch.setattr(slot_supervision, "execute", execute)
-    return lambda attempt, mark: list(slot_supervision.supervise(attempt, 1, {}, mark))
+    monkeypatch.setattr(measurement, "execute", execute)
+    return lambda attempt, mark: list(ray_task.supervise(attempt, 1, SweepHosts("", {}), mark))
 
 
 def test_a_folder_that_somebody_else_made_is_not_used(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from orchestrator.execution.child_log import END_BYTES
 from orchestrator.store.run import Run
+from tasks.process.log_file import END_BYTES
 from tasks.spec.attempt import LOG_FILE
 from tasks.spec.status import Status
 from tests.conftest import ROOT, has_ended

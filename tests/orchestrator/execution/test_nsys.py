@@ -13,7 +13,7 @@ import psutil
 import pytest
 from click.testing import Result
 
-from orchestrator.execution.child_supervision import execute, recover
+from orchestrator.execution.measurement import execute, recover
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

@@ -9,8 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from orchestrator.execution import slot_supervision
-from orchestrator.execution.slot_supervision import Slot, execute_or_report_lost
+from orchestrator.execution.measurement import Slot
 from orchestrator.hardware import cpu_affinity as cores
 from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_cores
@@ -94,18 +93,15 @@ def test_gpus_by_the_names_that_they_have_for_cuda(named: str | None, names: lis
 
 
 def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
-    make_attempt: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
+    make_attempt: Callable[..., Attempt],
 ) -> None:
-    done: list[tuple[Attempt, dict[str, str]]] = []
-    monkeypatch.setattr(
-        slot_supervision, "execute", lambda attempt, variables: done.append((attempt, variables))
-    )
-    execute_or_report_lost(make_attempt(), Slot(16))
-    execute_or_report_lost(make_attempt(), Slot(16, (4, 5, 6)))
-    assert [attempt.settings.cores for attempt, _ in done] == [None, (4, 5, 6)]
-    assert done[0][1] == {"OMP_NUM_THREADS": "16"}
-    assert done[1][1] == {"OMP_NUM_THREADS": "3", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
-    assert read_attempt(done[1][0].to_json()) == done[1][0]
+    attempt = make_attempt(settings={"env": {"A": "1"}})
+    free, pinned = Slot(16).place(attempt), Slot(16, (4, 5, 6)).place(attempt)
+    assert [placed.settings.cores for placed in (free, pinned)] == [None, (4, 5, 6)]
+    assert free.settings.env == {"OMP_NUM_THREADS": "16", "A": "1"}
+    threads = {"OMP_NUM_THREADS": "3", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
+    assert pinned.settings.env == {**threads, "A": "1"}
+    assert read_attempt(pinned.to_json()) == pinned
 
 
 def driver(**answers: Any) -> dict[str, Callable[..., Any]]:

@@ -16,11 +16,11 @@ import pynvml
 import pytest
 from click.testing import Result
 
-from orchestrator.execution import slot_supervision
+from orchestrator.execution import measurement
 from orchestrator.execution.events import DeviceLost
 from orchestrator.execution.host_probe import gpu_failure
-from orchestrator.execution.measuring_process import PROGRAM
-from orchestrator.execution.slot_supervision import Slot
+from orchestrator.execution.measurement import Slot
+from orchestrator.execution.program import PROGRAM
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_names
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -123,13 +123,13 @@ def test_a_gpu_that_cannot_compute_gets_no_other_cell_even_if_nvml_answers(
     set_nvml_answers(monkeypatch, None)
     attempt = make_attempt(1, device="cuda")
     ended = Outcome(attempt, Status.FAILED, "build", "", {"message": message}, {}, (), 0.0, 1.0)
-    monkeypatch.setattr(slot_supervision, "execute_or_report_lost", lambda *_: ended)
+    monkeypatch.setattr(measurement, "execute", lambda attempt: ended)
     monkeypatch.setattr(
-        slot_supervision,
+        measurement,
         "gpu_failure",
         lambda gpu: None if computes else f"{gpu}: CUDA error: unknown error",
     )
-    event = slot_supervision.measure(attempt, Slot(1, None, "3", {"3": "aaaa"}))
+    event = measurement.measure(attempt, Slot(1, None, "3", {"3": "aaaa"}))
     outcome = event.lost_outcome if isinstance(event, DeviceLost) else event
     assert (isinstance(event, DeviceLost), outcome.status) == (status is Status.LOST, status)
     if isinstance(event, DeviceLost):
@@ -200,7 +200,7 @@ def two_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callable[..., Result]
 ) -> Path:
     """Return the folder whose files make a GPU fail."""
-    from orchestrator.execution import slot_supervision
+    from orchestrator.execution import measurement
     from orchestrator.scheduling import ray_scheduler, ray_session, serial
 
     # `play` assigns these; monkeypatch restores them afterwards.
@@ -209,9 +209,9 @@ def two_gpus(
         (ray_scheduler, "probe_here"),
         (serial, "probe_here"),
         (ray_scheduler, "supervise"),
-        (ray_scheduler, "prepare_slot"),
-        (slot_supervision, "execute_or_report_lost"),
-        (slot_supervision, "gpu_failure"),
+        (ray_scheduler, "import_ahead"),
+        (measurement, "execute"),
+        (measurement, "gpu_failure"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
     for name in (

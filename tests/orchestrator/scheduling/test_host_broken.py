@@ -19,10 +19,10 @@ import ray.exceptions as ray_exceptions
 from click.testing import Result
 
 from orchestrator.execution import host_probe as probe
-from orchestrator.execution import slot_supervision
+from orchestrator.execution import measurement
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.host_probe import host_failure
-from orchestrator.execution.slot_supervision import Slot
+from orchestrator.execution.measurement import Slot
 from orchestrator.scheduling.cluster import NodeHealth
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.serial import SerialScheduler
@@ -400,11 +400,11 @@ def test_a_host_is_checked_after_ends_that_may_be_its_fault(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ended = Outcome(make_attempt(1), status, stage, "", {"message": message}, {}, (), 0.0, 1.0)
-    monkeypatch.setattr(slot_supervision, "execute_or_report_lost", lambda *_: ended)
-    monkeypatch.setattr(slot_supervision, "host_failure", lambda folder: None)
-    assert slot_supervision.measure(ended.attempt, Slot(1)) == ended
-    monkeypatch.setattr(slot_supervision, "host_failure", lambda folder: "it is full")
-    event = slot_supervision.measure(ended.attempt, Slot(1))
+    monkeypatch.setattr(measurement, "execute", lambda attempt: ended)
+    monkeypatch.setattr(measurement, "host_failure", lambda folder: None)
+    assert measurement.measure(ended.attempt, Slot(1)) == ended
+    monkeypatch.setattr(measurement, "host_failure", lambda folder: "it is full")
+    event = measurement.measure(ended.attempt, Slot(1))
     assert isinstance(event, DeviceLost) == asked
     assert (
         not isinstance(event, DeviceLost)

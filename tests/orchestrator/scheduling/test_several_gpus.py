@@ -13,9 +13,8 @@ import pynvml
 import pytest
 
 from orchestrator.common.errors import ConfigError, NoGpuLeft, PlatformError
-from orchestrator.execution import slot_supervision
+from orchestrator.execution import measurement
 from orchestrator.execution.events import AttemptStarted, DeviceLost
-from orchestrator.execution.slot_supervision import Slot
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
 from orchestrator.planning.cell_decisions import make_plan
@@ -31,6 +30,7 @@ from orchestrator.planning.preflight import Preparation, Slots
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling import serial
 from orchestrator.scheduling.ray_scheduler import RayScheduler
+from orchestrator.scheduling.ray_task import SweepHosts, supervise
 from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
@@ -164,17 +164,17 @@ class Host:
     def known(self) -> dict[str, dict[str, str]]:
         return {socket.gethostname(): self.gpus}
 
-    def probe(self) -> HostInfo:
+    def probe(self, server: object = None) -> HostInfo:
         gpus = tuple(GpuInfo("NVIDIA H200", 1, uuid) for uuid in self.gpus.values())
         return HostInfo(name=socket.gethostname(), gpus=gpus)
 
-    def measure(self, attempt: Attempt, slot: Slot) -> Outcome:
+    def measure(self, attempt: Attempt) -> Outcome:
         visible = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get(
             "CUDA_VISIBLE_DEVICES", "all"
         )
         struck = {self.gpus[name] for name in self.falls & set(visible.split(","))}
         self.answering -= struck
-        facts = {"visible_devices": visible, "cores": slot.cores, "count": slot.cpus}
+        facts = {"visible_devices": visible, "cores": attempt.settings.cores}
         return Outcome(
             attempt, Status.FAILED if struck else Status.OK, "", "", {}, facts, (), 0.0, 0.0
         )
@@ -189,8 +189,8 @@ class Host:
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host()
     cores = {"0": (0, 1), "1": (2, 3), "2": (4,), "3": None}
-    monkeypatch.setattr(slot_supervision, "execute_or_report_lost", made.measure)
-    monkeypatch.setattr(slot_supervision, "cores_for", lambda name, known: cores[name])
+    monkeypatch.setattr(measurement, "execute", made.measure)
+    monkeypatch.setattr(measurement, "cores_for", lambda name, known: cores[name])
     monkeypatch.setattr(serial, "probe_here", made.probe)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", made.handle_of)
@@ -216,9 +216,8 @@ def test_a_cell_has_the_cores_of_all_its_gpus_and_records_them(
     uuids: object,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    _, outcome = slot_supervision.supervise(
-        attempt_at(tmp_path, gpus=len(visible) // 2 + 1), 5, host.known
-    )
+    attempt = attempt_at(tmp_path, gpus=len(visible) // 2 + 1)
+    _, outcome = supervise(attempt, 5, SweepHosts("", host.known))
     assert isinstance(outcome, Outcome)
     assert (outcome.facts["cores"], outcome.facts.get("gpu_uuids")) == (cores, uuids)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.execution.child_supervision import execute
+from orchestrator.execution.measurement import execute
 from tasks.process.cpu_affinity import spans
 from tasks.spec.attempt import Attempt
 from tasks.spec.status import Status

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import pytest
 
-from orchestrator.execution.child_supervision import execute
+from orchestrator.execution.measurement import execute
 from tasks.instruments import instrument_names, stages_of
 from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
 from tasks.spec.axes import Affects, axes_of, axes_without, axis, memory_orders, words_of

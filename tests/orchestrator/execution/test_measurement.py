@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -17,11 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.execution import limits
+from orchestrator.common.errors import PlatformError
+from orchestrator.execution import measurement
 from orchestrator.execution.child_environment import rerun_command
-from orchestrator.execution.child_supervision import execute, recover
 from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome
+from orchestrator.execution.host_probe import probe_here
+from orchestrator.execution.measurement import FORK_SERVERS, execute, recover
 from tasks.process.journal import read_journal
+from tasks.process.minder import RankExits
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -31,7 +35,7 @@ TESTS = str(ROOT / "tests" / "support")
 MakeAttempt = Callable[..., Attempt]
 CGROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 EXECUTE = (
-    "import sys; from pathlib import Path; from orchestrator.execution.child_supervision import execute;"
+    "import sys; from pathlib import Path; from orchestrator.execution.measurement import execute;"
     "from tasks.spec.attempt import read_attempt; execute(read_attempt(Path(sys.argv[1]).read_text()))"
 )
 
@@ -153,7 +157,7 @@ def test_start_up_time_does_not_count_towards_the_time_limit(
 def test_a_process_that_never_reaches_its_task_times_out(
     slow_start: Callable[[str], Attempt], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(limits, "PREPARATION_S", 2.0)
+    monkeypatch.setattr(measurement, "PREPARATION_S", 2.0)
     outcome = execute(slow_start("spawn"))
     assert (outcome.status, outcome.stage) == (Status.TIMEOUT, "")
     assert outcome.evidence["message"] == "not ready to begin after 2 s"
@@ -218,7 +222,7 @@ def test_a_thread_that_openmp_cannot_begin_is_an_oom_under_a_cap(
     (attempt.path / LOG_FILE).write_text(
         "\nlibgomp: Thread creation failed: Resource temporarily unavailable\n"
     )
-    outcome = build_outcome(attempt, ProcessExit(1, 0.1), 0.0)
+    outcome = build_outcome(attempt, ProcessExit(RankExits([1]), 0.1), 0.0)
     assert (outcome.status, outcome.evidence["exit_code"]) == (status, 1)
     assert outcome.evidence["message"].startswith("libgomp: ") == (status is Status.OOM)
 
@@ -240,7 +244,7 @@ def test_a_process_that_exits_is_described_by_its_last_output(
     attempt = make_attempt()
     attempt.path.mkdir(parents=True)
     (attempt.path / LOG_FILE).write_text(log)
-    outcome = build_outcome(attempt, ProcessExit(1, 0.1), 0.0)
+    outcome = build_outcome(attempt, ProcessExit(RankExits([1]), 0.1), 0.0)
     assert (outcome.status, outcome.evidence["message"]) == (Status.CRASHED, message)
 
 
@@ -248,7 +252,7 @@ SUPERVISE = """
 import json, sys
 from pathlib import Path
 (Path(sys.argv[1]) / "cgroup.procs").write_text("0")
-from orchestrator.execution.child_supervision import execute
+from orchestrator.execution.measurement import execute
 from tasks.spec.attempt import read_attempt
 ballast = bytearray(b"x") * 400_000_000
 for file in sys.argv[2:]:
@@ -499,3 +503,58 @@ def _wait_for_pid(mark: Path, end: str = "\n") -> int:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return int(mark.read_text())
+
+
+LIMITS = (errno.E2BIG, errno.EMFILE, errno.EAGAIN, errno.ENOMEM)
+BROKEN_INTERPRETER = (errno.ENOENT, errno.ENOEXEC, errno.EACCES)
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def start(command: list[str], **_: Any) -> Any:
+        raise OSError(number, os.strerror(number), command[0])
+
+    return start
+
+
+@pytest.mark.parametrize("number", [*LIMITS, *BROKEN_INTERPRETER])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_that_cannot_be_started_is_no_fault_of_a_folder(
+    number: int, method: str, make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FORK_SERVERS.close()
+    monkeypatch.setattr(subprocess, "Popen", refuse(number))
+    outcome = execute(make_attempt(settings={"start_method": method}))
+    assert outcome.status is Status.LOST
+    expected = f"no process could be started: {os.strerror(number)}"
+    assert outcome.evidence["message"] == expected
+
+
+def test_a_folder_that_cannot_be_written_is_named(make_attempt: MakeAttempt) -> None:
+    attempt = make_attempt()
+    attempt.path.parent.mkdir(parents=True)
+    attempt.path.touch()
+    outcome = execute(attempt)
+    assert str(outcome.evidence["message"]).startswith("its folder cannot be written: ")
+    assert str(attempt.path) in str(outcome.evidence["message"])
+
+
+@pytest.mark.parametrize("number", [*LIMITS, *BROKEN_INTERPRETER])
+def test_a_host_on_which_no_process_starts_is_refused_with_the_reason(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", refuse(number))
+    reason = f"no process could be started here: {os.strerror(number)}"
+    with pytest.raises(PlatformError, match=reason):
+        probe_here()
+
+
+@pytest.mark.process
+def test_where_no_process_can_be_minded_the_cell_is_a_child(
+    make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    monkeypatch.setattr(measurement, "has_minders", lambda: False)
+    outcome = execute(make_attempt(1))
+    assert (outcome.status, outcome.facts["start_method"]) == (Status.OK, "spawn")
+    late = execute(make_attempt(2, settings={"timeout_s": 0.2}))
+    assert (late.status, late.evidence["message"]) == (Status.TIMEOUT, "not done after 0.2 s")

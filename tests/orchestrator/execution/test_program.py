@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.execution.child_environment import child_environment
-from orchestrator.execution.measuring_process import PROGRAM, import_path
+from orchestrator.execution.program import PROGRAM, import_path
 from tasks.spec.attempt import Attempt
 
 
@@ -32,7 +32,7 @@ def strangers(tmp_path: Path) -> Path:
     "words",
     [
         ("-m", "orchestrator", "plan", str(SOURCE_ROOT / "configs/demo.yaml")),
-        ("-c", "import orchestrator.execution.slot_supervision"),
+        ("-c", "import orchestrator.execution.measurement"),
     ],
 )
 @pytest.mark.parametrize("in_it", [True, False])

@@ -9,12 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from orchestrator.common.provenance import SOURCE_ROOT
-from tasks.process import subreaper
 
 # -P: a `model.py` or `tasks.py` in the current folder must not be imported instead of ours.
 PROGRAM = (sys.executable, "-P", "-m", "tasks")
-# -I -S: Python starts fastest like this, and a cell's own environment cannot change what it runs.
-SUBREAPER = (sys.executable, "-I", "-S", subreaper.__file__)
 # NVML and Ray number the GPUs of a host by their place on the bus. CUDA does so with this variable
 # only, and otherwise by speed.
 GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -41,10 +38,7 @@ class ProcessNotStarted(OSError):
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield the end of a pipe for a process that must end with the block or with this process.
-
-    The process must lead its own process group, which is killed as a whole.
-    """
+    """Yield the end of a pipe for a process that must end with the block or with this process."""
     theirs, ours = os.pipe()
     try:
         yield theirs
@@ -72,22 +66,17 @@ def start_bound_process(
 
 
 def start_process(
-    words: Sequence[str],
-    environment: Mapping[str, str],
-    output: int,
-    passed: Sequence[int],
-    prefix: Sequence[str] = (),
+    words: Sequence[str], environment: Mapping[str, str], output: int, passed: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     """Start `python -m tasks` with these arguments in a new session. Raises ProcessNotStarted.
 
     Args:
         output: the file descriptor of its stdout and stderr.
         passed: file descriptors that it inherits.
-        prefix: a command that runs it, such as a profiler.
     """
     try:
         return subprocess.Popen(
-            [*prefix, *PROGRAM, *words],
+            [*PROGRAM, *words],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,

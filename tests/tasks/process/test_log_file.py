@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.execution import child_log as log
-from orchestrator.execution.child_log import END_BYTES, free_middle, remove_middle
+from tasks.process import log_file as log
+from tasks.process.log_file import END_BYTES, free_middle, remove_middle
 
 LINES = 6_000_000
 

@@ -1,0 +1,295 @@
+"""The minder of one attempt: it runs the ranks, and ends everything that they started.
+
+A rank is one process of the cell. The minder is the parent of all ranks and adopts their orphans. In
+one loop it waits for the ranks, for the client that asked for the attempt, and for the limits of
+time and memory. Whatever ends first (all ranks well, one rank badly, the client, a limit), the rest is
+killed in the same way. When nothing of the attempt is left, it sends one `RankExits`.
+
+It is forked by the fork server, and needs Linux. A rank is forked in turn, or is a new process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+from setproctitle import setproctitle
+
+from tasks.process.journal import read_journal
+from tasks.process.log_file import free_middle, remove_middle
+from tasks.spec.attempt import BEFORE_ITS_TASK, PREPARATION_S
+
+ORPHANS_S = 10.0  # a process that holds a GPU may take seconds to die
+# How late an exceeded limit may be noticed. Looking takes time on a core that may be the cell's.
+_TICK_S = 0.2
+_KILL_TICK_S = 0.001
+_GIB = 1024**3
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_CHILDREN = Path("/proc/thread-self/children")
+
+
+@dataclass(frozen=True)
+class MindRequest:
+    """An attempt to run.
+
+    Args:
+        name: of the cell, in the titles of the processes.
+        journal: file that rank 0 writes.
+        log: file of the output of all ranks.
+        folder: their working directory.
+        variables: of forked ranks those that are read late; of new processes all of them.
+        command: starts a new process as the only rank; empty: ranks are forked.
+        preparation_s: limit until the task begins.
+        timeout_s: limit from the begin of the task.
+        host_memory_gib: limit on the resident set of each process.
+    """
+
+    name: str
+    attempt: str  # file
+    journal: str
+    log: str
+    folder: str
+    variables: Mapping[str, str]
+    command: Sequence[str] = ()
+    ranks: int = 1
+    preparation_s: float = PREPARATION_S
+    timeout_s: float = 600.0
+    host_memory_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class RankExits:
+    """How the ranks of an attempt ended.
+
+    Args:
+        codes: exit code by rank; negative for a signal.
+        first: the rank that ended the attempt.
+        late: what the attempt was not after `limit_s`, such as "done"; empty: it was in time.
+        over_memory_bytes: the resident set that exceeded the limit.
+        log_left_out_bytes: what was removed from the middle of the log.
+    """
+
+    codes: Sequence[int]
+    first: int = 0
+    late: str = ""
+    limit_s: float = 0.0
+    over_memory_bytes: int | None = None
+    log_left_out_bytes: int = 0
+
+
+Run = Callable[[int], None]  # runs the rank of this number
+
+
+def send(connection: socket.socket, message: Mapping[str, object]) -> None:
+    """Send a message as one line of JSON."""
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def set_title(title: str) -> None:
+    """Name this process in the output of `ps`."""
+    # Otherwise the title may be written over the environment, which identifies processes.
+    os.environ["SPT_NOENV"] = "1"
+    setproctitle(f"sweep: {title}")
+
+
+def die_with_parent_process() -> None:
+    """Have the kernel kill this process when its parent process, a single thread, has died."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of all orphans among its descendants (prctl(2))."""
+    # Without /proc this process could not find the orphans to kill them, so init keeps them.
+    if _CHILDREN.exists():
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Return the process ids of this process's children; empty without /proc."""
+    try:
+        return set(map(int, _CHILDREN.read_text().split()))
+    except OSError:
+        return set()
+
+
+def exit_after(work: Callable[[], None]) -> NoReturn:
+    """Do a forked child's work and end it, so that it never returns into the parent's code."""
+    # _exit, not exit: the handlers of atexit and the buffers of streams are the parent's.
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def mind(request: MindRequest, run: Run, client: socket.socket) -> NoReturn:
+    """Run the ranks of an attempt in this process's children. Send their ids, then how they ended.
+
+    Args:
+        run: what a forked rank does.
+        client: the connection to the process that asked for the attempt.
+    """
+    os.setsid()
+    become_subreaper()
+    set_title(f"minder of cell {request.name}")
+    minder = Minder(request, client)
+    try:
+        minder.start_ranks(run)
+    except OSError as error:  # no process can be started
+        kill_children()
+        with suppress(OSError):
+            send(client, {"errno": error.errno, "error": error.strerror})
+        os._exit(1)
+    with suppress(OSError):  # the client may have ended
+        send(client, {"minder": os.getpid(), "ranks": minder.pids})
+    exits = minder.wait()
+    with suppress(OSError):
+        send(client, asdict(exits))
+    os._exit(0)
+
+
+@dataclass
+class Minder:
+    """The ranks of one attempt, as their parent sees them."""
+
+    request: MindRequest
+    client: socket.socket
+    pids: list[int] = field(default_factory=list)
+
+    def start_ranks(self, run: Run) -> None:
+        """Start all ranks. Raises OSError."""
+        minder = os.getpid()
+        for rank in range(self.request.ranks):
+            pid = os.fork()
+            if pid == 0:
+                exit_after(lambda rank=rank: self._run_rank(rank, run, minder))  # type: ignore[misc]
+            self.pids.append(pid)
+
+    def _run_rank(self, rank: int, run: Run, minder: int) -> None:
+        """Set up the state that a new process would have started with, then run."""
+        os.setpgid(0, 0)
+        die_with_parent_process()
+        if os.getppid() != minder:  # it died before the line above
+            os._exit(1)
+        self.client.close()
+        request = self.request
+        set_title(f"cell {request.name} rank {rank}")
+        with open(os.devnull) as nothing, open(request.log, "ab") as log:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        os.chdir(request.folder)
+        if request.command:
+            os.execve(request.command[0], list(request.command), dict(request.variables))
+        run(rank)
+
+    def wait(self) -> RankExits:
+        """Wait for the first reason to end, end everything, and return how the ranks ended."""
+        codes, first, limits = dict[int, int](), 0, Limits(self.request)
+        client = self.client.fileno()
+        watched = {os.pidfd_open(pid): pid for pid in self.pids}
+        while len(codes) < len(self.pids) and not any(codes.values()):
+            ready, _, _ = select.select([client, *watched], [], [], _TICK_S)
+            if client in ready:  # it never writes, so it has ended
+                break
+            for descriptor in ready:
+                pid = watched.pop(descriptor)
+                os.close(descriptor)
+                codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                if codes[pid]:
+                    first = self.pids.index(pid)
+            if not ready and limits.are_exceeded(self.pids):
+                break
+        kill_children()
+        return RankExits(
+            codes=[codes.get(pid, -signal.SIGKILL) for pid in self.pids],
+            first=first,
+            late=limits.late,
+            limit_s=limits.limit_s,
+            over_memory_bytes=limits.over_memory_bytes,
+            log_left_out_bytes=limits.left_out_bytes + remove_middle(limits.log),
+        )
+
+
+def kill_children(spared: set[int] | None = None) -> None:
+    """Kill all descendants. Orphans become children of this process, so none escapes.
+
+    Args:
+        spared: children that live on, with what they started.
+    """
+    # A child in uninterruptible sleep, in a driver for example, cannot be killed.
+    deadline = time.monotonic() + ORPHANS_S
+    while (killed := children() - (spared or set())) and time.monotonic() < deadline:
+        for pid in killed:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        # A killed process hands its own children to this one, so look again.
+        time.sleep(_KILL_TICK_S)
+
+
+class Limits:
+    """The time and the memory that an attempt may take, and the space of its log.
+
+    late, limit_s, over_memory_bytes: as in RankExits. left_out_bytes: removed from the log.
+    """
+
+    def __init__(self, request: MindRequest) -> None:
+        self.late, self.limit_s = "", 0.0
+        self.over_memory_bytes: int | None = None
+        self.left_out_bytes = 0
+        self.log = Path(request.log)
+        self._request = request
+        # How long importing torch takes depends on the file system and on what else starts, not on
+        # the cell. Its own limit counts from the start of its task.
+        self._deadline = time.monotonic() + request.preparation_s
+        self._has_begun = False
+
+    def are_exceeded(self, pids: Sequence[int]) -> bool:
+        """Return True if a limit is exceeded by the process tree of these ranks."""
+        self.left_out_bytes += free_middle(self.log)
+        self._look_for_begin()
+        if time.monotonic() > self._deadline:
+            request = self._request
+            self.late = "done" if self._has_begun else "ready to begin"
+            self.limit_s = request.timeout_s if self._has_begun else request.preparation_s
+            return True
+        limit_gib = self._request.host_memory_gib
+        if limit_gib is not None:
+            largest = _largest_resident_set(pids)
+            if largest > limit_gib * _GIB:
+                self.over_memory_bytes = largest
+        return self.over_memory_bytes is not None
+
+    def _look_for_begin(self) -> None:
+        if self._has_begun:
+            return
+        if read_journal(Path(self._request.journal)).stage not in BEFORE_ITS_TASK:
+            self._has_begun = True
+            self._deadline = time.monotonic() + self._request.timeout_s
+
+
+def _largest_resident_set(pids: Sequence[int]) -> int:
+    """Return the resident set in bytes of the largest process among the ranks and their trees."""
+    # Forked processes share pages, so the largest process counts, and not the sum.
+    largest = 0
+    for pid in pids:
+        with suppress(psutil.Error):  # it may have ended since
+            rank = psutil.Process(pid)
+            for process in (rank, *rank.children(recursive=True)):
+                with suppress(psutil.Error):
+                    largest = max(largest, process.memory_info().rss)
+    return largest
