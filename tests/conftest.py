@@ -265,7 +265,7 @@ def sweep_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SerialScheduler, "close", lambda scheduler: None)
     for module in ("scheduling.serial", "sweep.doctor"):
-        monkeypatch.setattr(f"orchestrator.{module}.probe_here", _known_here)
+        monkeypatch.setattr(f"orchestrator.{module}.probe_here", lambda *_: _known_here())
 
     def call(*words: object) -> Result:
         arguments = [str(word) for word in words]

@@ -4,8 +4,8 @@
 
 Each round begins a driver, on Ray and without by turns, and kills one process while the driver
 starts, while it measures, or when its last cell has begun. The process is the driver, or one of
-Ray's workers, its gcs_server, raylet or agents, a fork server or template, or the measuring
-process.
+Ray's workers, its gcs_server, raylet or agents, the reaper of these, the fork server, a minder or a
+rank. With --stop-s, a driver, a minder or a rank is stopped instead and continues after that time.
 A sweep that can continue must measure another cell; one that lost a process of Ray must end with
 one line and exit code 2. Between rounds the sweep grows; at last it runs to its end.
 
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,7 @@ from tests.conftest import ROOT, sweep_command
 
 T = TypeVar("T")
 Attempts = frozenset[tuple[str, int]]
+STOPPED = ("minder", "rank")  # besides the driver
 MOMENTS = ("starting", "measuring", "ending")
 
 TESTS = str(ROOT / "tests")
@@ -56,6 +57,8 @@ _LONGEST_END_S = 20.0
 RAY = ("gcs_server", "raylet")
 # A raylet ends when one of its agents does.
 AGENT_TITLES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+# By the begin of the title of a process.
+ROLES = {"fork server": "server", "minder": "minder", "cell": "rank", "reaper": "reaper"}
 # Cells more than have begun: more than a driver comes to, or so few that it ends.
 _MANY, _FEW = 1000, 3
 CELLS = """
@@ -163,11 +166,9 @@ def role_of(process: psutil.Process) -> str:
         words = process.cmdline()
         if process.name() in ("gcs_server", "raylet"):
             return process.name()
-        for option in ("--fork-server", "--template"):
-            if option in words:
-                # Its children have the same command line.
-                parent = process.parent()
-                return "cell" if parent and option in parent.cmdline() else "parent"
+        for title, role in ROLES.items():
+            if words and words[0].startswith(f"sweep: {title}"):
+                return role
         if words and words[0] in AGENT_TITLES:
             return "agent"
         if words and (words[0].startswith("ray::") or "default_worker.py" in " ".join(words)):
@@ -180,6 +181,7 @@ class Round:
     """One driver and the moment at which one of its processes is killed.
 
     after_s: how long after `cells` cells of its run have begun.
+    stop_s: for how long a process is stopped; 0: it is killed.
     """
 
     command: Sequence[str]
@@ -188,6 +190,7 @@ class Round:
     run: Path
     after_s: float
     cells: int
+    stop_s: float = 0.0
 
 
 @dataclass
@@ -217,8 +220,8 @@ def play(one: Round, chance: random.Random, kills: Mapping[str, int]) -> Ending:
         )
     tree, ending = ProcessTree(driver.pid), Ending()
     if _await_moment(driver, tree, one):
-        ending.victim, victim = _choose(tree, chance, kills)
-        victim.kill()
+        ending.victim, victim = _choose(tree, chance, kills, STOPPED if one.stop_s else ())
+        _strike(victim, one.stop_s)
         ending.problems += _watch(driver, tree, ending, one)
     driver.wait()
     ended = time.monotonic()
@@ -279,16 +282,28 @@ def _await_moment(driver: subprocess.Popen[bytes], tree: ProcessTree, one: Round
 
 
 def _choose(
-    tree: ProcessTree, chance: random.Random, kills: Mapping[str, int]
+    tree: ProcessTree, chance: random.Random, kills: Mapping[str, int], only: Collection[str] = ()
 ) -> tuple[str, psutil.Process]:
-    """Choose the role that was killed least among those that exist now, and a process of it."""
+    """Choose the role that was struck least among those that exist now, and a process of it."""
     by_role = {"driver": [tree.root]}
     for process in sorted(tree.living(), key=lambda process: process.pid):
-        if process != tree.root and (role := role_of(process)):
+        role = role_of(process)
+        if process != tree.root and role and (not only or role in only):
             by_role.setdefault(role, []).append(process)
     fewest = min(kills.get(role, 0) for role in by_role)
     role = chance.choice([role for role in sorted(by_role) if kills.get(role, 0) == fewest])
     return role, chance.choice(by_role[role])
+
+
+def _strike(victim: psutil.Process, stop_s: float) -> None:
+    """Kill a process, or stop it for a while."""
+    if not stop_s:
+        victim.kill()
+        return
+    victim.suspend()
+    time.sleep(stop_s)
+    with suppress(psutil.Error):  # somebody else may have killed it
+        victim.resume()
 
 
 def _watch(
@@ -296,7 +311,7 @@ def _watch(
 ) -> list[str]:
     """Wait for what must happen after a kill: the driver's end, or another cell."""
     killed, before = time.monotonic(), journals(one.run)
-    ends = ending.victim in ("driver", "agent", *RAY)
+    ends = ending.victim in ("driver", "agent", *RAY) and not one.stop_s
     limit_s = _LONGEST_END_S if ends else _LONGEST_START_S
     while driver.poll() is None and (ends or journals(one.run) < before + 2):
         if time.monotonic() - killed > limit_s:
@@ -375,6 +390,7 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no round after this")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stop-s", type=float, default=0.0, help="stop a process for this time")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="killed-"))
     with own_temporary_folder(folder) as environment:
@@ -401,9 +417,8 @@ def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Nam
         longest_s = options.longest_s if name != "ending" else options.longest_s / 4
         command = sweep_command("run", config, "--scheduler", scheduler)
         after_s = chance.uniform(0, longest_s)
-        ending = play(
-            Round(command, folder, environment, run, after_s, awaited), chance, kills[scheduler]
-        )
+        one = Round(command, folder, environment, run, after_s, awaited, options.stop_s)
+        ending = play(one, chance, kills[scheduler])
         if ending.victim:
             kills[scheduler][ending.victim] += 1
         total = sum(each.total() for each in kills.values())

@@ -220,7 +220,7 @@ class Minder:
             late=limits.late,
             limit_s=limits.limit_s,
             over_memory_bytes=limits.over_memory_bytes,
-            log_left_out_bytes=limits.left_out_bytes + remove_middle(limits.log),
+            log_left_out_bytes=limits.shorten_log(),
         )
 
 
@@ -244,14 +244,14 @@ def kill_children(spared: set[int] | None = None) -> None:
 class Limits:
     """The time and the memory that an attempt may take, and the space of its log.
 
-    late, limit_s, over_memory_bytes: as in RankExits. left_out_bytes: removed from the log.
+    late, limit_s, over_memory_bytes: as in RankExits. left_out_bytes: removed from the log so far.
     """
 
     def __init__(self, request: MindRequest) -> None:
         self.late, self.limit_s = "", 0.0
         self.over_memory_bytes: int | None = None
         self.left_out_bytes = 0
-        self.log = Path(request.log)
+        self._log = Path(request.log)
         self._request = request
         # How long importing torch takes depends on the file system and on what else starts, not on
         # the cell. Its own limit counts from the start of its task.
@@ -260,8 +260,11 @@ class Limits:
 
     def are_exceeded(self, pids: Sequence[int]) -> bool:
         """Return True if a limit is exceeded by the process tree of these ranks."""
-        self.left_out_bytes += free_middle(self.log)
-        self._look_for_begin()
+        # A cell may remove its own files, and must end with its limits all the same.
+        with suppress(OSError):
+            self.left_out_bytes += free_middle(self._log)
+        with suppress(OSError):
+            self._look_for_begin()
         if time.monotonic() > self._deadline:
             request = self._request
             self.late = "done" if self._has_begun else "ready to begin"
@@ -273,6 +276,12 @@ class Limits:
             if largest > limit_gib * _GIB:
                 self.over_memory_bytes = largest
         return self.over_memory_bytes is not None
+
+    def shorten_log(self) -> int:
+        """Remove the middle of a long log. Return how many bytes were removed in all."""
+        with suppress(OSError):
+            self.left_out_bytes += remove_middle(self._log)
+        return self.left_out_bytes
 
     def _look_for_begin(self) -> None:
         if self._has_begun:

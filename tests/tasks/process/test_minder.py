@@ -290,3 +290,16 @@ def test_two_ranks_of_gloo_end_together(start: Start, fault: str, expected: Rank
     else:
         assert exits == expected
     assert wait_until_dead(attempt.ranks) == []
+
+
+def test_an_attempt_that_removes_its_files_ends_with_its_limits(
+    start: Start, tmp_path: Path
+) -> None:
+    def remove(rank: int) -> None:
+        (tmp_path / "log").unlink()
+        (tmp_path / "log").mkdir()
+        (tmp_path / "journal").mkdir()
+        time.sleep(SLEEP_S)
+
+    exits = start(remove, preparation_s=1.0).exits()
+    assert exits == RankExits([KILLED], late="ready to begin", limit_s=1.0)
