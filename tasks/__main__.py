@@ -108,22 +108,14 @@ def _check_host(device: str, profiled: bool, folder: str | None) -> None:
 
 
 def _run_fork_server(descriptor: int, device: str) -> NoReturn:
-    from tasks.process.fork_server import Programs, run_fork_server
+    from tasks.process.fork_server import run_fork_server
 
-    listener = socket.socket(fileno=descriptor)
-    run_fork_server(listener, device, Programs(measure_forked, predict_forked))
+    run_fork_server(socket.socket(fileno=descriptor), device, measure_forked)
 
 
 def measure_forked(attempt_file: str, journal_file: str, rank: int) -> NoReturn:
     """Measure one cell in a forked process. A cell has one rank."""
     measure(attempt_file, journal_file, start_method="fork")
-
-
-def predict_forked(connection: socket.socket) -> None:
-    """Answer the requests for predictions of a connection."""
-    from tasks.prediction.service import answer_requests
-
-    answer_requests(connection)
 
 
 def measure(attempt_file: str, journal_file: str | None, start_method: StartMethod) -> NoReturn:

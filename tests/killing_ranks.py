@@ -27,7 +27,7 @@ import psutil
 
 from orchestrator.execution.fork_client import Connection, ForkServerLost
 from orchestrator.scheduling.ray_reaper import has_ended
-from tasks.process.fork_server import Programs, run_fork_server
+from tasks.process.fork_server import run_fork_server
 from tasks.process.lifeline import die_with_parent
 from tasks.process.minder import MindRequest
 from tests.killing import LEFT_S, role_of
@@ -63,7 +63,7 @@ def drive(folder: Path) -> None:
         os.close(ours)
         os.setsid()
         die_with_parent(lifeline)
-        run_fork_server(listener, "cpu", Programs(reduce_for_ever, lambda connection: None))
+        run_fork_server(listener, "cpu", reduce_for_ever)
     listener.close()
     os.close(lifeline)
     with socket.socket() as free:
@@ -72,7 +72,9 @@ def drive(folder: Path) -> None:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel.connect(address)
     connection = Connection(channel)
-    request = MindRequest("ranks", str(port), str(folder / "reduced"), str(folder / "log"), str(folder), {})
+    request = MindRequest(
+        "ranks", str(port), str(folder / "reduced"), str(folder / "log"), str(folder), {}
+    )
     body = {**asdict(request), "ranks": RANKS, "preparation_s": 600.0}
     connection.send(json.dumps({"measure": body}))
     try:

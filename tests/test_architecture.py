@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "orchestrator/hardware": set(),
     "orchestrator/store": set(),
     "orchestrator/execution": {"orchestrator/hardware", "tasks/process", "tasks/traces"},
-    "orchestrator/scheduling": {"orchestrator/hardware", "orchestrator/execution"},
+    "orchestrator/scheduling": {"orchestrator/hardware", "orchestrator/execution", "tasks/process"},
     "orchestrator/analysis": {"orchestrator/hardware", "orchestrator/store", "tasks/traces"},
     "orchestrator/planning": {
         "orchestrator/config", "orchestrator/hardware", "orchestrator/store",

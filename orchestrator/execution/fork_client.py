@@ -199,7 +199,7 @@ class ForkServers:
         self._servers: dict[str, ForkServer] = {}
 
     def server(self, device: str, own: Mapping[str, str]) -> ForkServer:
-        """Return the server for this device and these variables. It starts when it is asked."""
+        """Return the server for this device and these variables. Its first request starts it."""
         server = ForkServer(self.session, device, own)
         return self._servers.setdefault(server.address, server)
 

@@ -1,4 +1,4 @@
-"""Measures one attempt in a process of its own, whatever happens to it, and returns its outcome.
+"""Measures one attempt in a separate process, whatever happens to it, and returns its outcome.
 
 `measure` runs wherever an attempt has its slot: in the driver, or in a Ray worker. It asks the fork
 server of this host for the attempt; a minder there runs the measuring process, keeps its limits, and

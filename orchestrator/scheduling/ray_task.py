@@ -31,7 +31,7 @@ from tasks.spec.outcome import Outcome
 
 @dataclass(frozen=True)
 class SweepHosts:
-    """What a worker needs to know of the sweep that it works for.
+    """Facts of a sweep that its workers need.
 
     Args:
         session: identifies the sweep's fork servers on each host.

@@ -13,8 +13,8 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from tasks.harness.device import Device
-from tasks.harness.gc_pause import uncollected
 from tasks.harness.stage import Session, Stage
+from tasks.process.gc_pause import uncollected
 from tasks.spec.order_statistics import FEWEST
 from tasks.spec.tables import Sample
 

@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from tasks.harness.compilation import enable_provenance, recorded_provenance
-from tasks.harness.gc_pause import uncollected
 from tasks.harness.model_parts import part_functions, parts_named
 from tasks.harness.stage import Session, Stage
 from tasks.instruments.kernel_time import REFUSED
 from tasks.process import clock
+from tasks.process.gc_pause import uncollected
 from tasks.spec.attempt import artifact_name
 from tasks.spec.tables import Sample
 from tasks.traces.attribution import attribute

@@ -22,10 +22,10 @@ import torch
 
 from tasks.harness.compilation import compile_facts, uses_cuda_graphs
 from tasks.harness.device import Device
-from tasks.harness.gc_pause import uncollected
 from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Watcher
 from tasks.process import clock
+from tasks.process.gc_pause import uncollected
 from tasks.spec.order_statistics import half_width
 from tasks.spec.parameters import StopRule, TimedParams
 from tasks.spec.stopping import StepDurations

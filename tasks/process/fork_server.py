@@ -30,12 +30,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from tasks.harness.gc_pause import freeze_imports
 from tasks.process.cpu_affinity import reset_niceness
+from tasks.process.gc_pause import freeze_imports
 from tasks.process.minder import (
     MindRequest,
     become_subreaper,
@@ -73,34 +72,25 @@ _PROBE_SIZE = 512  # so large that torch uses several cores, and a broken thread
 _WRITTEN_BYTES = 1024**2  # about what a small cell writes
 
 
-@dataclass(frozen=True)
-class Programs:
-    """What the children of a fork server run.
-
-    Args:
-        measure: takes the file of an attempt, that of its journal, and the number of the rank.
-        predict: answers the requests of a connection until it ends.
-    """
-
-    measure: Callable[[str, str, int], None]
-    predict: Callable[[socket.socket], None]
+# Runs a rank: takes the file of an attempt, that of its journal, and the number of the rank.
+Measure = Callable[[str, str, int], None]
 
 
-def run_fork_server(listener: socket.socket, device: str, programs: Programs) -> NoReturn:
+def run_fork_server(listener: socket.socket, device: str, measure: Measure) -> NoReturn:
     """Answer requests until this process is killed."""
     become_subreaper()
     set_title("fork server")
-    ForkServer(listener, device, programs).run()
+    Server(listener, device, measure).run()
 
 
-class ForkServer:
+class Server:
     """A fork server. It answers one request at a time, and its children run at the same time.
 
     device: "cpu", "cuda" or "mps", on which children must be able to compute.
     """
 
-    def __init__(self, listener: socket.socket, device: str, programs: Programs) -> None:
-        self._listener, self._device, self._programs = listener, device, programs
+    def __init__(self, listener: socket.socket, device: str, measure: Measure) -> None:
+        self._listener, self._device, self._measure = listener, device, measure
         self._children: set[int] = set()
         self._broken: dict[str, str] = {}  # by purpose: why no child can be forked for it
 
@@ -130,7 +120,7 @@ class ForkServer:
         elif "measure" in request:
             self._fork(partial(self._mind, connection, request["measure"]), connection)
         elif "predict" in request:
-            self._fork(partial(self._predict, connection), connection)
+            self._fork(partial(_answer_predictions, connection), connection)
 
     def _import(self, purpose: str) -> str:
         """Import what children need. Return why none can be forked, empty if they work."""
@@ -157,16 +147,9 @@ class ForkServer:
 
         def run(rank: int) -> None:
             _set_read_late(request.variables)
-            self._programs.measure(request.attempt, request.journal, rank)
+            self._measure(request.attempt, request.journal, rank)
 
         mind(request, run, connection)
-
-    def _predict(self, connection: socket.socket) -> None:
-        os.setsid()
-        die_with_parent_process()
-        set_title("predictor")
-        send(connection, {"predictor": os.getpid()})
-        self._programs.predict(connection)
 
     def _reap(self) -> None:
         """Forget the children that have ended, and kill what a killed minder has left running."""
@@ -216,6 +199,14 @@ def _send_probe(connection: socket.socket, variables: Mapping[str, object]) -> N
     send(connection, probe())
 
 
+def _answer_predictions(connection: socket.socket) -> None:
+    os.setsid()
+    die_with_parent_process()
+    set_title("predictor")
+    send(connection, {"predictor": os.getpid()})
+    importlib.import_module("tasks.prediction.service").answer_requests(connection)
+
+
 def _set_read_late(variables: Mapping[str, str]) -> None:
     """Set these variables; one without a value is unset."""
     for name in READ_LATE:
@@ -226,7 +217,7 @@ def _set_read_late(variables: Mapping[str, str]) -> None:
 def import_for(purpose: str) -> None:
     """Import what children need, for them to inherit. Purpose: MEASURE, COMPILE or PREDICT."""
     if purpose == PREDICT:
-        importlib.import_module("tasks.prediction.predictor")
+        importlib.import_module("tasks.prediction.service")
     else:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it
         importlib.import_module("torch.profiler")

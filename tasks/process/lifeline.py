@@ -27,7 +27,7 @@ def die_with_parent(pipe: int) -> None:
     fcntl.fcntl(pipe, _SET_SIGNAL, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     closed, _, _ = select.select([pipe], [], [], 0)
-    if closed:  # before the kernel was asked
+    if closed:  # before the kernel watched it
         os.killpg(0, signal.SIGKILL)
 
 

@@ -71,7 +71,7 @@ class MindRequest:
 
 @dataclass(frozen=True)
 class RankExits:
-    """How the ranks of an attempt ended.
+    """The ends of the ranks of an attempt.
 
     Args:
         codes: exit code by rank; negative for a signal.
@@ -198,7 +198,7 @@ class Minder:
 
     def wait(self) -> RankExits:
         """Wait for the first reason to end, end everything, and return how the ranks ended."""
-        codes, first, limits = dict[int, int](), 0, Limits(self.request)
+        codes, first, limits = dict[int, int](), 0, AttemptLimits(self.request)
         client = self.client.fileno()
         watched = {os.pidfd_open(pid): pid for pid in self.pids}
         while len(codes) < len(self.pids) and not any(codes.values()):
@@ -241,7 +241,7 @@ def kill_children(spared: set[int] | None = None) -> None:
         time.sleep(_KILL_TICK_S)
 
 
-class Limits:
+class AttemptLimits:
     """The time and the memory that an attempt may take, and the space of its log.
 
     late, limit_s, over_memory_bytes: as in RankExits. left_out_bytes: removed from the log so far.

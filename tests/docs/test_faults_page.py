@@ -39,10 +39,7 @@ PROOFS: dict[str, list[str]] = {
     "an optimizer runs": [
         "tasks/harness/test_stage_checks.py::test_an_optimizer_that_ran_has_changed_a_parameter"
     ],
-    "a model waits": [
-        "tasks/process/test_lifeline.py"
-        "::test_a_process_with_a_lifeline_ends_with_it_and_has_no_child"
-    ],
+    "a model waits": ["tasks/process/test_minder.py::test_a_rank_has_no_child_to_wait_for"],
     "a process needs minutes": [
         "orchestrator/execution/test_measurement.py"
         "::test_start_up_time_does_not_count_towards_the_time_limit"
@@ -75,7 +72,17 @@ PROOFS: dict[str, list[str]] = {
         f"{RAY}::test_ctrl_c_ends_the_cells_and_keeps_the_finished_ones",
         f"{RAY}::test_a_time_limit_has_its_exit_code_and_the_next_run_continues",
     ],
-    "the fork server dies": [f"{FAULT}[a parent that goes away]"],
+    "the fork server dies": [
+        "orchestrator/execution/test_fork_client.py"
+        "::test_a_server_that_dies_under_its_children_costs_nothing"
+    ],
+    "the minder of a cell dies": [
+        f"{FAULT}[a minder that goes away]",
+        "orchestrator/execution/test_fork_client.py"
+        "::test_a_minder_that_dies_costs_its_attempt_alone",
+        "orchestrator/execution/test_fork_client.py"
+        "::test_a_minder_that_is_stopped_is_killed_after_its_limits",
+    ],
     "a Ray worker or a node goes away": [
         f"{RAY}::test_a_killed_worker_and_a_lost_node_cost_one_cell_each",
         f"{RAY}::test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit",

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from tasks.process import gc_pause
+from tasks.process.gc_pause import freeze_imports, uncollected
+
+MANY = 10_000  # more than Python itself freezes
+
+
+@pytest.fixture(autouse=True)
+def _frozen_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(gc_pause, "_imports_are_frozen", False)
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def test_garbage_collection_is_off_and_frozen_only_during_the_pause() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() > MANY
+    assert gc.isenabled()
+    assert gc.get_freeze_count() < MANY
+
+
+def test_imports_of_a_fork_server_stay_frozen_after_a_pause() -> None:
+    freeze_imports()
+    before = gc.get_freeze_count()
+    assert before > MANY
+    for _ in range(2):
+        with uncollected():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        # Objects that were freed are no longer frozen.
+        assert gc.get_freeze_count() == pytest.approx(before, rel=0.01)
