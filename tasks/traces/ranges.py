@@ -144,23 +144,34 @@ def sort_ranges(ranges: Iterable[Range], chosen: Mapping[str, str]) -> Ranges:
             parts.append(one)
     starts = [phase.start_ns for phase in phases]
     parts = [one for one in parts if not _contains_phase(one, phases, starts)]
-    if steps:
-        return Ranges(_within(phases, steps), parts, warmups, len(steps), is_own)
-    if updates and updates.total() == len(phases):
-        # Nothing lies between the optimizers of a step, of which there may be several.
-        return Ranges(phases, parts, warmups, max(updates.values()), is_own)
-    if updates:
-        by_step = _split_after_updates(phases)
-        return Ranges(list(chain(*by_step)), parts, warmups, len(by_step), is_own)
-    counts = Counter(phase.name for phase in phases)
-    is_known = len(set(counts.values())) == 1 and counts["forward"] > 0
-    return Ranges(phases, parts, warmups, counts["forward"] if is_known else None, is_own)
+    complete, count = _of_complete_steps(phases, steps, updates)
+    return Ranges(complete, parts, warmups, count, is_own)
 
 
 def _contains_phase(one: Range, phases: Sequence[PhaseSpan], starts: Sequence[int]) -> bool:
     """Return True for a range around phases, such as `Benchmarking Phase`, which is no module."""
     index = bisect_left(starts, one.start_ns)
     return index < len(phases) and phases[index].end_ns <= one.end_ns
+
+
+def _of_complete_steps(
+    phases: Sequence[PhaseSpan], steps: Sequence[Range], updates: Counter[tuple[str, ...]]
+) -> tuple[Sequence[PhaseSpan], int | None]:
+    """Return the phases of complete steps, and the number of these steps if it is known.
+
+    updates: number of optimizer phases by the words of their ranges.
+    """
+    if steps:
+        return _within(phases, steps), len(steps)
+    if updates and updates.total() == len(phases):
+        # Nothing lies between the optimizers of a step, of which there may be several.
+        return phases, max(updates.values())
+    if updates:
+        by_step = _split_after_updates(phases)
+        return list(chain(*by_step)), len(by_step)
+    counts = Counter(phase.name for phase in phases)
+    is_known = len(set(counts.values())) == 1 and counts["forward"] > 0
+    return phases, counts["forward"] if is_known else None
 
 
 def _within(phases: Sequence[PhaseSpan], steps: Sequence[Range]) -> list[PhaseSpan]:
