@@ -76,10 +76,14 @@ class Ranges:
 
 
 class DeviceTrace(NamedTuple):
-    """The work of one process on one GPU, and the ranges of that process."""
+    """The work of one process on one GPU, and the ranges of that process.
+
+    is_guess: other processes have the same ids, and only the order in time tells their work apart.
+    """
 
     timeline: Timeline
     ranges: Ranges
+    is_guess: bool = False
 
 
 @lru_cache(maxsize=4096)
