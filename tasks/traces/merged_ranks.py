@@ -69,15 +69,16 @@ def _by_position(
     for work in works:
         index = max(0, bisect_right(firsts, work.position) - 1)
         _, last, process = extents[index]
-        if work.position < last or index + 1 == len(extents):
-            seen.add((process, work.correlation))
-            yield process
-            continue
-        # Between two processes: work may stand at the end or at the start of a trace.
-        following = extents[index + 1][2]
-        launched = by_id.get(work.correlation, {})
-        is_over = process not in launched or (process, work.correlation) in seen
-        yield following if following in launched and is_over else process
+        owner = process
+        if work.position > last and index + 1 < len(extents):
+            # Between two processes: work may stand at the end or at the start of a trace.
+            following = extents[index + 1][2]
+            launched = by_id.get(work.correlation, {})
+            is_over = process not in launched or (process, work.correlation) in seen
+            owner = following if following in launched and is_over else process
+        if work.position < last or owner != process:
+            seen.add((owner, work.correlation))
+        yield owner
 
 
 def _by_time(by_id: _ById, works: Sequence[Work]) -> Owners:
@@ -102,4 +103,5 @@ def _by_time(by_id: _ById, works: Sequence[Work]) -> Owners:
     for index, work in enumerate(works):
         if work.place in votes and work.place not in shared:
             owners[index] = votes[work.place].most_common(1)[0][0]
-    return Owners(owners, is_guess=bool(shared))
+    is_guess = any(len(by_id.get(number, {})) > 1 for number in of_id)
+    return Owners(owners, is_guess)
