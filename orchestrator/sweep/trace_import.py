@@ -143,17 +143,45 @@ def _notes(trace: DeviceTrace, steps: int | None) -> Iterator[str]:
             f"{graphs} CUDA graphs were traced as a whole, so their kernels are unknown. Trace again"
             " with --cuda-graph-trace=node"
         )
-    if not trace.ranges.phases:
+    yield from _missing_work(trace)
+    found = {phase.name for phase in trace.ranges.phases}
+    missing = [phase for phase in PHASE_NAMES if phase not in found]
+    # An inference has a forward pass alone.
+    if missing and found != {PHASE_NAMES[0]}:
         names = list(dict.fromkeys(one.text for one in trace.ranges.parts))[:_SHOWN_RANGES]
-        shown = f"its ranges are {', '.join(names)}" if names else "it has no ranges"
+        shown = (
+            f"its ranges are {', '.join(names)}"
+            if names
+            else f"it has no{' other' if found else ''} ranges"
+        )
         yield (
-            f"no range is a phase: {shown}. Phases are ranges such as {', '.join(PHASE_NAMES)};"
-            " name others with --phase NAME=forward"
+            f"no range is {' or '.join(missing) if found else 'a phase'}: {shown}. Phases are ranges"
+            f" such as {', '.join(PHASE_NAMES)}; name others with --phase NAME=forward"
         )
     if steps is None:
         yield (
             "the number of its steps is not known, so all values are those of the whole trace."
             " State it with --steps N"
+        )
+
+
+def _missing_work(trace: DeviceTrace) -> Iterator[str]:
+    if trace.is_guess:
+        yield (
+            "several processes of it have the same ids, and their events are mixed, so their work is"
+            " told apart by the order in time. Import the trace of each rank instead"
+        )
+    activities = trace.timeline.activities
+    if trace.timeline.on_device and not activities:
+        yield (
+            "it has launches but no kernels, so it has no times of the device. Record the activities"
+            " of the device too"
+        )
+    without = sum(activity.launch is None for activity in activities)
+    if 2 * without > len(activities):
+        yield (
+            f"{without} of its {len(activities)} kernels and copies have no launch, so their phase"
+            " and module are unknown. Record the activities of the CPU too"
         )
 
 

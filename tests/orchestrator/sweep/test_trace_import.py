@@ -411,6 +411,48 @@ def test_user_annotations_of_torch_profiler_are_phases_and_modules(tmp_path: Pat
     assert kernels.loc[ADD, ["phase", "module"]].tolist() == ["backward", ""]
 
 
+def event(category: str, name: str, start: float, **args: Any) -> dict[str, Any]:
+    place = {"pid": 7, "tid": 7, "ts": start, "dur": 40}
+    return {"ph": "X", "cat": category, "name": name, **place, "args": args}
+
+
+MUON = event("user_annotation", "Optimizer.step#Muon.step", 0)
+LAUNCHED = event("xpu_runtime", "urEnqueueKernelLaunch", 10, correlation=1)
+MISSING = {
+    "phases": ([MUON, event("cpu_op", "aten::mm", 100)], "no range is forward or backward: it has"),
+    "launches": (
+        [MUON, event("kernel", SGEMM, 60, correlation=9)],
+        "1 of its 1 kernels and copies",
+    ),
+    "kernels": ([MUON, event("cpu_op", "aten::mm", 10), LAUNCHED], "has launches but no kernels"),
+    "order": (
+        [
+            {**event("xpu_runtime", "launch", 10, correlation=1), "pid": 1},
+            {**event("user_annotation", "forward", 0), "pid": 2},
+            {**event("user_annotation", "forward", 0), "pid": 1},
+            {**event("xpu_runtime", "launch", 20, correlation=1), "pid": 2},
+            event("kernel", SGEMM, 60, correlation=1),
+            event("kernel", SGEMM, 160, correlation=1),
+        ],
+        "told apart by the order in time",
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "note"), MISSING.values(), ids=MISSING)
+def test_notes_name_what_a_trace_lacks(
+    events: list[dict[str, Any]], note: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps({"traceEvents": events}))
+    assert note in " ".join(import_file(file, Run(tmp_path / "run")).notes)
+
+
+def test_a_trace_that_lacks_nothing_has_no_notes(tmp_path: Path) -> None:
+    file = training_step().write(tmp_path / "trace.json")
+    assert import_file(file, Run(tmp_path / "run")).notes == ()
+
+
 FRAMES = [{"filename": "/home/me/train.py", "line": 7, "name": "step"}]
 BLOCK = {"address": 8192, "size": 1024, "requested_size": 1000, "state": "active_allocated"}
 SNAPSHOT = {
