@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from tasks.spec.messages import error_text
 from tasks.spec.source_digest import find_model_config
 from tasks.training.parameters import TrainStepParams
 from tasks.training.presets import PRESETS
@@ -23,6 +24,8 @@ class NoModelError(ValueError):
 
 
 _IMPLEMENTATIONS = {"naive": "eager", "sdpa": "sdpa"}
+# What transformers raises for a config without a value that its code needs; never lack of memory.
+_CONFIG_ERRORS = (AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
 _LEAST_RATIO = 0.75  # of letters that agree: two that are swapped in a name of four letters
 
 
@@ -39,7 +42,17 @@ def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module
         raise NoModelError(
             f"vocab_size {params.vocab_size} is larger than the {vocabulary} of {params.model}"
         )
-    return _from_config(config, _IMPLEMENTATIONS[params.attention], dtype)
+    try:
+        return _from_config(config, _IMPLEMENTATIONS[params.attention], dtype)
+    except _CONFIG_ERRORS as error:
+        raise _unusable(params, error) from error
+
+
+def _unusable(params: TrainStepParams, error: Exception) -> NoModelError:
+    return NoModelError(
+        f"{params.model}: transformers does not build this config: {error_text(error)}. Set its values"
+        " with model_args, or use a folder that contains config.json"
+    )
 
 
 def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> nn.Module:
@@ -92,7 +105,10 @@ def _read_whole_config(params: TrainStepParams) -> PretrainedConfig:
         preset = PRESETS[name]
         return AutoConfig.for_model(preset.model_type, **{**preset.config, **values})
     if name in CONFIG_MAPPING:
-        return AutoConfig.for_model(name, **values)
+        try:
+            return AutoConfig.for_model(name, **values)
+        except Exception as error:  # each architecture has its own checks
+            raise _unusable(params, error) from error
     # In a folder next to the config of the sweep, in the run, or in the cache of the hub.
     file = find_model_config(name, sys.path)
     source = name if file is None else str(file.parent)
