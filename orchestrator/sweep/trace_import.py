@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from tasks.snapshots.summary import AT_END_OF_RECORD, PEAK, to_curve, unlabelled
 from tasks.snapshots.summary import to_rows as to_allocations
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
-from tasks.spec.messages import error_text
+from tasks.spec.messages import error_text, escape_unprintable
 from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import ImportedParams
 from tasks.spec.status import Status
@@ -91,7 +91,11 @@ def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> I
         for rank, own in measured.items():
             cell = Cell(task, 1, ImportedParams(file=file.name, content=content, rank=rank))
             wall_s = time.monotonic() - started_s
-            writer.append(_outcome(_next_attempt(cell, run, writer), own, started_at, wall_s), None)
+            attempt = _next_attempt(cell, run, writer)
+            outcome = _outcome(attempt, own, started_at, wall_s)
+            # Files of one name are cells that only the digest in their parameters tells apart.
+            facts = {"imported_from": escape_unprintable(str(file))}
+            writer.append(replace(outcome, facts=facts), None)
             cells.append(cell.id)
             notes += [": ".join(filter(None, [str(file), rank, note])) for note in own.notes]
     return Imported(tuple(cells), tuple(dict.fromkeys(notes)))

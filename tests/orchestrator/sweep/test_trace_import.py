@@ -92,6 +92,22 @@ def test_another_file_of_the_same_name_is_another_cell(export: Path, tmp_path: P
     assert set(load_results(run).kernels()["cell"]) == {first, second}
 
 
+def test_the_path_of_each_imported_file_is_shown(tmp_path: Path, sweep_here: SweepHere) -> None:
+    files = [f"iteration_{number}/rank0_trace.json" for number in (10, 20)]
+    for number, file in enumerate(files):
+        (tmp_path / file).parent.mkdir()
+        trace = training_step()
+        trace.kernel("extra", 20, 360, 370 + number)
+        trace.write(tmp_path / file)
+    done = sweep_here("import", *files, "--out", "run")
+    shown = sweep_here("show", "run").stdout
+    for file in files:
+        (stored,) = [line for line in done.output.splitlines() if line.startswith(f"{file} is")]
+        cell = stored.split()[-1]
+        (line,) = [line for line in shown.splitlines() if line.endswith(f"from {file}")]
+        assert line.startswith(cell)
+
+
 @pytest.mark.parametrize("folder", ["a?mode=rwc", "a#b", "50%25", "%3f"])
 def test_a_path_may_contain_special_characters_of_addresses(
     folder: str, export: Path, tmp_path: Path, monkeypatch: Any
