@@ -93,7 +93,7 @@ def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> I
             wall_s = time.monotonic() - started_s
             attempt = _next_attempt(cell, run, writer)
             outcome = _outcome(attempt, own, started_at, wall_s)
-            # Files of one name are cells that only the digest in their parameters tells apart.
+            # Cells of files with the same name differ only by the digest in their parameters.
             facts = {"imported_from": escape_unprintable(str(file))}
             writer.append(replace(outcome, facts=facts), None)
             cells.append(cell.id)
@@ -173,7 +173,7 @@ def _missing_work(trace: DeviceTrace) -> Iterator[str]:
     if trace.is_guess:
         yield (
             "several processes of it have the same ids, and their events are mixed, so their work is"
-            " told apart by the order in time. Import the trace of each rank instead"
+            " split by the order in time. Import the trace of each rank instead"
         )
     activities = trace.timeline.activities
     if trace.timeline.on_device and not activities:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from msgspec.json import Decoder
 
-from tasks.traces.merged_ranks import Work, find_owners
+from tasks.traces.merged_ranks import MergedWork, find_owners
 from tasks.traces.parts import PART_PREFIX
 from tasks.traces.ranges import DeviceTrace, Range, Ranges, sort_ranges
 from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan, checked_times
@@ -209,7 +209,7 @@ def _joined(events: _Events) -> _Process:
 
 
 def _split(events: _Events) -> tuple[Mapping[str, _Process], bool]:
-    """Return the processes of a file by name, and True if their work is told apart by guess.
+    """Return the processes of a file by name, and True if their work is split by a guess.
 
     A process alone has no name.
     """
@@ -217,7 +217,7 @@ def _split(events: _Events) -> tuple[Mapping[str, _Process], bool]:
     if len(processes) < 2:
         return {"": _joined(events)}, False
     works = [
-        Work(
+        MergedWork(
             position, start_ns, event.details.correlation, f"{event.process} {event.details.device}"
         )
         for event, start_ns, _, position in events.works

@@ -20,7 +20,7 @@ from tasks.traces.timeline import Launch
 _MOST_OF_ONE_PROCESS = 1.5
 
 
-class Work(NamedTuple):
+class MergedWork(NamedTuple):
     """A piece of work: its position in the file, and the device as the file names it."""
 
     position: int
@@ -43,7 +43,7 @@ _ById = Mapping[int | None, Mapping[str, int]]
 def find_owners(
     launches: Mapping[str, Mapping[int, Launch]],
     extents: Mapping[str, tuple[int, int]],
-    works: Sequence[Work],
+    works: Sequence[MergedWork],
 ) -> Owners:
     """Return the process of each piece of work, which is given in the order of the file.
 
@@ -61,7 +61,7 @@ def find_owners(
 
 
 def _by_position(
-    by_id: _ById, extents: Sequence[tuple[int, int, str]], works: Sequence[Work]
+    by_id: _ById, extents: Sequence[tuple[int, int, str]], works: Sequence[MergedWork]
 ) -> Iterator[str]:
     """Yield the process of each piece of work in a file with one trace after the other."""
     firsts = [first for first, _, _ in extents]
@@ -81,7 +81,7 @@ def _by_position(
         yield owner
 
 
-def _by_time(by_id: _ById, works: Sequence[Work]) -> Owners:
+def _by_time(by_id: _ById, works: Sequence[MergedWork]) -> Owners:
     """Return the processes for a file in which the traces are mixed, for example sorted by time."""
     of_id: dict[int | None, list[int]] = defaultdict(list)
     for index in sorted(range(len(works)), key=lambda index: works[index].start_ns):

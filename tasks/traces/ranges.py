@@ -78,7 +78,7 @@ class Ranges:
 class DeviceTrace(NamedTuple):
     """The work of one process on one GPU, and the ranges of that process.
 
-    is_guess: other processes have the same ids, and only the order in time tells their work apart.
+    is_guess: other processes have the same ids, and only the order in time separates their work.
     """
 
     timeline: Timeline
@@ -168,7 +168,7 @@ def _of_complete_steps(
     if steps:
         return _within(phases, steps), len(steps)
     if updates and updates.total() == len(phases):
-        # Nothing lies between the optimizers of a step, of which there may be several.
+        # No other phase lies between the optimizers of a step, if it has several.
         return phases, max(updates.values())
     if updates:
         by_step = _split_after_updates(phases)

@@ -450,7 +450,7 @@ MISSING = {
             event("kernel", SGEMM, 60, correlation=1),
             event("kernel", SGEMM, 160, correlation=1),
         ],
-        "told apart by the order in time",
+        "split by the order in time",
     ),
 }
 
