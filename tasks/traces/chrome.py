@@ -150,7 +150,7 @@ def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, D
     for name, own in processes.items():
         ranges = sort_ranges(own.ranges, chosen)
         devices = sorted({work.event.details.device for work in own.works})
-        for device in devices or [None]:
+        for device in devices or (None,):
             timeline = own.timeline(ranges, device)
             is_only = device is None or len(devices) == len(processes) == 1
             rank = ", ".join(filter(None, [name, "" if is_only else f"GPU {device}"]))
