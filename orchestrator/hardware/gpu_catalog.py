@@ -54,13 +54,17 @@ class GpuModel:
 
 @dataclass(frozen=True)
 class _Card:
-    """An entry of gpus.toml. `peaks` are dense TFLOP/s by precision."""
+    """An entry of gpus.toml. `peaks` are dense TFLOP/s by precision.
+
+    other_sizes: memory of the cards of this name that are no entry, such as `8GiB`.
+    """
 
     name: str
     memory_mib: int
     compute_capability: float | None
     devices: tuple[str, ...]
     aliases: tuple[str, ...]
+    other_sizes: tuple[str, ...]
     peaks: dict[str, float]
 
     @property
@@ -96,6 +100,7 @@ def _cards() -> tuple[_Card, ...]:
             entry.get("compute_capability"),
             tuple(entry["devices"]),
             tuple(entry.get("aliases", ())),
+            tuple(entry.get("other_sizes", ())),
             _peaks_of(entry),
         )
         cards.append(card)
@@ -138,10 +143,10 @@ def find_gpu(name: str) -> GpuModel:
     cards = _cards_named(name)
     if not cards:
         raise ConfigError(f"--gpu {name}: is not known", _nearest(name, words))
-    size_is_open = _memory_gb(name) is None and _memory_gb(cards[0].name) is not None
-    if len(cards) > 1 or size_is_open:
-        names = ", ".join(card.name for card in cards)
-        remedy = f"Choose one of: {names}; or give {_SIZE}"
+    others = cards[0].other_sizes if _memory_gb(name) is None else ()
+    if len(cards) > 1 or others:
+        sizes = ", ".join([*(card.name for card in cards), *others])
+        remedy = f"Choose one of: {sizes}; or give {_SIZE}"
         raise ConfigError(f"--gpu {name}: comes in several sizes", remedy)
     return cards[0].model
 

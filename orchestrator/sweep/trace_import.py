@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from tasks.snapshots.summary import AT_END_OF_RECORD, PEAK, to_curve, unlabelled
 from tasks.snapshots.summary import to_rows as to_allocations
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
-from tasks.spec.messages import error_text
+from tasks.spec.messages import error_text, escape_unprintable
 from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import ImportedParams
 from tasks.spec.status import Status
@@ -91,7 +91,11 @@ def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> I
         for rank, own in measured.items():
             cell = Cell(task, 1, ImportedParams(file=file.name, content=content, rank=rank))
             wall_s = time.monotonic() - started_s
-            writer.append(_outcome(_next_attempt(cell, run, writer), own, started_at, wall_s), None)
+            attempt = _next_attempt(cell, run, writer)
+            outcome = _outcome(attempt, own, started_at, wall_s)
+            # Cells of files with the same name differ only by the digest in their parameters.
+            facts = {"imported_from": escape_unprintable(str(file))}
+            writer.append(replace(outcome, facts=facts), None)
             cells.append(cell.id)
             notes += [": ".join(filter(None, [str(file), rank, note])) for note in own.notes]
     return Imported(tuple(cells), tuple(dict.fromkeys(notes)))
@@ -143,17 +147,45 @@ def _notes(trace: DeviceTrace, steps: int | None) -> Iterator[str]:
             f"{graphs} CUDA graphs were traced as a whole, so their kernels are unknown. Trace again"
             " with --cuda-graph-trace=node"
         )
-    if not trace.ranges.phases:
+    yield from _missing_work(trace)
+    found = {phase.name for phase in trace.ranges.phases}
+    missing = [phase for phase in PHASE_NAMES if phase not in found]
+    # An inference has a forward pass alone.
+    if missing and found != {PHASE_NAMES[0]}:
         names = list(dict.fromkeys(one.text for one in trace.ranges.parts))[:_SHOWN_RANGES]
-        shown = f"its ranges are {', '.join(names)}" if names else "it has no ranges"
+        shown = (
+            f"its ranges are {', '.join(names)}"
+            if names
+            else f"it has no{' other' if found else ''} ranges"
+        )
         yield (
-            f"no range is a phase: {shown}. Phases are ranges such as {', '.join(PHASE_NAMES)};"
-            " name others with --phase NAME=forward"
+            f"no range is {' or '.join(missing) if found else 'a phase'}: {shown}. Phases are ranges"
+            f" such as {', '.join(PHASE_NAMES)}; name others with --phase NAME=forward"
         )
     if steps is None:
         yield (
             "the number of its steps is not known, so all values are those of the whole trace."
             " State it with --steps N"
+        )
+
+
+def _missing_work(trace: DeviceTrace) -> Iterator[str]:
+    if trace.is_guess:
+        yield (
+            "several processes of it have the same ids, and their events are mixed, so their work is"
+            " split by the order in time. Import the trace of each rank instead"
+        )
+    activities = trace.timeline.activities
+    if trace.timeline.on_device and not activities:
+        yield (
+            "it has launches but no kernels, so it has no times of the device. Record the activities"
+            " of the device too"
+        )
+    without = sum(activity.launch is None for activity in activities)
+    if 2 * without > len(activities):
+        yield (
+            f"{without} of its {len(activities)} kernels and copies have no launch, so their phase"
+            " and module are unknown. Record the activities of the CPU too"
         )
 
 

@@ -98,6 +98,7 @@ _OTHER_FACTS = (
     _int("parameters_trained", doc="parameters that have gradients"),
     _int("parameters_expected", doc="parameters that follow from the model's dimensions"),
     _text("model_source", doc="digest of the code of your own model"),
+    _text("imported_from", doc="path of the imported file, as the command named it"),
     _json("flops", doc="floating-point operations of each phase, by the closed form", unit="FLOP"),
     _text("compile_threads", doc="threads of torch's compiler"),
     _json("stage_s", doc="duration by stage; `process`: start and end of the process", unit="s"),

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from tasks.traces.parts import OPTIMIZER, PHASE_PREFIX
@@ -36,6 +37,11 @@ _OTHER_WORDS = _STEP_WORDS | {
     "parameters", "params", "pass", "phase", "profiler", "range", "region", "run", "section", "steps", "the", "time", "total",
     "train", "training", "w", "weight", "weights",
 }  # fmt: skip
+# Names that torch writes; the class of an optimizer and the wrapper of a model are part of them.
+_TORCH_NAMES = (
+    (re.compile(r"Optimizer\.step#"), OPTIMIZER),
+    (re.compile(r"\w*DataParallel\.forward$"), "forward"),
+)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -52,7 +58,7 @@ class Range(NamedTuple):
 class Ranges:
     """The ranges of one process, sorted by what they are.
 
-    phases: without those inside of another one. parts: ranges that contain no phase. warmups:
+    phases: without those inside of another one or outside of the counted steps. parts: ranges that contain no phase. warmups:
     ranges of warm-up; nothing else lies in one of them. steps: number of steps, None if unknown.
     is_own: the instruments of this program wrote ranges.
     """
@@ -70,10 +76,14 @@ class Ranges:
 
 
 class DeviceTrace(NamedTuple):
-    """The work of one process on one GPU, and the ranges of that process."""
+    """The work of one process on one GPU, and the ranges of that process.
+
+    is_guess: other processes have the same ids, and only the order in time separates their work.
+    """
 
     timeline: Timeline
     ranges: Ranges
+    is_guess: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -87,6 +97,9 @@ def phase_of(text: str, chosen: Mapping[str, str]) -> str:
         return text.removeprefix(PHASE_PREFIX)
     for name, phase in chosen.items():
         if text == name or (_words(name) and _words(text) == _words(name)):
+            return phase
+    for pattern, phase in _TORCH_NAMES:
+        if pattern.match(text):
             return phase
     words = set(_words(text)) - _OTHER_WORDS
     for phase, names in _PHASE_WORDS.items():
@@ -114,6 +127,7 @@ def sort_ranges(ranges: Iterable[Range], chosen: Mapping[str, str]) -> Ranges:
     steps: list[Range] = []
     warmups: list[Range] = []
     parts: list[Range] = []
+    updates: Counter[tuple[str, ...]] = Counter()  # by the words of their ranges
     for one in in_order:
         phase = phase_of(one.text, chosen)
         if warmups and one.start_ns <= warmups[-1].end_ns:
@@ -125,6 +139,8 @@ def sort_ranges(ranges: Iterable[Range], chosen: Mapping[str, str]) -> Ranges:
             # and a forward pass inside of the backward pass is a recomputation.
             if not phases or one.end_ns > phases[-1].end_ns:
                 phases.append(PhaseSpan(phase, one.start_ns, one.end_ns))
+                if phase == OPTIMIZER:
+                    updates[_words(one.text)] += 1
         elif _is_step(one.text):
             if not steps or one.end_ns > steps[-1].end_ns:
                 steps.append(one)
@@ -132,7 +148,8 @@ def sort_ranges(ranges: Iterable[Range], chosen: Mapping[str, str]) -> Ranges:
             parts.append(one)
     starts = [phase.start_ns for phase in phases]
     parts = [one for one in parts if not _contains_phase(one, phases, starts)]
-    return Ranges(phases, parts, warmups, _count_steps(phases, steps), is_own)
+    complete, count = _of_complete_steps(phases, steps, updates)
+    return Ranges(complete, parts, warmups, count, is_own)
 
 
 def _contains_phase(one: Range, phases: Sequence[PhaseSpan], starts: Sequence[int]) -> bool:
@@ -141,13 +158,54 @@ def _contains_phase(one: Range, phases: Sequence[PhaseSpan], starts: Sequence[in
     return index < len(phases) and phases[index].end_ns <= one.end_ns
 
 
-def _count_steps(phases: Sequence[PhaseSpan], steps: Sequence[Range]) -> int | None:
+def _of_complete_steps(
+    phases: Sequence[PhaseSpan], steps: Sequence[Range], updates: Counter[tuple[str, ...]]
+) -> tuple[Sequence[PhaseSpan], int | None]:
+    """Return the phases of complete steps, and the number of these steps if it is known.
+
+    updates: number of optimizer phases by the words of their ranges.
+    """
     if steps:
-        return len(steps)
+        return _within(phases, steps), len(steps)
+    if updates and updates.total() == len(phases):
+        # No other phase lies between the optimizers of a step, if it has several.
+        return phases, max(updates.values())
+    if updates:
+        by_step = _split_after_updates(phases)
+        return list(chain(*by_step)), len(by_step)
     counts = Counter(phase.name for phase in phases)
-    # With several micro-batches in a step, the other phases occur several times in it.
-    if OPTIMIZER in counts:
-        return counts[OPTIMIZER]
-    if len(set(counts.values())) == 1 and counts["forward"]:
-        return counts["forward"]
-    return None
+    is_known = len(set(counts.values())) == 1 and counts["forward"] > 0
+    return phases, counts["forward"] if is_known else None
+
+
+def _within(phases: Sequence[PhaseSpan], steps: Sequence[Range]) -> list[PhaseSpan]:
+    """Return the phases that begin in a step.
+
+    A phase that never does stays: the range of a user's `step` may be around the optimizer alone.
+    """
+    starts = [step.start_ns for step in steps]
+    inside = []
+    for phase in phases:
+        index = bisect_right(starts, phase.start_ns) - 1
+        if index >= 0 and phase.start_ns <= steps[index].end_ns:
+            inside.append(phase)
+    names = {phase.name for phase in inside}
+    others = [phase for phase in phases if phase.name not in names]
+    return sorted(inside + others, key=lambda phase: phase.start_ns)
+
+
+def _split_after_updates(phases: Sequence[PhaseSpan]) -> list[list[PhaseSpan]]:
+    """Return the phases of each complete step, which ends with one or several optimizers.
+
+    Micro-batches repeat the other phases in a step. The trace may begin or end within a step.
+    """
+    steps: list[list[PhaseSpan]] = [[]]
+    for phase in phases:
+        if steps[-1] and steps[-1][-1].name == OPTIMIZER != phase.name:
+            steps.append([])
+        steps[-1].append(phase)
+    if steps[-1][-1].name != OPTIMIZER:
+        steps.pop()
+    if len(steps) > 1 and len(steps[0]) < len(steps[1]):
+        return steps[1:]
+    return steps

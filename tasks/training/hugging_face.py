@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from tasks.spec.messages import error_text
 from tasks.spec.source_digest import find_model_config
 from tasks.training.parameters import TrainStepParams
 from tasks.training.presets import PRESETS
@@ -23,6 +24,8 @@ class NoModelError(ValueError):
 
 
 _IMPLEMENTATIONS = {"naive": "eager", "sdpa": "sdpa"}
+# What transformers raises for a config without a value that its code needs; never lack of memory.
+_CONFIG_ERRORS = (AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
 _LEAST_RATIO = 0.75  # of letters that agree: two that are swapped in a name of four letters
 
 
@@ -34,12 +37,22 @@ def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module
     config = read_config(params)
     _require_language_model(config, params)
     _require_positions(config, params)
-    if config.vocab_size < params.vocab_size:
+    vocabulary = _text_part(config).vocab_size
+    if vocabulary < params.vocab_size:
         raise NoModelError(
-            f"vocab_size {params.vocab_size} is larger than the {config.vocab_size} of "
-            f"{params.model}"
+            f"vocab_size {params.vocab_size} is larger than the {vocabulary} of {params.model}"
         )
-    return _from_config(config, _IMPLEMENTATIONS[params.attention], dtype)
+    try:
+        return _from_config(config, _IMPLEMENTATIONS[params.attention], dtype)
+    except _CONFIG_ERRORS as error:
+        raise _unusable(params, error) from error
+
+
+def _unusable(params: TrainStepParams, error: Exception) -> NoModelError:
+    return NoModelError(
+        f"{params.model}: transformers does not build this config: {error_text(error)}. Set its values"
+        " with model_args, or use a folder that contains config.json"
+    )
 
 
 def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> nn.Module:
@@ -58,6 +71,27 @@ def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -
 
 def read_config(params: TrainStepParams) -> PretrainedConfig:
     """Return the config of transformers that `hf:NAME` names."""
+    config = _read_whole_config(params)
+    text = _text_part(config)
+    if text is config:
+        return config
+    text.use_cache = False
+    own = type(config)().to_dict()
+    for name in params.model_args:
+        if name not in own and hasattr(text, name):
+            raise NoModelError(
+                f"model_args: {name} belongs to the language model within {params.model}. Write it "
+                "below the name of that part, such as text_config"
+            )
+    return config
+
+
+def _text_part(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the config of the language model, which others contain next to those for images."""
+    return config.get_text_config(decoder=True)
+
+
+def _read_whole_config(params: TrainStepParams) -> PretrainedConfig:
     try:
         from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError as error:
@@ -71,7 +105,10 @@ def read_config(params: TrainStepParams) -> PretrainedConfig:
         preset = PRESETS[name]
         return AutoConfig.for_model(preset.model_type, **{**preset.config, **values})
     if name in CONFIG_MAPPING:
-        return AutoConfig.for_model(name, **values)
+        try:
+            return AutoConfig.for_model(name, **values)
+        except Exception as error:  # each architecture has its own checks
+            raise _unusable(params, error) from error
     # In a folder next to the config of the sweep, in the run, or in the cache of the hub.
     file = find_model_config(name, sys.path)
     source = name if file is None else str(file.parent)
@@ -93,12 +130,12 @@ def _require_language_model(config: PretrainedConfig, params: TrainStepParams) -
 
 
 def _require_positions(config: PretrainedConfig, params: TrainStepParams) -> None:
+    text = _text_part(config)
     # Rotary positions have no end.
-    is_rotary = bool(
-        getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
-    )
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions and not is_rotary and params.context_length > positions:
+    is_rotary = bool(getattr(text, "rope_parameters", None) or getattr(text, "rope_theta", None))
+    positions = getattr(text, "max_position_embeddings", None) or 0
+    # XLNet has -1 for positions without an end.
+    if positions > 0 and not is_rotary and params.context_length > positions:
         raise NoModelError(
             f"context_length: {params.context_length} is too long, {params.model} has {positions} "
             "positions"

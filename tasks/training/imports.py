@@ -16,9 +16,9 @@ def import_named(path: str, axis: str) -> Callable[..., Any]:
     """Import an object by its path. Raise an error that names what is missing or wrong."""
     module, _, name = path.partition(":")
     top, dot, rest = module.partition(".")
-    if spec := shadowed_spec(top, sys.path):
-        top = _import_as(f"own_{top}", spec)
     try:
+        if spec := shadowed_spec(top, sys.path):
+            top = _import_as(f"own_{top}", spec)
         imported = importlib.import_module(f"{top}{dot}{rest}")
     except ModuleNotFoundError as error:
         if error.name != top:
@@ -27,6 +27,13 @@ def import_named(path: str, axis: str) -> Callable[..., Any]:
             f"{axis}: there is no module {top!r}. Install its package, or add its folder to "
             "PYTHONPATH",
             name=top,
+        ) from error
+    except SystemExit as error:
+        # A script that parses its arguments or trains when it is imported.
+        raise ImportError(
+            f"{axis}: importing {module} ended the process (SystemExit: {error}), as a script does."
+            f' Put what it runs below `if __name__ == "__main__":`, or move {name} to a module without'
+            " it"
         ) from error
     found: Callable[..., Any] = getattr(imported, name)
     if not callable(found):

@@ -53,10 +53,14 @@ def import_(
     options = ImportOptions(parse_phases(phases), steps)
     run = open_run(out or Path("results") / (files[0].name.partition(".")[0] or files[0].name))
     cells: list[str] = []
+    stored: list[str] = []
     notes: list[str] = []
     for file in files:
         imported = import_file(file, run, options)
         cells += imported.cells
+        noun = "cell" if len(imported.cells) == 1 else "cells"
+        source = f"{file} is " if len(files) > 1 else ""
+        stored.append(f"{source}stored in {run} as {noun} {', '.join(imported.cells)}")
         notes += imported.notes
     screen = Screen.of_stdout()
     for page in lay_out(choose_cells(load_results(run), cells)):
@@ -64,8 +68,8 @@ def import_(
         click.echo(table_text(page, screen, MAX_ROWS, shell_command(words)))
     for note in notes:
         click.echo(note, err=True)
-    noun = "cell" if len(cells) == 1 else "cells"
-    say(f"stored in {run} as {noun} {', '.join(cells)}")
+    for line in stored:
+        say(line)
 
 
 # The name of earlier versions.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 # Evidence that says at length what the reason says in one line.
+_IMPORTED_FROM = "imported_from"  # a fact
 _LONG_EVIDENCE = ("reason", "exception", "message", "traceback", "log_tail")
 
 
@@ -40,8 +41,15 @@ def list_cells(run: Run) -> Iterator[str]:
         yield f"nothing measured yet: `sweep status {shell_path(run)}` lists what is left"
         return
     width = max(map(len, statuses.values()))
+    attempts = run.read("attempts", ["cell", "facts"])
+    imported = attempts[attempts["facts"].str.contains(_IMPORTED_FROM, regex=False)]
+    paths = {
+        cell: f"  from {json.loads(facts)[_IMPORTED_FROM]}"
+        for cell, facts in zip(imported["cell"], imported["facts"], strict=True)
+    }
     for cell, label in cell_labels(results).items():
-        yield escape_unprintable(f"{cell}  {statuses[cell]:{width}}  {label}")
+        line = f"{cell}  {statuses[cell]:{width}}  {label}{paths.get(cell, '')}"
+        yield escape_unprintable(line)
     yield f"all about one of them: sweep show {shell_path(run)} CELL"
 
 

@@ -58,12 +58,12 @@ def test_every_card_has_its_sources_and_is_found_by_all_its_names(card: dict[str
         ("RTX 6000 Ada Gen", "RTX 6000 Ada"),
         ("A6000", "RTX A6000"),
         ("GH200", "GH200 96GB"),
+        ("gh200-96GB", "GH200 96GB"),
+        ("NVIDIA GH200", "GH200 96GB"),
         ("Instinct MI300X OAM", "MI300X"),
     ],
 )
 def test_a_gpu_is_found_by_other_spellings(name: str, gpu: str) -> None:
-    if gpu == "GH200 96GB":
-        name += " 96GB"
     assert find_gpu(name).name == gpu
 
 
@@ -74,14 +74,17 @@ def test_a_gpu_is_found_by_other_spellings(name: str, gpu: str) -> None:
         ("V100", "Choose one of: V100 16GB, V100 32GB; or give the size: --gpu 24GiB"),
         (
             "NVIDIA GeForce RTX 4060 Ti",
-            "Choose one of: RTX 4060 Ti 16GB; or give the size: --gpu 24GiB",
+            "Choose one of: RTX 4060 Ti 16GB, 8GiB; or give the size: --gpu 24GiB",
         ),
+        ("rtx3060", "Choose one of: RTX 3060 12GB, 8GiB; or give the size: --gpu 24GiB"),
     ],
 )
 def test_a_name_of_several_sizes_is_a_question(name: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match="comes in several sizes") as refused:
         find_gpu(name)
     assert refused.value.remedy == remedy
+    choices = remedy.removeprefix("Choose one of: ").partition(";")[0].split(", ")
+    assert len({find_gpu(choice).usable_bytes for choice in choices}) == len(choices) > 1
 
 
 @pytest.mark.parametrize(

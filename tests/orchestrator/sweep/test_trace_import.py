@@ -92,6 +92,22 @@ def test_another_file_of_the_same_name_is_another_cell(export: Path, tmp_path: P
     assert set(load_results(run).kernels()["cell"]) == {first, second}
 
 
+def test_the_path_of_each_imported_file_is_shown(tmp_path: Path, sweep_here: SweepHere) -> None:
+    files = [f"iteration_{number}/rank0_trace.json" for number in (10, 20)]
+    for number, file in enumerate(files):
+        (tmp_path / file).parent.mkdir()
+        trace = training_step()
+        trace.kernel("extra", 20, 360, 370 + number)
+        trace.write(tmp_path / file)
+    done = sweep_here("import", *files, "--out", "run")
+    shown = sweep_here("show", "run").stdout
+    for file in files:
+        (stored,) = [line for line in done.output.splitlines() if line.startswith(f"{file} is")]
+        cell = stored.split()[-1]
+        (line,) = [line for line in shown.splitlines() if line.endswith(f"from {file}")]
+        assert line.startswith(cell)
+
+
 @pytest.mark.parametrize("folder", ["a?mode=rwc", "a#b", "50%25", "%3f"])
 def test_a_path_may_contain_special_characters_of_addresses(
     folder: str, export: Path, tmp_path: Path, monkeypatch: Any
@@ -409,6 +425,48 @@ def test_user_annotations_of_torch_profiler_are_phases_and_modules(tmp_path: Pat
     kernels = load(run.folder).kernels.set_index("name")
     assert kernels.loc[SGEMM, ["phase", "module"]].tolist() == ["forward", "attention"]
     assert kernels.loc[ADD, ["phase", "module"]].tolist() == ["backward", ""]
+
+
+def event(category: str, name: str, start: float, **args: Any) -> dict[str, Any]:
+    place = {"pid": 7, "tid": 7, "ts": start, "dur": 40}
+    return {"ph": "X", "cat": category, "name": name, **place, "args": args}
+
+
+MUON = event("user_annotation", "Optimizer.step#Muon.step", 0)
+LAUNCHED = event("xpu_runtime", "urEnqueueKernelLaunch", 10, correlation=1)
+MISSING = {
+    "phases": ([MUON, event("cpu_op", "aten::mm", 100)], "no range is forward or backward: it has"),
+    "launches": (
+        [MUON, event("kernel", SGEMM, 60, correlation=9)],
+        "1 of its 1 kernels and copies",
+    ),
+    "kernels": ([MUON, event("cpu_op", "aten::mm", 10), LAUNCHED], "has launches but no kernels"),
+    "order": (
+        [
+            {**event("xpu_runtime", "launch", 10, correlation=1), "pid": 1},
+            {**event("user_annotation", "forward", 0), "pid": 2},
+            {**event("user_annotation", "forward", 0), "pid": 1},
+            {**event("xpu_runtime", "launch", 20, correlation=1), "pid": 2},
+            event("kernel", SGEMM, 60, correlation=1),
+            event("kernel", SGEMM, 160, correlation=1),
+        ],
+        "split by the order in time",
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "note"), MISSING.values(), ids=MISSING)
+def test_notes_name_what_a_trace_lacks(
+    events: list[dict[str, Any]], note: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps({"traceEvents": events}))
+    assert note in " ".join(import_file(file, Run(tmp_path / "run")).notes)
+
+
+def test_a_trace_that_lacks_nothing_has_no_notes(tmp_path: Path) -> None:
+    file = training_step().write(tmp_path / "trace.json")
+    assert import_file(file, Run(tmp_path / "run")).notes == ()
 
 
 FRAMES = [{"filename": "/home/me/train.py", "line": 7, "name": "step"}]

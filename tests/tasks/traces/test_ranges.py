@@ -7,6 +7,9 @@ import pytest
 from tasks.traces.ranges import Range, phase_of, sort_ranges
 from tasks.traces.timeline import PhaseSpan
 
+TWO_OPTIMIZERS = ("Optimizer.step#Muon.step", "Optimizer.step#AdamW.step")  # of one step
+OPTIMIZERS = ("Muon", "Adafactor", "Lion", "RMSprop", "AdamW8bit", "SOAP", "My_Optimizer2", "Größe")
+
 
 @pytest.mark.parametrize(
     ("text", "phase"),
@@ -16,6 +19,10 @@ from tasks.traces.timeline import PhaseSpan
         *[(text, "backward") for text in ("backward", "Backward Pass", "loss.backward()", "bwd 0")],
         *[(text, "optimizer") for text in ("optimizer", "Optimizer Step", "optimizer.step", "opt")],
         *[(text, "optimizer") for text in ("Optimizer.step#AdamW.step", "weight update")],
+        *[(f"Optimizer.step#{name}.step", "optimizer") for name in OPTIMIZERS],
+        *[(f"Optimizer.zero_grad#{name}.zero_grad", "") for name in (*OPTIMIZERS, "AdamW")],
+        *[(f"{name}DataParallel.forward", "forward") for name in ("", "Distributed")],
+        ("FullyShardedDataParallel.forward", "forward"),
         *[(text, "") for text in ("step 3", "loss", "attention forward", "forward backward", "")],
         *[(text, "") for text in ("aten::mm, seq = 12", "MulBackward0", "optimizer zero_grad")],
     ],
@@ -77,6 +84,13 @@ def test_a_schedule_of_the_learning_rate_is_no_warm_up() -> None:
         (["forward"] * 5, 5),
         (["forward", "forward", "backward"], None),
         (["attention"], None),
+        (["forward", "backward", "Optimizer.step#Muon.step"] * 3, 3),
+        ([*["forward", "backward"] * 4, "Optimizer.step#SOAP.step"] * 2, 2),
+        (["forward", "backward", *TWO_OPTIMIZERS] * 3, 3),
+        ([*TWO_OPTIMIZERS] * 3, 3),
+        (["Optimizer.step#Muon.step"] * 3, 3),
+        (["optimizer_0", "optimizer_1"], 2),
+        (["DistributedDataParallel.forward", "Optimizer.step#Lion.step"] * 2, 2),
     ],
 )
 def test_steps_are_counted_by_ranges_of_steps_or_by_the_optimizer(
@@ -95,3 +109,58 @@ def test_the_outermost_of_nested_phases_counts() -> None:
         ("Optimizer.step#AdamW.step", 61, 80),
     )
     assert [phase.name for phase in sort_ranges(ranges, {}).phases] == ["backward", "optimizer"]
+
+
+MICRO_BATCH = ("forward", "backward")
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended"),
+    [
+        ((), MICRO_BATCH),
+        ((), MICRO_BATCH * 3),
+        (("optimizer",), ()),
+        (("backward", "optimizer"), ("forward",)),
+        ((*MICRO_BATCH, "optimizer"), MICRO_BATCH),
+    ],
+)
+def test_phases_of_a_step_that_the_trace_cuts_are_outside(
+    begun: tuple[str, ...], ended: tuple[str, ...]
+) -> None:
+    step = (*MICRO_BATCH * 4, "optimizer")
+    texts = [*begun, *step * 2, *ended]
+    ranges = of(*[(text, 10 * index, 10 * index + 9) for index, text in enumerate(texts)])
+    sorted_ = sort_ranges(ranges, {})
+    assert sorted_.steps == 2
+    assert [phase.name for phase in sorted_.phases] == [*step * 2]
+    assert sorted_.phases[0].start_ns == 10 * len(begun)
+
+
+def test_phases_outside_of_the_ranges_of_steps_are_outside() -> None:
+    sorted_ = sort_ranges(
+        of(
+            ("forward", 0, 5),
+            ("ProfilerStep#1", 10, 50),
+            ("forward", 11, 20),
+            ("backward", 21, 30),
+            ("Optimizer.step#Muon.step", 31, 40),
+            ("forward", 51, 60),
+            ("backward", 61, 70),
+        ),
+        {},
+    )
+    assert sorted_.steps == 1
+    assert [(phase.name, phase.start_ns) for phase in sorted_.phases] == [
+        ("forward", 11),
+        ("backward", 21),
+        ("optimizer", 31),
+    ]
+
+
+def test_a_range_named_step_around_the_optimizer_leaves_the_other_phases() -> None:
+    ranges = of(
+        ("forward", 0, 9), ("backward", 10, 19), ("step", 20, 29), ("Optimizer.step#A.step", 21, 28)
+    )
+    sorted_ = sort_ranges(ranges, {})
+    assert sorted_.steps == 1
+    assert [phase.name for phase in sorted_.phases] == ["forward", "backward", "optimizer"]

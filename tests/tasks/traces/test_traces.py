@@ -394,6 +394,10 @@ NAMES = {
         "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long, unsigned int, 2, 2, -2, true>",
         "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::index_kernel_impl>>",
         "aten::index",
+        "aten::scatter_add_",
+        "aten::scatter_add",
+        "aten::scatter_reduce_",
+        "aten::index_copy_",
     ),
     "optimizer": (
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4, ADAM_MODE>>",

@@ -203,3 +203,89 @@ def test_a_config_in_a_folder_is_found_where_modules_are(
     assert workload.facts["parameters"] == built().facts["parameters"]
     assert workload.facts["model_source"]
     assert built().facts["model_source"] is None
+
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 300,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+PROJECTED = {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}
+# Configs of a language model with a part for images, and how the language model is named.
+NESTED: dict[str, dict[str, Any]] = {
+    "gemma3": {"text_config": TEXT, "vision_config": VISION, "mm_tokens_per_image": 4},
+    "llama4": {
+        "text_config": {**TEXT, "intermediate_size_mlp": 128, "num_local_experts": 2},
+        "vision_config": {**VISION, **PROJECTED},
+    },
+    "fuyu": {"text_config": {**TEXT, "model_type": "persimmon"}},
+    "got_ocr2": {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": {
+        "hidden_size": 32, "output_channels": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 64, "patch_size": 16, "mlp_dim": 64, "window_size": 2,
+        "global_attn_indexes": [0],
+    }},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NESTED)
+def test_the_language_model_within_a_config_is_trained(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    workload = built(model=f"hf:{name}", model_args=NESTED[name])
+    workload.step(lambda phase: nullcontext())
+    config = transformers.AutoConfig.for_model(name, **NESTED[name])
+    plain = transformers.AutoModelForCausalLM.from_config(config)
+    assert workload.facts["parameters"] == sum(one.numel() for one in plain.parameters())
+    params = params_of(**TINY | {"model": f"hf:{name}", "model_args": NESTED[name]})
+    assert not read_config(params).get_text_config().use_cache
+    with pytest.raises(NoModelError, match=f"vocab_size 301 is larger than the 300 of hf:{name}"):
+        built(model=f"hf:{name}", model_args=NESTED[name], vocab_size=301)
+
+
+@pytest.mark.slow
+def test_values_of_the_language_model_within_a_config_are_written_below_its_name() -> None:
+    with pytest.raises(NoModelError, match="num_hidden_layers belongs to the language model"):
+        built(model="hf:gemma3", model_args=NESTED["gemma3"] | {"num_hidden_layers": 1})
+
+
+# Of the default configs of all causal language models in transformers 5.24 those that are refused,
+# because transformers itself does not build them. Other versions may refuse fewer.
+REFUSED = {
+    "cohere_compass_text": "KeyError: 'full_attention'",
+    "dbrx": "has no attribute 'rope_theta'",
+    "dots1": "empty() takes 1 positional argument",
+    "gemma3n": "requires the timm library",
+    "gemma4_assistant": "hidden_size_per_layer_input must be 0",
+    "hunyuan_v1_dense": "'NoneType' and 'float'",
+    "hunyuan_v1_moe": "'NoneType' and 'float'",
+    "lfm2_moe": "'NoneType' object is not subscriptable",
+    "ministral": "'NoneType' and 'float'",
+    "musicgen": "has no attribute 'dropout'",
+    "musicgen_melody": "has no attribute 'dropout'",
+    "nemotron": "'int' and 'NoneType'",
+    "qwen4_exp": "'NoneType' and 'NoneType'",
+    "qwen4_exp_text": "'NoneType' and 'NoneType'",
+    "reformer": "make sure that `is_decoder=True`",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_causal_models_of_transformers_are_built_or_refused_with_a_reason() -> None:
+    names = pytest.importorskip("transformers.models.auto.modeling_auto")
+    refused = {}
+    for name in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        values = {"model": f"hf:{name}", "device": "cpu", "context_length": 16, "vocab_size": 100}
+        try:
+            build_on(NoData(), params_of(**values))
+        except NoModelError as error:
+            refused[name] = str(error)
+    unexpected = {name: why for name, why in refused.items() if name not in REFUSED}
+    assert unexpected == {}
+    for name, why in refused.items():
+        assert why.startswith(f"hf:{name}: transformers does not build this config: ")
+        assert REFUSED[name] in why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tasks.process.phase_file import Progress
 from tasks.spec.registry import make_cell
 from tasks.train_step import build
 from tasks.training import losses
+from tasks.training.imports import import_named
 from tasks.training.parameters import TrainStepParams
 
 SMALL: dict[str, Any] = {
@@ -437,6 +439,26 @@ def test_an_optimizer_that_is_not_installed_is_named() -> None:
         built(optimizer="no_such_package.optim:AdamW8bit")
     with pytest.raises(AttributeError, match="NoSuch"):
         built(optimizer="torch.optim:NoSuch")
+
+
+SCRIPTS = {
+    "arguments": "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()",
+    "exit": "import sys\nsys.exit('trained')",
+    "quit": "raise SystemExit",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_that_ends_the_process_when_it_is_imported_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"script_{name}.py").write_text(SCRIPTS[name])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["train"])
+    message = rf"model: importing script_{name} ended the process \(SystemExit"
+    with pytest.raises(ImportError, match=message) as refused:
+        import_named(f"script_{name}:GPT", "model")
+    assert "move GPT to a module without it" in str(refused.value)
 
 
 def test_adapters_change_nothing_at_first_and_are_all_that_is_trained() -> None:
