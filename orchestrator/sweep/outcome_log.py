@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.common.provenance import PROGRAM_SOURCE
-from orchestrator.planning.history import cells_by_flag
+from orchestrator.planning.cell_decisions import cells_by_flag
 from orchestrator.planning.invocation import INVOCATION, Invocation
 from orchestrator.store.run_writer import RunWriter
 from tasks.spec.outcome import Outcome

@@ -28,9 +28,9 @@ from orchestrator.common.errors import (
 from orchestrator.common.provenance import program_source
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.cell_decisions import plan_request
-from orchestrator.planning.history import read_histories
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve_again
+from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
@@ -231,7 +231,7 @@ def test_inferred_cells_can_be_measured_as_a_check(
     ]
     go(request_of(), scheduler, inferred)
     assert sorted(lengths_of(scheduler)) == [64, 128]
-    statuses = {cell: one.status for cell, one in read_histories(request_of().run).items()}
+    statuses = {cell: one.status for cell, one in read_states(request_of().run).items()}
     assert sorted(statuses.values()) == ["ok", "ok", "oom", "oom"]
 
 
