@@ -60,12 +60,10 @@ class Invocation:
 
     def continues(self, other: Invocation) -> bool:
         """True if both ask to measure again with the same words, and would measure equally."""
-        own, theirs = self._way_of_measuring(), other._way_of_measuring()
-        return None not in own and own == theirs
-
-    def _way_of_measuring(self) -> tuple[object, ...]:
-        words = select(self.choice, _WORDS)
-        return words, self.program_source, self.asked, self.sources
+        if select(self.choice, _WORDS) != select(other.choice, _WORDS):
+            return False
+        own = (self.program_source, self.asked, self.sources)
+        return None not in own and own == (other.program_source, other.asked, other.sources)
 
 
 def measurement_settings(config: Values) -> Values:

@@ -47,9 +47,9 @@ class StoredAttempt(NamedTuple):
 
 @dataclass(frozen=True)
 class CellState:
-    """The attempts at one cell, oldest first, and what follows from them.
+    """The state of a cell, derived from its attempts.
 
-    marks: in ascending order.
+    attempts: oldest first. marks: in ascending order.
     last_number: number of the last attempt, which may be obsolete.
     obsolete: the number of attempts that are left out, because the cell's model has changed.
     flags: quality flags of the shown success.

@@ -21,9 +21,8 @@ from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import describe_incomplete
 from orchestrator.sweep.console import Console
 from orchestrator.sweep.interruption import Interruption, deadline_after
-from orchestrator.sweep.outcome_log import OutcomeLog, store_cells
+from orchestrator.sweep.outcome_log import OutcomeLog, recover_attempts, store_cells
 from orchestrator.sweep.preparation import predict_cells, prepare
-from orchestrator.sweep.recovery import recover_attempts
 from orchestrator.sweep.result import SweepResult
 from orchestrator.sweep.runtime import Runtime
 
