@@ -36,7 +36,8 @@ ALL_CELLS = ("--where", f"status={'|'.join(Status)}")
 SELECTIONS = ("", "--fresh", "--retry ok", "--retry crashed", "--repeat 3", "--only ok")
 PAIRS = (("full", "tenth"), ("kernels", "kernels-bf16"))  # those with cells in common
 
-pytestmark = pytest.mark.slow
+# 2,300 published cells take 20 CPU seconds, on a busy machine minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(autouse=True)

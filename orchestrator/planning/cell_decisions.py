@@ -111,7 +111,7 @@ class Plan:
         """Count the cells by their status before this run."""
         return Counter(self.state(cell).status for cell in self.cells)
 
-    def marks(self, excluded: Collection[Cell] = ()) -> dict[str, int]:
+    def marks(self, excluded: Collection[Cell]) -> dict[str, int]:
         """Return the marks of the cells that are measured again, without those to exclude."""
         marked = [one.cell for one in self.decisions if one.is_marked and one.cell not in excluded]
         return {cell.id: self.state(cell).last_number for cell in marked}

@@ -18,6 +18,7 @@ from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.invocation import Invocation
 from orchestrator.planning.preflight import Notify
 from orchestrator.planning.request import SweepRequest
+from orchestrator.store.cell_state import CellState
 from orchestrator.store.run import Run
 from tasks.spec.axes import Values, leave_out
 from tasks.spec.messages import assignments
@@ -124,7 +125,7 @@ def _shown_rows(run: Run, plan: Plan) -> Iterator[_Row]:
     """Yield the valid successes of each cell, or the attempt that ran out of memory instead."""
     columns = ["cell", "attempt", "status", "commit", "facts"]
     for row in map(_Row._make, run.rows("attempts", columns)):
-        state = plan.states[row.cell]
+        state = plan.states.get(row.cell, CellState())  # a running sweep may add rows
         shown = state.shown.number if state.shown and state.status == Status.OOM else None
         if row.number in (*state.valid, shown):
             yield row
