@@ -26,9 +26,9 @@ from orchestrator.analysis.results import read_attempts
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
 from orchestrator.planning.cell_decisions import make_plan
-from orchestrator.planning.history import CellHistory, read_histories
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.preflight import Preparation, Slots
+from orchestrator.store.cell_state import CellState, read_states
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -43,7 +43,7 @@ class MeasuredCells:
 
     gpu: str
     cells: list[Cell]
-    histories: Mapping[str, CellHistory]
+    states: Mapping[str, CellState]
     seconds: Mapping[str, float]
 
     def bound_s(self, gpus: int) -> float:
@@ -63,10 +63,10 @@ def read_cells(folder: Path) -> MeasuredCells:
             gpus.add(json.loads(row["facts"])["gpu"])
     if not cells:
         sys.exit(f"{folder}: no cell was measured on a GPU")
-    histories = read_histories(run)
-    seconds = {cell.id: histories[cell.id].walls_s[-1] for cell in cells}
+    states = read_states(run)
+    seconds = {cell.id: states[cell.id].attempts[-1].wall_s for cell in cells}
     unique = {cell.id: cell for cell in cells}
-    return MeasuredCells(min(gpus), list(unique.values()), histories, seconds)
+    return MeasuredCells(min(gpus), list(unique.values()), states, seconds)
 
 
 def simulate(measured: MeasuredCells, gpus: int, start_s: float, are_known: bool) -> float:
@@ -74,9 +74,9 @@ def simulate(measured: MeasuredCells, gpus: int, start_s: float, are_known: bool
 
     are_known: the queue knows the durations from the start, as in a repeated sweep.
     """
-    histories = measured.histories if are_known else {}
+    states = measured.states if are_known else {}
     options = RunOptions(retry=frozenset({"ok"})) if are_known else RunOptions()
-    plan = make_plan(measured.cells, histories, options, 1)
+    plan = make_plan(measured.cells, states, options, 1)
     queue = AttemptQueue(plan, AttemptFactory(Run(Path("nowhere")), Settings(), plan))
     host = HostInfo(gpus=(GpuInfo(measured.gpu, 1),))
     queue.begin(Preparation(hosts=(host,), slots=Slots({"cuda": gpus})))

@@ -33,9 +33,9 @@ from orchestrator.common.errors import ConfigError, SweepError
 from orchestrator.config.grid import expand, require_matches
 from orchestrator.config.schema import parse_config
 from orchestrator.config.selection import Selection
-from orchestrator.planning.history import read_histories
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store import run_writer
+from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
@@ -377,7 +377,7 @@ READ_TABLES = ("attempts", "samples", "kernels")
 def outcome_of_store(run: Run, known: dict[str, dict[str, list[str]]], whole: bool) -> str:
     """`refused`, `read`, or what went wrong. whole: also derive the cells and a table."""
     try:
-        statuses = {cell: one.status for cell, one in read_histories(run).items()}
+        statuses = {cell: one.status for cell, one in read_states(run).items()}
         read = {table: rows_of_cells(run, table) for table in READ_TABLES}
         if whole:
             lay_out(load_results(run), ["timings"])

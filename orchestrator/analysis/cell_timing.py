@@ -114,7 +114,7 @@ def load_timings(run: Run) -> RunTimings:
     """Read the timings of all cells of a run, over all valid attempts."""
     results, samples = load_with_samples(run, every_version=True)
     attempts = read_attempts(run, ["cell", "attempt", "status", "replaces"])
-    samples = samples.merge(valid_attempts(attempts)[["cell", "attempt"]])
+    samples = samples.merge(valid_attempts(attempts, run.marks())[["cell", "attempt"]])
     cells = results.cells
     clocks = _values_by_cell(cells, "sm_clock_after")
     kernels = _timings(step_kernel_times(samples), clocks)

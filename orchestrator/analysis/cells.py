@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ from orchestrator.analysis.profile_columns import with_profiled_kernel_time
 from orchestrator.analysis.sound_cells import apply_to_sound_cells
 from orchestrator.analysis.timing_columns import host_lead
 from orchestrator.common.files import trim_memory
+from orchestrator.store.cell_state import CellState, Marks, StoredAttempt, states_of
 from orchestrator.store.layout import RUN_SEPARATOR
 from tasks.spec.cell import dotted_values
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
@@ -90,19 +92,22 @@ RUN_FIELDS: tuple[DerivedField, ...] = (
 
 
 def derive_cells(
-    attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame | None = None
+    attempts: pd.DataFrame,
+    samples: pd.DataFrame,
+    predictions: pd.DataFrame | None = None,
+    marks: Marks = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return one row per cell.
 
-    The row shows the latest successful attempt, or else the latest that was not lost, or else the
-    latest, and the latest prediction. Without attempts, the frame has three columns and no row.
+    The row shows the attempt that counts (see orchestrator/store/cell_state.py) and the latest
+    prediction. Without attempts, the frame has three columns and no row. marks: of `Run.marks`.
     """
     if attempts.empty:
         dtypes = {"cell": "string", "status": "string", "attempt": "Int32"}
         return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()})
     attempts = attempts.assign(concurrent_attempts=_concurrency_by_host(attempts))
-    shown = _shown_attempts(attempts)
-    cells = _from_attempts(shown.merge(_count_attempts(attempts), on="cell"))
+    shown = _shown_attempts(attempts, marks)
+    cells = _from_attempts(shown)
     # Samples of a failed attempt would look like results.
     measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
     metrics = (*METRICS, *_findings_of_other_tasks(measured))
@@ -162,26 +167,32 @@ def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
     return rows[number.astype("float64") == rows["attempt"]]
 
 
-def _shown_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    rank = attempts["status"].map({"ok": 2, "lost": 0}).fillna(1)
-    ordered = attempts.assign(_rank=rank).sort_values(["cell", "_rank", "attempt"])
-    return ordered.groupby("cell", sort=False).tail(1).drop(columns="_rank").reset_index(drop=True)
+def _shown_attempts(attempts: pd.DataFrame, marks: Marks) -> pd.DataFrame:
+    """Return the row of each cell's shown attempt, and how many attempts and repetitions it has."""
+    states = _states(attempts, marks)
+    rows = []
+    for cell, state in states.items():
+        shown = state.shown.number if state.shown else 0
+        rows.append((cell, shown, len(state.attempts), len(state.valid)))
+    counts = pd.DataFrame(rows, columns=["cell", "attempt", "attempts", "repetitions"])
+    return counts.astype({"attempt": attempts["attempt"].dtype}).merge(attempts, on=ATTEMPT_KEY)
 
 
-def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    counts = attempts.groupby("cell").size().to_frame("attempts")
-    counts["repetitions"] = valid_attempts(attempts).groupby("cell").size()
-    return counts.fillna(0).astype(int).reset_index(names="cell")
-
-
-def valid_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+def valid_attempts(attempts: pd.DataFrame, marks: Marks) -> pd.DataFrame:
     """Return the successful attempts without those that a later success replaced.
 
-    `--retry` and `--fresh` replace attempts; `--repeat` does not.
+    `--retry` and `--fresh` replace attempts; `--repeat` does not. marks: of `Run.marks`.
     """
-    succeeded = attempts[attempts["status"] == "ok"]
-    replaced_until = succeeded["cell"].map(succeeded.groupby("cell")["replaces"].max())
-    return succeeded[succeeded["attempt"] > replaced_until.astype("float64").fillna(0)]
+    valid = []
+    for cell, state in _states(attempts, marks).items():
+        valid += [(cell, number) for number in state.valid]
+    return attempts.merge(pd.DataFrame(valid, columns=ATTEMPT_KEY), on=ATTEMPT_KEY)
+
+
+def _states(attempts: pd.DataFrame, marks: Marks) -> dict[str, CellState]:
+    replaces = attempts["replaces"].fillna(0).astype(int)
+    columns = (attempts["cell"], attempts["attempt"], attempts["status"], replaces)
+    return states_of(map(StoredAttempt, *columns), marks)
 
 
 def _concurrency_by_host(attempts: pd.DataFrame) -> pd.Series[float]:

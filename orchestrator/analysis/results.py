@@ -17,6 +17,7 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import value_text
+from orchestrator.store.cell_state import read_states
 from orchestrator.store.frame_cache import read_frame, write_frame
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import INCOMPLETE, Run
@@ -132,6 +133,7 @@ def cells_key(run: Run, every_version: bool) -> str:
         # Incomplete attempts may lack rows of other tables than these three.
         sorted((*key, str(missing)) for key, missing in run.incomplete_attempts().items()),
         run.read_manifest().get("defaults", {}),
+        run.marks(),
         every_version and has_older_versions,  # both readings are the same without older versions
         pd.__version__,
         _code_digest(),
@@ -185,7 +187,7 @@ def _derived_results(run: Run, every_version: bool, samples: pd.DataFrame) -> Re
         attempts = _of_latest_version(attempts)
     succeeded = set(attempts.loc[attempts["status"] == Status.OK, "cell"])
     return Results(
-        derive_cells(attempts, samples, run.read("predictions")),
+        derive_cells(attempts, samples, run.read("predictions"), run.marks()),
         tuple(axes),
         manifest,
         cache(partial(_read_table, run)),
@@ -213,10 +215,8 @@ def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def incomplete_cells(run: Run) -> set[str]:
-    """Return the ids of the cells that have an incomplete attempt and no successful one."""
-    attempts = read_attempts(run, ["cell", "attempt", "status"])
-    incomplete = set(attempts.loc[attempts["status"] == INCOMPLETE, "cell"])
-    return incomplete - set(attempts.loc[attempts["status"] == Status.OK, "cell"])
+    """Return the ids of the cells that have no result because some of their rows are missing."""
+    return {cell for cell, state in read_states(run).items() if state.status == INCOMPLETE}
 
 
 def _of_latest_version(attempts: pd.DataFrame) -> pd.DataFrame:

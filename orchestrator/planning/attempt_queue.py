@@ -17,7 +17,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from orchestrator.planning.cell_decisions import Plan
@@ -28,7 +28,6 @@ from orchestrator.planning.duration_estimate import (
 )
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.preflight import Preparation, Slots, first_gpu
-from orchestrator.planning.queue_state import QueueState
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -43,6 +42,23 @@ _SORT_SHARE = 0.01
 # 10,000 cells takes 28 ms, in which no other thread runs, and the display asks every second.
 _MANY_CELLS = 1000
 _ESTIMATE_S = 10.0
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """Cells and attempts that a queue has left.
+
+    remaining: cells that were not measured as often as planned. A cell that failed is not among
+    them, because it is not repeated.
+    skipped_for_time: attempts that would not have ended before the time limit.
+    shortest_skipped_s: expected duration of the shortest of these.
+    inferred: cells whose OOM was inferred in this run.
+    """
+
+    remaining: int = 0
+    skipped_for_time: int = 0
+    shortest_skipped_s: float | None = None
+    inferred: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,21 +84,15 @@ class AttemptFactory:
         self.settings = settings
         self._run = run
         self._numbers: Counter[str] = Counter(run.highest_attempts())
-        for cell, history in plan.histories.items():
-            self._numbers[cell] = max(self._numbers[cell], history.last_number)
-        # A cell that is measured again replaces its earlier attempts up to this number.
-        self._replaced = {
-            decision.cell.id: plan.history(decision.cell).last_number
-            for decision in plan.decisions
-            if decision.replaces
-        }
+        for cell, state in plan.states.items():
+            self._numbers[cell] = max(self._numbers[cell], state.last_number)
 
     def create(self, cell: Cell) -> Attempt:
         """Return the next attempt at a cell."""
         self._numbers[cell.id] += 1
         number = self._numbers[cell.id]
         folder = str(self._run.attempt_folder(cell.id, number))
-        return Attempt(cell, number, folder, self.settings, self._replaced.get(cell.id, 0))
+        return Attempt(cell, number, folder, self.settings)
 
 
 @dataclass
@@ -261,7 +271,7 @@ class AttemptQueue:
 
     def _new_estimator(self, gpu: str | None) -> DurationEstimator:
         conditions = DurationConditions.of(self._factory.settings, gpu)
-        return DurationEstimator(self._plan.cells, self._plan.histories, conditions)
+        return DurationEstimator(self._plan.cells, self._plan.states, conditions)
 
     def _sort(self) -> None:
         has_several_slots = max(self._slots.by_device.values(), default=1) > 1
@@ -280,8 +290,7 @@ class AttemptQueue:
             "message": f"needs at least as much memory as {smaller.id}, which ran out of memory",
             "witness": smaller.id,
         }
-        # An inferred result never replaces a measured one.
-        attempt = replace(self._factory.create(cell), replaces=0)
+        attempt = self._factory.create(cell)
         outcome = Outcome(
             attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), wall_s=0.0
         )

@@ -1,25 +1,36 @@
 """The plan of a sweep: how often each cell is measured, and why.
 
-Cells, their earlier attempts and the options enter, a Plan leaves. This is the one place that
-decides what an earlier attempt means for this run.
+Cells, the states of their earlier attempts and the options enter, a Plan leaves. This is the one
+place that decides what the state of a cell means for this run.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from orchestrator.common.text import counted
-from orchestrator.planning.changed_models import obsolete_attempts
-from orchestrator.planning.history import CellHistory, read_histories, with_quality_flags
+from orchestrator.common.text import cells_and_verb, counted
+from orchestrator.planning.invocation import (
+    INVOCATION,
+    Invocation,
+    earlier_marks,
+    read_invocations,
+)
 from orchestrator.planning.oom_inference import OomInference
-from orchestrator.planning.options import PENDING, QUALITY_FLAGS, UNMEASURED, RunOptions
+from orchestrator.planning.options import QUALITY_FLAGS, UNMEASURED, RunOptions
 from orchestrator.planning.request import SweepRequest
+from orchestrator.store.cell_state import PENDING, CellState, read_states
+from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.run import INCOMPLETE
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,7 @@ class Decision:
     """The number of times that a cell will be measured, and the reason.
 
     repetitions: 0 if the cell is not measured.
-    replaces: the new results replace earlier successes.
+    is_marked: from now on, only attempts of this run and later ones count.
     excluded: not measured because the options select other cells.
     exhausted: not measured because it has failed too often.
     """
@@ -35,7 +46,7 @@ class Decision:
     cell: Cell
     repetitions: int
     reason: str
-    replaces: bool = False
+    is_marked: bool = False
     excluded: bool = False
     exhausted: bool = False
 
@@ -49,7 +60,7 @@ class Plan:
     """
 
     decisions: tuple[Decision, ...]
-    histories: Mapping[str, CellHistory] = field(default_factory=dict)
+    states: Mapping[str, CellState] = field(default_factory=dict)
     inferable: frozenset[str] = frozenset()
     inferred: Mapping[str, Cell] = field(default_factory=dict)
 
@@ -79,111 +90,165 @@ class Plan:
     def out_of_memory(self) -> list[Cell]:
         """The cells that ran out of memory and are not measured again."""
         cells = [decision.cell for decision in self.decisions if not decision.repetitions]
-        return [cell for cell in cells if self.history(cell).status == Status.OOM]
+        return [cell for cell in cells if self.state(cell).status == Status.OOM]
 
     @property
     def incomplete(self) -> list[str]:
         """The ids of the cells that have no result because some of their rows are missing."""
-        histories = self.histories.items()
-        return [cell for cell, history in histories if history.status == INCOMPLETE]
+        return [cell for cell, state in self.states.items() if state.status == INCOMPLETE]
 
-    def history(self, cell: Cell) -> CellHistory:
-        """Return the earlier attempts of a cell."""
-        return self.histories.get(cell.id, CellHistory())
+    @property
+    def left_to_replace(self) -> list[Cell]:
+        """The cells to run that an earlier `--fresh` or `--retry` marked and did not measure."""
+        earlier = [one for one in self.decisions if one.repetitions and not one.is_marked]
+        return [one.cell for one in earlier if self.state(one.cell).is_to_be_replaced]
+
+    def state(self, cell: Cell) -> CellState:
+        """Return the state of a cell, also of one without an attempt."""
+        return self.states.get(cell.id, CellState())
 
     def statuses(self) -> Counter[str]:
         """Count the cells by their status before this run."""
-        return Counter(self.history(cell).status for cell in self.cells)
+        return Counter(self.state(cell).status for cell in self.cells)
+
+    def marks(self, excluded: Collection[Cell]) -> dict[str, int]:
+        """Return the marks of the cells that are measured again, without those to exclude."""
+        marked = [one.cell for one in self.decisions if one.is_marked and one.cell not in excluded]
+        return {cell.id: self.state(cell).last_number for cell in marked}
 
 
-def plan_request(request: SweepRequest) -> Plan:
-    """Plan a request by the attempts in its results folder."""
-    cells, run = request.expansion.cells, request.run
-    obsolete = obsolete_attempts(run, cells, request.model_sources())
-    histories = read_histories(run, obsolete)
-    if request.options.retry & set(QUALITY_FLAGS):
-        histories = with_quality_flags(histories, run)
+def plan_request(request: SweepRequest, invocation: Invocation | None = None) -> Plan:
+    """Plan a request by the attempts in its results folder.
+
+    invocation: the entry of the command; None: a new one.
+    """
+    cells, run, options = request.expansion.cells, request.run, request.options
+    states = read_states(run, _obsolete_attempts(request))
+    if options.retry & set(QUALITY_FLAGS):
+        from orchestrator.analysis.results import load_results
+
+        for flag, flagged in cells_by_flag(load_results(run).cells).items():
+            for cell_id in flagged:
+                flags = states[cell_id].flags | {flag}
+                states[cell_id] = replace(states[cell_id], flags=flags)
     max_attempts = request.config.limits.attempts
-    return make_plan(cells, histories, request.options, max_attempts)
+    if options.measures_again:
+        plain = replace(options, retry=frozenset(), only=frozenset(), fresh=False)
+        for marks in earlier_marks(run, invocation or request.new_invocation()):
+            marked = [cell for cell in cells if cell.id in marks]
+            if make_plan(marked, states, plain, max_attempts).to_run:
+                options = replace(options, continued=frozenset(cell.id for cell in marked))
+                break
+    return make_plan(cells, states, options, max_attempts)
+
+
+def describe_continuation(plan: Plan) -> str:
+    """Return a message for the user, empty if no earlier command is continued."""
+    left = len(plan.left_to_replace)
+    if not left:
+        return ""
+    return f"continuing --fresh or --retry: {cells_and_verb(left, 'is', 'are')} left to replace"
+
+
+def cells_by_flag(cells: pd.DataFrame) -> dict[str, set[str]]:
+    """Return the ids of the cells that have each quality flag."""
+    from orchestrator.analysis.cpu_bound import flagged
+
+    return {flag: flagged(cells, column) for flag, column in QUALITY_FLAGS.items()}
+
+
+def _obsolete_attempts(request: SweepRequest) -> set[tuple[str, int]]:
+    """Return the attempts without success at a model whose source was another, by cell and number.
+
+    The source of a model that could not be built is that of the command which tried it.
+    """
+    sources, run = request.model_sources(), request.run
+    obsolete: set[tuple[str, int]] = set()
+    if not sources or not run.exists:
+        return obsolete
+    models = {cell.id: getattr(cell.params, "model", None) for cell in request.expansion.cells}
+    before = {one.time: one.sources or {} for one in read_invocations(run)}
+    for cell, number, status, text in run.rows(ATTEMPTS, ["cell", "attempt", "status", "facts"]):
+        model = models.get(cell)
+        if model is None or status == Status.OK:
+            continue
+        facts = json.loads(text)
+        of_command = before.get(facts.get(INVOCATION), {}).get(model)
+        source = facts.get("model_source") or of_command
+        if source and sources.get(model) not in (None, source):
+            obsolete.add((cell, number))
+    return obsolete
 
 
 def make_plan(
     cells: Iterable[Cell],
-    histories: Mapping[str, CellHistory],
+    states: Mapping[str, CellState],
     options: RunOptions,
     max_attempts: int,
 ) -> Plan:
     """Plan these cells. A cell that has failed max_attempts times is measured only on request."""
     decisions = []
     for cell in cells:
-        history = histories.get(cell.id, CellHistory())
-        decisions.append(_decide(cell, history, options, max_attempts))
-    plan = Plan(tuple(decisions), histories)
+        state = states.get(cell.id, CellState())
+        decision = _decide_by_options(cell, state, options)
+        decisions.append(decision or _decide_by_state(cell, state, options, max_attempts))
+    plan = Plan(tuple(decisions), states)
     return _with_inferred(plan, options) if options.infer_oom else plan
 
 
-def _decide(cell: Cell, history: CellHistory, options: RunOptions, max_attempts: int) -> Decision:
-    resumed = options.resumed.get(cell.id)
-    if resumed is None:
-        return _decide_by_status(cell, history, options, max_attempts)
-    if resumed.failed:
-        reason = f"given up after {counted(max_attempts, 'attempt')}: {history.statuses[-1]}"
-        return Decision(cell, 0, reason, exhausted=True)
-    own_attempts = max_attempts + resumed.misses
-    return _decide_by_status(cell, history, options.for_resumed(cell), own_attempts)
-
-
-def _decide_by_status(
-    cell: Cell, history: CellHistory, options: RunOptions, max_attempts: int
-) -> Decision:
-    requested = _decide_by_options(cell, history, options)
-    return requested or _decide_by_history(cell, history, options, max_attempts)
-
-
-def _decide_by_options(cell: Cell, history: CellHistory, options: RunOptions) -> Decision | None:
+def _decide_by_options(cell: Cell, state: CellState, options: RunOptions) -> Decision | None:
     """Return what the options say about a cell with this status, or None if they say nothing."""
-    status, missing = history.status, options.repeat - history.successes
+    status = state.status
     if options.only and status not in options.only:
         return Decision(cell, 0, f"not selected: {status}", excluded=True)
+    if status in UNMEASURED or cell.id in options.continued:
+        return None
+    # A cell whose replacement failed shows its earlier success, and can be named by both.
+    retried = sorted(options.retry & {status, state.since_mark.status, *state.flags})
+    if options.fresh:
+        reason = f"fresh: was {status}"
+    elif retried:
+        reason = f"retry: was {retried[0]}"
+    elif status in options.only and not options.retry:
+        reason = f"selected: was {status}"
+        if (missing := _missing(state, options)) > 0:
+            return Decision(cell, missing, reason)
+    else:
+        return None
+    # Earlier successes are replaced by at least as many new ones.
+    return Decision(cell, max(options.repeat, len(state.valid)), reason, is_marked=True)
+
+
+def _decide_by_state(
+    cell: Cell, state: CellState, options: RunOptions, max_attempts: int
+) -> Decision:
+    current, missing = state.since_mark, _missing(state, options)
+    status = current.status
     if status in UNMEASURED:
         reason = "new" if status == PENDING else "incomplete: some of its rows are missing"
-        if history.obsolete:
+        if state.obsolete:
             reason = "failed with another source of its model"
-        return Decision(cell, missing, reason)
-    if options.fresh:
-        return _measure_again(cell, history, options, f"fresh: was {status}")
-    retried = sorted(options.retry & {status, *history.flags})
-    if retried:
-        return _measure_again(cell, history, options, f"retry: was {retried[0]}")
-    if status in options.only and not options.retry:
-        reason = f"selected: was {status}"
-        if missing > 0:
-            return Decision(cell, missing, reason)
-        return _measure_again(cell, history, options, reason)
-    return None
-
-
-def _decide_by_history(
-    cell: Cell, history: CellHistory, options: RunOptions, max_attempts: int
-) -> Decision:
-    status, missing = history.status, options.repeat - history.successes
+        elif status == PENDING and state.attempts:
+            reason = f"left to replace: was {state.status}"
+        # A new cell is marked too: the same command given again must not replace its result.
+        is_marked = options.fresh and cell.id not in options.continued
+        return Decision(cell, missing, reason, is_marked)
     if status == Status.OOM_INFERRED and not options.infer_oom:
         return Decision(cell, missing, "inferred, not measured")
-    if status == Status.OK and missing > 0 and history.misses < max_attempts:
-        reason = f"repeat: measured {history.successes} of {options.repeat} times"
-        return Decision(cell, missing, reason)
+    if status == Status.OK and missing > 0 and state.misses < max_attempts:
+        measured = len(current.valid)
+        return Decision(cell, missing, f"repeat: measured {measured} of {measured + missing} times")
     if not Status(status).is_retried:
         return Decision(cell, 0, f"done: {status}")
-    if history.failures >= max_attempts:
-        given_up = f"given up after {counted(history.failures, 'attempt')}: {status}"
+    if state.failures >= max_attempts:
+        given_up = f"given up after {counted(state.failures, 'attempt')}: {status}"
         return Decision(cell, 0, f"{given_up}; --retry {status} tries again", exhausted=True)
     return Decision(cell, missing, f"retry: was {status}")
 
 
-def _measure_again(cell: Cell, history: CellHistory, options: RunOptions, reason: str) -> Decision:
-    """Replace the earlier successes by at least as many new ones."""
-    repetitions = max(options.repeat, history.successes)
-    return Decision(cell, repetitions, reason, replaces=history.successes > 0)
+def _missing(state: CellState, options: RunOptions) -> int:
+    """Return how many successes a cell lacks: a marked one gets no fewer than it had before."""
+    return max(options.repeat, state.successes_before_mark) - len(state.since_mark.valid)
 
 
 def _with_inferred(plan: Plan, options: RunOptions) -> Plan:
@@ -192,26 +257,24 @@ def _with_inferred(plan: Plan, options: RunOptions) -> Plan:
     inferable: set[str] = set()
     inferred: dict[str, Cell] = {}
     for decision in plan.decisions:
-        cell, history = decision.cell, plan.history(decision.cell)
+        cell, state = decision.cell, plan.state(decision.cell)
         smaller = inference.find_smaller(cell)
         is_settled = decision.repetitions or decision.excluded or smaller
         # The cell that its OOM was inferred from fits now, or is tried again.
-        if history.status == Status.OOM_INFERRED and not is_settled:
+        if state.status == Status.OOM_INFERRED and not is_settled:
             decision = Decision(
                 cell, 1, "inferred, but no cell that ran out of memory shows it now"
             )
         decisions.append(decision)
-        if decision.repetitions and _may_be_inferred(history, options):
+        if decision.repetitions and _may_be_inferred(state, options):
             inferable.add(cell.id)
             if smaller:
                 inferred[cell.id] = smaller
-    return Plan(tuple(decisions), plan.histories, frozenset(inferable), inferred)
+    return Plan(tuple(decisions), plan.states, frozenset(inferable), inferred)
 
 
-def _may_be_inferred(history: CellHistory, options: RunOptions) -> bool:
+def _may_be_inferred(state: CellState, options: RunOptions) -> bool:
     """False for a cell that has fitted, that was measured as OOM, or that is selected by status."""
-    is_measured = Status.OK in history.statuses or history.status == Status.OOM
-    is_selected = (
-        history.status not in UNMEASURED and history.status in options.retry | options.only
-    )
+    is_measured = bool(state.valid) or state.status == Status.OOM
+    is_selected = state.status not in UNMEASURED and state.status in options.retry | options.only
     return not is_measured and not is_selected

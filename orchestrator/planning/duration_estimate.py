@@ -30,7 +30,7 @@ from tasks.spec.status import Status
 from tasks.spec.stopping import LEAST_MEASURED_MS
 
 if TYPE_CHECKING:
-    from orchestrator.planning.history import CellHistory
+    from orchestrator.store.cell_state import CellState
 
 _Kind = tuple[tuple[object, ...], bool]  # values that decide the speed; compiled code is cached
 
@@ -88,7 +88,7 @@ class DurationEstimator:
     def __init__(
         self,
         cells: Iterable[Cell],
-        histories: Mapping[str, CellHistory],
+        states: Mapping[str, CellState],
         conditions: DurationConditions | None = None,
     ) -> None:
         self._conditions = conditions or DurationConditions()
@@ -101,18 +101,18 @@ class DurationEstimator:
         self._rates: dict[_Kind, tuple[float, float]] = {}  # fixed time and pace
         self._correction: float | None = None
         for cell in cells:
-            if history := histories.get(cell.id):
-                for status, wall_s in zip(history.statuses, history.walls_s, strict=True):
-                    self.learn(cell, status, wall_s)
+            if state := states.get(cell.id):
+                for attempt in state.attempts:
+                    self.learn(cell, attempt.status, attempt.wall_s)
 
     @property
     def learned(self) -> int:
         """The number of cells whose duration was measured."""
         return len(self._walls_s)
 
-    def learn(self, cell: Cell, status: Status, wall_s: float) -> None:
+    def learn(self, cell: Cell, status: str, wall_s: float) -> None:
         """Use the duration of a finished attempt for later estimates, if it succeeded."""
-        if status is not Status.OK:
+        if status != Status.OK:
             return
         kind = self._kind(cell)
         graph = shared_graph(cell)

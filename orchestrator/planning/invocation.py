@@ -1,84 +1,69 @@
 """The commands that have measured into a results folder: one entry of run.json for each.
 
-A command is identified by the cells and options that it asks for, not by its words: `--time-limit
-20m` instead of `9m` does not make it another one. An entry is marked as finished when nothing is
-left to do for it.
+An entry says what a command asked for and how it measured. The marks of `--fresh` and `--retry` are
+in it (see orchestrator/store/cell_state.py): a plain `sweep run` measures the cells that a command
+marked and did not measure. The same command given again continues as well, as a queue of a cluster
+does it: while one of the cells that it marked is left, it marks none of them again. A command with
+other words, or one that would measure in another way by now, starts from the first cell.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.common.text import path_argument, shell_command, without_separator
-from orchestrator.planning.options import RunOptions
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter
 from tasks.spec.axes import Values, select, select_fields
 
 INVOCATION = "invocation"  # the key in a row's facts: the time of the command that measured it
-FINISHED = "finished"  # the key of an entry
 
 _SEARCHES = (("max-context",), ("max-batch",))
 _REPEATS_WORK = ("--retry", "--only")
+_WORDS = ("fresh", "retry", "only")  # keys of the options that say which cells are measured again
 
 
 @dataclass(frozen=True)
 class Invocation:
     """An entry of `invocations` in run.json; the fields are its keys. None: not recorded.
 
-    asks_for: config name, selection and options; it identifies the command.
+    choice: the options that select cells. skips: True to skip what is predicted not to fit.
     asked: instruments and environment variables of the cells.
     sources: digest of each user-defined model.
+    marks: number of the last attempt of each cell that the command measures again.
     """
 
     time: str | None = None
     command: tuple[str, ...] = ()
-    asks_for: Values | None = None
+    choice: Values = field(default_factory=dict)
+    skips: bool = False
     commit: str | None = None
     program_source: str | None = None
     asked: Values | None = None
     sources: Mapping[str, str | None] | None = None
-    finished: bool | None = None
+    marks: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, stored: Values) -> Invocation:
         """Read an entry, without the keys that only another version has."""
-        return cls(**select_fields(cls, stored) | {"command": tuple(stored.get("command", ()))})
+        # Older versions stored the two options in an object of their own.
+        values = {**select(stored.get("asks_for") or {}, ("choice", "skips")), **stored}
+        return cls(**select_fields(cls, values) | {"command": tuple(stored.get("command", ()))})
 
     def to_json(self) -> Values:
         """Return the entry as run.json stores it."""
         return {**vars(self), "command": list(self.command)}
 
-    @property
-    def is_unfinished(self) -> bool:
-        """True if the command was interrupted."""
-        return self.finished is False
-
-    @property
-    def options(self) -> RunOptions:
-        """The options that the command would have if it were given again."""
-        options = RunOptions.from_json((self.asks_for or {}).get("choice", {}))
-        if self.is_unfinished:
-            return options
-        return options.without_repeated_work()
-
-    @property
-    def skips_predicted_oom(self) -> bool:
-        """True if the command skips cells that are predicted to run out of memory."""
-        return bool((self.asks_for or {}).get("skips"))
-
-    def is_same_command(self, other: Invocation) -> bool:
-        """True if both ask for the same."""
-        return self.asks_for is not None and self.asks_for == other.asks_for
-
-    def measures_like(self, other: Invocation) -> bool:
-        """True if both measure in the same way: program, instruments, environment and models."""
+    def continues(self, other: Invocation) -> bool:
+        """True if both ask to measure again with the same words, and would measure equally."""
+        if select(self.choice, _WORDS) != select(other.choice, _WORDS):
+            return False
         own = (self.program_source, self.asked, self.sources)
-        theirs = (other.program_source, other.asked, other.sources)
-        return None not in own and own == theirs
+        return None not in own and own == (other.program_source, other.asked, other.sources)
 
 
 def measurement_settings(config: Values) -> Values:
@@ -98,6 +83,23 @@ def read_invocations(run: Run) -> list[Invocation]:
     return list(map(Invocation.from_json, run.read_manifest().get("invocations", [])))
 
 
+def earlier_marks(run: Run, invocation: Invocation) -> Iterator[Mapping[str, int]]:
+    """Yield the marks of each command that this one may continue, the latest first."""
+    for one in reversed(read_invocations(run)):
+        if one.marks and one.continues(invocation):
+            yield one.marks
+
+
+def write_marks(writer: RunWriter, marks: Mapping[str, int]) -> None:
+    """Store the marks of the last command."""
+    if not marks:
+        return
+    manifest = writer.read_manifest()
+    *earlier, last = manifest["invocations"]
+    marked = {**last, "marks": dict(marks)}
+    writer.write_manifest({**manifest, "invocations": [*earlier, marked]})
+
+
 def last_sweep(run: Run) -> Invocation:
     """Return the last command of a run; a search for a limit only if there is no other."""
     invocations = read_invocations(run)
@@ -109,7 +111,7 @@ def last_sweep(run: Run) -> Invocation:
 def last_command(run: Run) -> str:
     """Return the command line of the last sweep, ready to type.
 
-    Options that measure cells again, such as --retry, are left out if the command is finished.
+    Options that measure cells again, such as --retry, are left out: their marks are stored.
     """
     return shell_command(["sweep", *_last_arguments(run), *_out_option(run)])
 
@@ -127,8 +129,6 @@ def command_in_copy(run: Run, copy: Path) -> str:
 def _last_arguments(run: Run) -> list[str]:
     last = last_sweep(run)
     arguments = last.command or ("run", path_argument(run.read_manifest()["config_path"]))
-    if last.is_unfinished:
-        return _without_options(arguments, ("--out",))
     return _without_options(without_repeated_work(arguments), ("--out",))
 
 

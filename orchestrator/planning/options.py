@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.store.cell_state import PENDING
 from orchestrator.store.run import INCOMPLETE
 from tasks.spec.attempt import StartMethod
 from tasks.spec.axes import Values, select
-from tasks.spec.cell import Cell
-from tasks.spec.status import Status
 
-PENDING = "pending"  # the status of a cell without an attempt
 UNMEASURED = (PENDING, INCOMPLETE)
 
 # Doubts about a success: words of --retry, and the columns of `cells` that show them.
@@ -20,24 +18,7 @@ QUALITY_FLAGS: Mapping[str, str] = {
     "cpu-contended": "cpu_contended",
     "interval-wide": "interval_wide",
 }
-# Words of older versions, in commands and in stored manifests.
-FORMER_FLAGS: Mapping[str, str] = {"disturbed": "cpu-contended", "wide": "interval-wide"}
-
 _STORED = ("infer_oom", "repeat", "retry", "only", "fresh")  # keys of run.json
-
-
-@dataclass(frozen=True)
-class ResumedCell:
-    """A cell that an interrupted --retry or --fresh has already measured again.
-
-    repetitions: successes that the cell had before the command; it gets no fewer.
-    misses: failures that it had before, which do not count as tries of the command.
-    failed: every try of the command failed.
-    """
-
-    repetitions: int
-    misses: int = 0
-    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +27,7 @@ class RunOptions:
 
     repeat: how often each cell is measured in all; repetitions show the noise of the machine.
     infer_oom: skip cells that need at least as much memory as one that ran out of it.
-    resumed: cells that this command measured before it was interrupted, by id.
+    continued: ids of the cells that this command has marked already, before it was interrupted.
     """
 
     retry: frozenset[str] = frozenset()
@@ -54,21 +35,12 @@ class RunOptions:
     repeat: int = 1
     fresh: bool = False
     infer_oom: bool = False
-    resumed: Mapping[str, ResumedCell] = field(default_factory=dict)
+    continued: frozenset[str] = frozenset()
 
     @property
     def measures_again(self) -> bool:
         """True if cells are selected that have a result already."""
         return self.fresh or bool(self.retry | self.only)
-
-    def for_resumed(self, cell: Cell) -> RunOptions:
-        """Return the options for a cell that the command has already measured again."""
-        repeat = max(self.repeat, self.resumed[cell.id].repetitions)
-        return replace(self.without_repeated_work(), repeat=repeat)
-
-    def without_repeated_work(self) -> RunOptions:
-        """Return the options of a second run: only what is missing or failed."""
-        return replace(self, fresh=False, retry=frozenset(), only=frozenset())
 
     def to_json(self) -> Values:
         """Return the options as run.json stores them."""
@@ -77,15 +49,8 @@ class RunOptions:
 
     @classmethod
     def from_json(cls, stored: Values) -> RunOptions:
-        """Read stored options, without those that only another version knows."""
-        read = select(stored, _STORED)
-        for name in {"retry", "only"} & read.keys():
-            read[name] = frozenset(read[name])
-        if "retry" in read:
-            words = {FORMER_FLAGS.get(word, word) for word in read["retry"]}
-            # Older versions had further words, which have no effect now.
-            read["retry"] = frozenset(words & {*Status, *UNMEASURED, *QUALITY_FLAGS})
-        return cls(**read)
+        """Read stored options, without those that measure cells again: their marks are stored."""
+        return cls(**select(stored, ("infer_oom", "repeat")))
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,11 @@ class Preparation:
         return {cell_id: predicted.samples for cell_id, predicted in self.predictions.items()}
 
     @property
+    def left_out(self) -> set[Cell]:
+        """The cells that this command leaves out on purpose; those for other hosts are not."""
+        return {one.cell for one in self.excluded if not one.is_deferred}
+
+    @property
     def devices(self) -> list[str]:
         """The device types of the cells."""
         return device_types(self.cells)

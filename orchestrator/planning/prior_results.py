@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from typing import NamedTuple
 
 from orchestrator.common.errors import RunMismatch
@@ -19,6 +18,7 @@ from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.invocation import Invocation
 from orchestrator.planning.preflight import Notify
 from orchestrator.planning.request import SweepRequest
+from orchestrator.store.cell_state import CellState
 from orchestrator.store.run import Run
 from tasks.spec.axes import Values, leave_out
 from tasks.spec.messages import assignments
@@ -34,7 +34,6 @@ class _Row(NamedTuple):
     status: str
     commit: str | None
     facts: str
-    replaces: int | None
 
 
 def check_prior_results(
@@ -60,11 +59,11 @@ def describe_prior_results(
         if decision.cell.id not in replaced:
             models[decision.cell.id] = getattr(decision.cell.params, "model", None)
     cells: dict[str, set[str]] = {}  # by the difference
-    for row in _valid_rows(request.run):
+    for row in _shown_rows(request.run, plan):
         if row.status == Status.OK and row.cell in models:
             for text in _differences(row, models[row.cell], request.config, invocation):
                 cells.setdefault(text, set()).add(row.cell)
-    changed = [one for one in plan.decisions if one.repetitions and plan.history(one.cell).obsolete]
+    changed = [one for one in plan.decisions if one.repetitions and plan.state(one.cell).obsolete]
     if changed:
         yield f"{cell_count(len(changed))} failed with another source of the model; measured again"
     for text in sorted(cells):
@@ -102,7 +101,7 @@ def is_by_other_program(source: str | None, commit: str | None, invocation: Invo
 def require_same_env(request: SweepRequest, plan: Plan) -> None:
     """Raise RunMismatch if results that stay were measured with other environment variables."""
     replaced = _replaced_cells(plan)
-    for row in sorted(_valid_rows(request.run), key=lambda row: row.status != Status.OK):
+    for row in sorted(_shown_rows(request.run, plan), key=lambda row: row.status != Status.OK):
         env = None if row.cell in replaced else _other_env(json.loads(row.facts), request.config)
         if env:
             raise RunMismatch(
@@ -116,22 +115,20 @@ def _replaced_cells(plan: Plan) -> set[str]:
     """Return the ids of the cells whose earlier results this run replaces."""
     replaced = set()
     for decision in plan.decisions:
-        is_replaced = decision.replaces or not plan.history(decision.cell).successes
+        is_replaced = decision.is_marked or not plan.state(decision.cell).since_mark.valid
         if decision.repetitions and is_replaced:
             replaced.add(decision.cell.id)
     return replaced
 
 
-def _valid_rows(run: Run) -> Iterator[_Row]:
-    """Yield the valid successes of each cell, or its latest OOM if there are none."""
-    stored = run.rows("attempts", ["cell", "attempt", "status", "commit", "facts", "replaces"])
-    rows = sorted(map(_Row._make, stored), key=lambda row: (row.cell, row.number))
-    for _, attempts in groupby(rows, key=lambda row: row.cell):
-        own = list(attempts)
-        successes = [row for row in own if row.status == Status.OK]
-        replaced = max((row.replaces or 0 for row in successes), default=0)
-        valid = [row for row in successes if row.number > replaced]
-        yield from valid or [row for row in own if row.status == Status.OOM][-1:]
+def _shown_rows(run: Run, plan: Plan) -> Iterator[_Row]:
+    """Yield the valid successes of each cell, or the attempt that ran out of memory instead."""
+    columns = ["cell", "attempt", "status", "commit", "facts"]
+    for row in map(_Row._make, run.rows("attempts", columns)):
+        state = plan.states.get(row.cell, CellState())  # a running sweep may add rows
+        shown = state.shown.number if state.shown and state.status == Status.OOM else None
+        if row.number in (*state.valid, shown):
+            yield row
 
 
 def _other_env(facts: Values, config: SweepConfig) -> str:

@@ -122,32 +122,17 @@ class SweepRequest:
         return Invocation(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             command=current_command(),
-            asks_for=self._identity(),
+            choice=self.options.to_json(),
+            skips=self.execution.skip_predicted_oom,
             commit=git_commit(),
             program_source=program_source(),
             asked=measurement_settings(self.config.model_dump(mode="json")),
             sources=self.model_sources(),
-            finished=False,
         )
 
     def model_sources(self) -> dict[str, str | None]:
         """Return the digest of the source of each of the user's models."""
         return {model: source_digest(model, self.search_path) for model in self.model_names}
-
-    def _identity(self) -> Values:
-        """Return the identity of the command, independent of the order of words."""
-        selection = asdict(self.selection)
-        for axis, values in self.selection.where.items():
-            selection["where"][axis] = sorted(values, key=json.dumps)
-        selection["instruments"] = sorted(set(self.config.instruments))
-        identity = {
-            "config": self.config.name,
-            "selection": selection,
-            "choice": self.options.to_json(),
-            "skips": self.execution.skip_predicted_oom,
-        }
-        # It is compared with entries of run.json, which have lists instead of tuples.
-        return dict(json.loads(json.dumps(identity)))
 
     def is_recorded(self, invocation: Invocation) -> bool:
         """True if the last sweep of the folder is this command, with the config as it is now.
@@ -156,9 +141,12 @@ class SweepRequest:
         """
         if self.is_search:
             return self.run.exists
-        stored = self.run.read_manifest().get("config")
-        is_same_config = stored == self.config.model_dump(mode="json")
-        return is_same_config and last_sweep(self.run).is_same_command(invocation)
+        manifest, last = self.run.read_manifest(), last_sweep(self.run)
+        # A stored selection has lists instead of tuples.
+        selection = json.loads(json.dumps(asdict(self.selection)))
+        stored = (manifest.get("config"), manifest.get("selection"), last.choice, last.skips)
+        own = (self.config.model_dump(mode="json"), selection, invocation.choice, invocation.skips)
+        return stored == own
 
     def manifest(
         self, fingerprints: Mapping[str, Sequence[Mapping[str, object]]], invocation: Invocation
@@ -208,7 +196,7 @@ def _require_interpreter(env: Mapping[str, str], source: Source) -> None:
 
 
 def resolve_again(run: Run) -> SweepRequest:
-    """Return the last sweep of a folder as a new request, without what it has measured again.
+    """Return the last sweep of a folder as a new request, which measures what it has left.
 
     Raises RunError if no sweep ran in the folder.
     """
@@ -224,6 +212,6 @@ def resolve_again(run: Run) -> SweepRequest:
         expand(config, source, selection),
         run,
         Path(manifest["config_path"]),
-        last.options,
-        ExecutionOptions(skip_predicted_oom=last.skips_predicted_oom),
+        RunOptions.from_json(last.choice),
+        ExecutionOptions(skip_predicted_oom=last.skips),
     )

@@ -50,14 +50,17 @@ class _Choice(_Stored):
     fresh: bool = False
 
 
-class _Asked(_Stored):
+class _Asked(_Stored):  # of older versions
     choice: _Choice
 
 
 class _Invocation(_Stored):
     time: _Text
     command: list[_Text]
+    choice: _Choice = _Choice()
+    skips: bool = False
     asks_for: _Asked = _Asked(choice=_Choice())
+    marks: dict[_Text, int] = {}
     asked: _Object = {}
     commit: _Text | None = None
 

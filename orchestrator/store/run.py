@@ -160,6 +160,14 @@ class Run:
                     raise damaged(found.part)
         return incomplete
 
+    def marks(self) -> dict[str, list[int]]:
+        """Return the marks of `--fresh` and `--retry` by cell (see `cell_state`)."""
+        marks: dict[str, list[int]] = {}
+        for invocation in self.read_manifest().get("invocations", []):
+            for cell, number in invocation.get("marks", {}).items():
+                marks.setdefault(cell, []).append(number)
+        return marks
+
     def unfinished_count(self) -> int:
         """Return how many requested cells have no attempt yet (a lower bound)."""
         asked = int(self.read_manifest().get("asked", 0))

@@ -85,6 +85,14 @@ class RunCollection(Run):
                 incomplete[f"{name}{RUN_SEPARATOR}{cell}", number] = missing
         return incomplete
 
+    def marks(self) -> dict[str, list[int]]:
+        """Return the marks by RUN:CELL."""
+        marks = {}
+        for name, run in self._runs.items():
+            for cell, numbers in run.marks().items():
+                marks[f"{name}{RUN_SEPARATOR}{cell}"] = numbers
+        return marks
+
     def unfinished_count(self) -> int:
         return sum(run.unfinished_count() for run in self._runs.values())
 

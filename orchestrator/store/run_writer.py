@@ -260,5 +260,5 @@ def _attempt_row(outcome: Outcome) -> dict[str, object]:
         "started_at": datetime.fromtimestamp(outcome.started_at, UTC),
         "wall_s": outcome.wall_s,
         "timeout_s": outcome.attempt.settings.timeout_s,
-        "replaces": outcome.attempt.replaces,
+        "replaces": 0,
     }

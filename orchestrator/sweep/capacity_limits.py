@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.options import PENDING
 from orchestrator.planning.prediction_requests import verdict_of
+from orchestrator.store.cell_state import PENDING
 from orchestrator.sweep.result import SweepResult
 from tasks.prediction.records import Prediction
 from tasks.spec.cell import Cell

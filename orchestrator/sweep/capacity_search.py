@@ -14,11 +14,11 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.history import CellHistory, read_histories
 from orchestrator.planning.options import ExecutionOptions
 from orchestrator.planning.prediction_requests import cap_bytes, predicting
 from orchestrator.planning.preflight import smallest_gpu
 from orchestrator.planning.request import SweepRequest
+from orchestrator.store.cell_state import CellState, read_states
 from orchestrator.sweep.capacity_limits import DECIDED, Bounds, Found, Limit, Search
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
@@ -132,7 +132,7 @@ def _measure_limits(
             result = run_sweep(step, shared)
             tried.update(cells)
             if result.is_cut_short:  # cells that did not start are left to another command
-                tried.intersection_update(read_histories(request.run))
+                tried.intersection_update(read_states(request.run))
     return result
 
 
@@ -149,12 +149,12 @@ def _next_cells(request: SweepRequest, groups: Iterable[Limit], tried: set[str])
     tried: cells of earlier rounds. They are not tried again, whatever came of them: a cell may
     fail, or a check may exclude it before it runs.
     """
-    histories = read_histories(request.run)
+    states = read_states(request.run)
     cells = {}
     for group in groups:
         while (value := group.next_to_measure) is not None:
             cell = group.at(value)
-            status = histories.get(cell.id, CellHistory()).status
+            status = states.get(cell.id, CellState()).status
             if status not in DECIDED and cell.id not in tried:
                 cells[cell.id] = cell
                 break

@@ -1,4 +1,4 @@
-"""The outcomes of a sweep: stored one by one, and counted."""
+"""The outcomes of a sweep: stored one by one, and counted; those of a killed driver are recovered."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.common.provenance import PROGRAM_SOURCE
-from orchestrator.planning.history import cells_by_flag
-from orchestrator.planning.invocation import INVOCATION, Invocation
+from orchestrator.common.provenance import PROGRAM_SOURCE, git_commit
+from orchestrator.execution.measurement import recover
+from orchestrator.planning.cell_decisions import cells_by_flag
+from orchestrator.planning.invocation import INVOCATION, Invocation, measurement_settings
 from orchestrator.store.run_writer import RunWriter
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -50,6 +51,24 @@ def measured_by(invocation: Invocation, outcome: Outcome) -> Outcome:
         INVOCATION: invocation.time,
     }
     return replace(outcome, facts={**outcome.facts, **facts})
+
+
+def recover_attempts(writer: RunWriter) -> int:
+    """Store the outcomes that a killed driver left in the folders of attempts. Return how many.
+
+    This comes before the plan, which then sees their rows.
+    """
+    manifest = writer.read_manifest()
+    entries = manifest.get("invocations", [])
+    last = Invocation.from_json(entries[-1]) if entries else Invocation(commit=git_commit())
+    if last.asked is None:  # an older version stored the settings with the config alone
+        last = replace(last, asked=measurement_settings(manifest.get("config", {})))
+    recorded = writer.rows("attempts", ["cell", "attempt"])
+    finished = list(filter(None, map(recover, writer.attempts_without_row(recorded))))
+    for outcome in finished:
+        writer.append(measured_by(last, outcome), last.commit)
+    writer.merge_parts()
+    return len(finished)
 
 
 def store_cells(writer: RunWriter) -> dict[str, set[str]]:

@@ -10,9 +10,9 @@ from contextlib import closing
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
-from orchestrator.planning.cell_decisions import plan_request
+from orchestrator.planning.cell_decisions import describe_continuation, plan_request
 from orchestrator.planning.fingerprints import known_fingerprints
-from orchestrator.planning.interrupted_retry import describe_resumption, mark_finished, resume
+from orchestrator.planning.invocation import write_marks
 from orchestrator.planning.preflight import Preparation
 from orchestrator.planning.prior_results import check_prior_results
 from orchestrator.planning.request import SweepRequest
@@ -21,9 +21,8 @@ from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import describe_incomplete
 from orchestrator.sweep.console import Console
 from orchestrator.sweep.interruption import Interruption, deadline_after
-from orchestrator.sweep.outcome_log import OutcomeLog, store_cells
+from orchestrator.sweep.outcome_log import OutcomeLog, recover_attempts, store_cells
 from orchestrator.sweep.preparation import predict_cells, prepare
-from orchestrator.sweep.recovery import recover_attempts
 from orchestrator.sweep.result import SweepResult
 from orchestrator.sweep.runtime import Runtime
 
@@ -39,10 +38,13 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         writer.require_readable_parts()
         recovered = recover_attempts(writer)
         invocation = request.new_invocation()
-        request = resume(request, invocation)
-        if message := describe_resumption(request):
+        plan = plan_request(request, invocation)
+        if message := describe_continuation(plan):
             notify(message)
-        plan = plan_request(request)
+        if plan.states and not request.run.exists:
+            notify(
+                f"{request.run}: run.json is gone, and with it what --fresh and --retry replaced"
+            )
         if incomplete := describe_incomplete(request.run, plan.incomplete):
             notify(str(incomplete))
         check_prior_results(request, plan, invocation, notify)
@@ -61,6 +63,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 writer.copy_files(request.model_configs())
                 preparation = predict_cells(request, preparation, notify)
                 writer.append_predictions(preparation.predicted_samples)
+                write_marks(writer, plan.marks(preparation.left_out))
                 queue.begin(preparation)
                 notify(request.expansion.shared_settings(request.selection))
                 error = measure(scheduler, queue, log, runtime.console, interruption)
@@ -71,7 +74,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             writer.write_manifest(request.manifest(fingerprints, invocation))
         writer.copy_files(request.model_configs())  # a cell may have downloaded one
         quality = store_cells(writer)
-        result = SweepResult(
+        return SweepResult(
             folder=str(request.run),
             counts=dict(log.counts),
             measured_cells=len(log.measured),
@@ -84,9 +87,6 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             stop_reason=interruption.reason,
             error=error,
         )
-        if result.is_complete:
-            mark_finished(writer, invocation)
-    return result
 
 
 def measure(

@@ -24,7 +24,7 @@ def prepare(request: SweepRequest, plan: Plan, scheduler: Scheduler, notify: Not
     preparation = Preparation(
         cells=tuple(dict.fromkeys(plan.to_run)),
         hosts=tuple(scheduler.hosts()),
-        has_results=bool(plan.histories),
+        has_results=bool(plan.states),
     )
     slots = Slots(
         by_device={device: scheduler.slots(device) for device in preparation.devices},

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.common.errors import SweepError
+from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.preflight import Exclusion
-from orchestrator.planning.queue_state import QueueState
 from orchestrator.sweep.interruption import StopReason
 from tasks.spec.status import Status
 
@@ -43,12 +43,6 @@ class SweepResult:
     def is_cut_short(self) -> bool:
         """True if the sweep ended before its last cell."""
         return bool(self.stop_reason or self.error or self.queue.skipped_for_time)
-
-    @property
-    def is_complete(self) -> bool:
-        """True if a second run would find nothing to do, on any hosts."""
-        is_deferred = any(exclusion.is_deferred for exclusion in self.excluded)
-        return not self.is_cut_short and not is_deferred
 
     @property
     def predicted_oom(self) -> int:

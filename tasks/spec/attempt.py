@@ -60,16 +60,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a cell. `folder` holds all its files.
-
-    replaces: if this attempt succeeds, it replaces the cell's successes up to this number; 0: none.
-    """
+    """One try at a cell. `folder` holds all its files."""
 
     cell: Cell
     number: int
     folder: str
     settings: Settings
-    replaces: int = 0
 
     @property
     def path(self) -> Path:
@@ -83,7 +79,6 @@ class Attempt:
             "number": self.number,
             "folder": self.folder,
             "settings": asdict(self.settings),
-            "replaces": self.replaces,
         }
         return json.dumps({**body, _CHECKSUM: _checksum(body)}, indent=1)
 
@@ -99,7 +94,7 @@ def read_attempt(text: str) -> Attempt:
         raise ValueError("the attempt differs from what was written")
     cell = make_cell(body["task"], body["params"])
     settings = Settings.from_json(body["settings"])
-    return Attempt(cell, body["number"], body["folder"], settings, body.get("replaces", 0))
+    return Attempt(cell, body["number"], body["folder"], settings)
 
 
 def _checksum(body: Mapping[str, object]) -> int:

@@ -155,7 +155,7 @@ PREDICTION_MODES: Mapping[str, str] = {
     "steady": "a later step, like all after it",
     "": "the verdict",
 }
-_REPLACES = "attempt up to which successes are replaced if this one succeeds (`--retry`); 0: none"
+_REPLACES = "older runs: attempt up to which successes are replaced if this one succeeds; else 0"
 _CONTENTS = "by table, number and digest of the rows of this attempt; null in older runs"
 # The class of kernels whose work is unknown, such as CUDA graphs that were traced as a whole.
 UNKNOWN_CLASS = "other"

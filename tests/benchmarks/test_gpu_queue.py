@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planning.history import CellHistory
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tests.conftest import ROOT
+from tests.support.fake_sweep import state_of
 
 
 @pytest.fixture
@@ -26,10 +26,8 @@ def cells_of(gpu_queue: Any, durations_s: list[float]) -> Any:
         for number in range(len(durations_s))
     ]
     seconds = {cell.id: duration_s for cell, duration_s in zip(cells, durations_s, strict=True)}
-    histories = {
-        cell: CellHistory((Status.OK,), (duration_s,), 1) for cell, duration_s in seconds.items()
-    }
-    return gpu_queue.MeasuredCells("NVIDIA H200", cells, histories, seconds)
+    states = {cell: state_of((Status.OK,), (duration_s,)) for cell, duration_s in seconds.items()}
+    return gpu_queue.MeasuredCells("NVIDIA H200", cells, states, seconds)
 
 
 def test_known_durations_fill_the_gpus(gpu_queue: Any) -> None:

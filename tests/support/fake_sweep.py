@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.cli.text.status import describe_status, plan_again
+from orchestrator.cli.text.status import describe_status
 from orchestrator.config.selection import parse_selection
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo
+from orchestrator.planning.cell_decisions import plan_request
 from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.store.cell_state import CellState, StoredAttempt
 from orchestrator.store.run import Run
 from orchestrator.sweep.console import RemainingTime
 from orchestrator.sweep.pipeline import run_sweep
@@ -40,7 +42,7 @@ Measure = Callable[[Attempt], Outcome]
 def status_lines(run: Run) -> list[str]:
     """Return the lines of `sweep status`."""
     request = resolve_again(run)
-    return list(describe_status(request, plan_again(request)))
+    return list(describe_status(request, plan_request(request)))
 
 
 class FakeScheduler(Scheduler):
@@ -128,6 +130,20 @@ def outcome_of(attempt: Attempt, status: Status = Status.OK, wall_s: float = 2.0
     samples = (Sample("timing", "duration", "ms", 5.0, "synced", "step", 0),)
     measured = samples if status is Status.OK else ()
     return Outcome(attempt, status, "", "", {}, {}, measured, 1.7e9, wall_s)
+
+
+def state_of(
+    statuses: Sequence[Status],
+    walls_s: Sequence[float] = (),
+    marks: tuple[int, ...] = (),
+    flags: Iterable[str] = (),
+) -> CellState:
+    """Return the state of a cell after these attempts."""
+    attempts = []
+    for index, status in enumerate(statuses):
+        wall_s = walls_s[index] if walls_s else 1.0
+        attempts.append(StoredAttempt("cell", index + 1, status, 0, wall_s))
+    return CellState(tuple(attempts), marks, len(attempts), flags=frozenset(flags))
 
 
 def out_of_memory_from(context: int) -> Measure:

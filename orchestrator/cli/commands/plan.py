@@ -33,21 +33,19 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     """
     from orchestrator.cli.text.plan import SHOWN_CELLS, describe_cost, describe_plan
     from orchestrator.hardware.gpu_catalog import find_gpu
-    from orchestrator.planning.cell_decisions import plan_request
-    from orchestrator.planning.interrupted_retry import describe_resumption, resume
+    from orchestrator.planning.cell_decisions import describe_continuation, plan_request
     from orchestrator.planning.prior_results import describe_prior_results
 
     model = None if gpu is None else find_gpu(gpu)
     request = parse_request({"config": config, **chosen})
     invocation = request.new_invocation()
-    request = resume(request, invocation)
-    planned = plan_request(request)
+    planned = plan_request(request, invocation)
     warn_of_incomplete(request.run, planned.incomplete)
     lines = []
     if request.expansion.duplicates:
         repeated = request.expansion.duplicates
         lines.append(f"combinations of axes that repeat a cell: {repeated}. Each cell runs once")
-    if message := describe_resumption(request):
+    if message := describe_continuation(planned):
         lines.append(message)
     cost = describe_cost(request, planned, model)
     # The table of memory names each cell once more.

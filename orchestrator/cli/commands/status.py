@@ -18,12 +18,13 @@ def status(run_folder: RunLocation) -> None:
 
     Example: sweep status results/demo
     """
-    from orchestrator.cli.text.status import describe_status, plan_again
+    from orchestrator.cli.text.status import describe_status
+    from orchestrator.planning.cell_decisions import plan_request
     from orchestrator.planning.request import resolve_again
     from orchestrator.store.mirror import open_run
 
     request = resolve_again(open_run(run_folder))
-    plan = plan_again(request)
+    plan = plan_request(request)
     warn_of_incomplete(request.run, plan.incomplete)
     for line in describe_status(request, plan):
         click.echo(line)

@@ -73,17 +73,17 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     on_gpu = any(cell.params.device == "cuda" for cell in cells)
     gpu, name = None, None  # as the driver and as the catalogue name it
     gpus: Sequence[str] = ()  # of this machine
-    histories = plan.histories
+    states = plan.states
     if on_gpu and card is not None:
         gpu, name = card.device, card.name
         # Durations on another GPU say nothing about this card.
         if gpu not in gpus_of(known_fingerprints(request.run).get("cuda", ())):
-            histories = {}
+            states = {}
     elif on_gpu:
         gpus = gpu_names()
         gpu = name = next(iter(gpus), None)
     conditions = DurationConditions.of(request.settings, gpu)
-    estimator = DurationEstimator(request.expansion.cells, histories, conditions)
+    estimator = DurationEstimator(request.expansion.cells, states, conditions)
     widest = max(cell.params.gpu_count for cell in cells)
     expected = expect(estimator, cells, {"cuda": max(1, len(gpus), widest)})
     if expected:

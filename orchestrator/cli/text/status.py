@@ -10,17 +10,14 @@ from pathlib import Path
 from orchestrator.cli.text import format_counts
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
 from orchestrator.common.text import cell_count, end_location, failure_reason, shell_path
-from orchestrator.planning.cell_decisions import Plan, plan_request
-from orchestrator.planning.interrupted_retry import resume
+from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.invocation import command_in_copy, last_command
-from orchestrator.planning.options import PENDING
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store.run import Run
+from orchestrator.store.cell_state import PENDING
+from orchestrator.store.run import INCOMPLETE, Run
+from tasks.spec.status import Status
 
-
-def plan_again(request: SweepRequest) -> Plan:
-    """Return what a run's last command would measure if it were given again."""
-    return plan_request(resume(request, request.new_invocation()))
+_NO_FAILURES = (Status.OK, Status.SKIPPED, INCOMPLETE)
 
 
 def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
@@ -29,13 +26,13 @@ def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
         yield f"{count:>6} {status}"
     requested = {decision.cell.id for decision in plan.decisions}
     others = Counter(
-        str(history.status) for cell, history in plan.histories.items() if cell not in requested
+        str(state.status) for cell, state in plan.states.items() if cell not in requested
     )
     if others:
         counts = format_counts(sorted(others.items()))
         cells = cell_count(others.total())
         yield f"and {cells} that the last command did not ask for: {counts}"
-    yield from _failures(request)
+    yield from _failures(request, plan)
     to_run = list(dict.fromkeys(plan.to_measure))
     if request.run.is_published:
         yield from _continuation_in_copy(request.run, plan)
@@ -61,7 +58,7 @@ def _given_up(run: Run, plan: Plan) -> str:
     exhausted = [decision.cell for decision in plan.decisions if decision.exhausted]
     if not exhausted:
         return ""
-    statuses = sorted({str(plan.history(cell).status) for cell in exhausted})
+    statuses = sorted({str(plan.state(cell).since_mark.status) for cell in exhausted})
     retry = " ".join(f"--retry {status}" for status in statuses)
     failed = f"{cell_count(len(exhausted))} failed too often"
     return f"; {failed}. To try again: {last_command(run)} {retry}"
@@ -82,17 +79,19 @@ def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
         yield f"which measures {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
 
 
-def _failures(request: SweepRequest) -> Iterator[str]:
-    columns = ["attempt", "cell", "status", "stage", "phase", "evidence"]
-    rows = sorted(request.run.rows("attempts", columns), key=lambda row: row[0])
-    # The last attempt of a cell decides; the cells stay in the order of the config.
-    last = {cell: rest for _, cell, *rest in rows}
-    cells = [cell for cell in request.expansion.cells if cell.id in last]
-    bad = [cell for cell in cells if last[cell.id][0] not in ("ok", "skipped")]
-    for cell in bad[:SHOWN_CELLS]:
-        status, stage, phase, evidence = last[cell.id]
+def _failures(request: SweepRequest, plan: Plan) -> Iterator[str]:
+    """Yield the status of each cell without a result, where it ended and why."""
+    rows = request.run.rows("attempts", ["cell", "attempt", "stage", "phase", "evidence"])
+    ends = {(cell, number): end for cell, number, *end in rows}
+    failed = []
+    for cell in plan.cells:
+        shown = plan.state(cell).shown
+        if shown and shown.status not in _NO_FAILURES:
+            failed.append((cell, shown))
+    for cell, shown in failed[:SHOWN_CELLS]:
+        stage, phase, evidence = ends[shown.cell, shown.number]
         where = end_location(stage, phase) or "start"
         reason = failure_reason(json.loads(evidence))
-        yield f"  {status} {cell.id} {request.expansion.label(cell)} in {where}: {reason}"
-    if len(bad) > SHOWN_CELLS:
-        yield f"  … and {len(bad) - SHOWN_CELLS} more that did not end well"
+        yield f"  {shown.status} {cell.id} {request.expansion.label(cell)} in {where}: {reason}"
+    if len(failed) > SHOWN_CELLS:
+        yield f"  … and {len(failed) - SHOWN_CELLS} more that did not end well"

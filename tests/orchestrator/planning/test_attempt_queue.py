@@ -13,14 +13,13 @@ import pytest
 
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import attempt_queue as queue_module
-from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue, QueueState
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator
-from orchestrator.planning.history import CellHistory
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.preflight import Preparation, Slots
-from orchestrator.planning.queue_state import QueueState
+from orchestrator.store.cell_state import CellState
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -28,6 +27,7 @@ from tasks.spec.compile_groups import shared_graph
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
+from tests.support.fake_sweep import state_of
 
 GPU = "NVIDIA H200"
 Took = Callable[[Cell], float]
@@ -44,10 +44,10 @@ def queue_of(
     folder: Path,
     cells: Sequence[Cell],
     options: RunOptions = DEFAULT_OPTIONS,
-    histories: Mapping[str, CellHistory] = MappingProxyType({}),
+    states: Mapping[str, CellState] = MappingProxyType({}),
     deadline: float | None = None,
 ) -> AttemptQueue:
-    plan = make_plan(cells, histories, options, 3)
+    plan = make_plan(cells, states, options, 3)
     return AttemptQueue(plan, AttemptFactory(Run(folder), Settings(), plan), deadline)
 
 
@@ -267,7 +267,7 @@ def test_cells_too_long_for_the_time_limit_are_skipped_for_shorter_ones(
     monkeypatch.setattr(queue_module.time, "monotonic", lambda: 0.0)
     long, short = cell(size="2.7B", context_length=1024), cell()
     history = {
-        one.id: CellHistory((Status.OK,), (wall,), 1) for one, wall in ((long, 60.0), (short, 5.0))
+        one.id: state_of((Status.OK,), (wall,)) for one, wall in ((long, 60.0), (short, 5.0))
     }
     queue = queue_of(tmp_path, [long, short], RunOptions(repeat=2), history, deadline=30.0)
     queue.begin(on_gpus({"cuda": 2}))

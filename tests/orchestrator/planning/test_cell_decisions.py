@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from orchestrator.planning.cell_decisions import make_plan
-from orchestrator.planning.history import CellHistory
-from orchestrator.planning.options import PENDING, RunOptions
+from orchestrator.planning.options import RunOptions
+from orchestrator.store.cell_state import PENDING, CellState
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
+from tests.support.fake_sweep import state_of
 
 S = Status
 
@@ -25,9 +26,7 @@ def decide(
     past: tuple[Status, ...], choice: RunOptions = DEFAULT, attempts: int = 3
 ) -> tuple[bool, str]:
     one = cell()
-    decision = make_plan(
-        [one], {one.id: CellHistory(past, (1.0,) * len(past))}, choice, attempts
-    ).decisions[0]
+    decision = make_plan([one], {one.id: state_of(past)}, choice, attempts).decisions[0]
     return decision.repetitions > 0, decision.reason
 
 
@@ -45,13 +44,13 @@ def test_a_cell_that_is_ok_oom_or_skipped_is_not_measured_again(status: Status) 
 def test_retry_cpu_contended_measures_only_such_cells_again() -> None:
     one, other = cell(), cell(batch_size=2)
     history = {
-        one.id: CellHistory((S.OK,), (1.0,), 1, flags=frozenset({"cpu-contended"})),
-        other.id: CellHistory((S.OK,), (1.0,), 1),
+        one.id: state_of((S.OK,), flags={"cpu-contended"}),
+        other.id: state_of((S.OK,)),
     }
     assert make_plan([one, other], history, DEFAULT, 3).to_run == []
     plan = make_plan([one, other], history, RunOptions(retry=frozenset({"cpu-contended"})), 3)
     assert plan.to_run == [one]
-    assert (plan.decisions[0].reason, plan.decisions[0].replaces) == (
+    assert (plan.decisions[0].reason, plan.decisions[0].is_marked) == (
         "retry: was cpu-contended",
         True,
     )
@@ -63,9 +62,9 @@ def test_retry_cpu_contended_measures_only_such_cells_again() -> None:
 
 def test_a_success_that_was_replaced_is_no_repetition() -> None:
     one = cell()
-    history = {one.id: CellHistory((S.OK, S.OK, S.CRASHED), (1.0,) * 3, 3, replaced=1)}
+    history = {one.id: state_of((S.OK, S.OK, S.CRASHED), marks=(1,))}
     decision = make_plan([one], history, RunOptions(repeat=3), 3).decisions[0]
-    assert (decision.repetitions, decision.replaces, decision.reason) == (
+    assert (decision.repetitions, decision.is_marked, decision.reason) == (
         2,
         False,
         "repeat: measured 1 of 3 times",
@@ -77,17 +76,15 @@ def test_a_success_that_was_replaced_is_no_repetition() -> None:
 )
 def test_a_cell_measured_again_gets_the_requested_number_of_repetitions(choice: RunOptions) -> None:
     one = cell()
-    decision = make_plan([one], {one.id: CellHistory((S.OK,), (1.0,), 1)}, choice, 3).decisions[0]
-    assert (decision.repetitions, decision.replaces) == (3, True)
-    assert (
-        not make_plan([one], {one.id: CellHistory((S.FAILED,), (1.0,), 1)}, choice, 3)
-        .decisions[0]
-        .replaces
-    )
+    decision = make_plan([one], {one.id: state_of((S.OK,))}, choice, 3).decisions[0]
+    assert (decision.repetitions, decision.is_marked) == (3, True)
+    # A cell that failed is marked too, so that earlier failures no longer count.
+    failed = make_plan([one], {one.id: state_of((S.FAILED,))}, choice, 3).decisions[0]
+    assert failed.is_marked == choice.fresh
 
 
 @pytest.mark.parametrize(
-    ("choice", "flags", "repetitions", "replaces"),
+    ("choice", "flags", "repetitions", "is_marked"),
     [
         (
             RunOptions(retry=frozenset({"cpu-contended"})),
@@ -108,12 +105,12 @@ def test_a_cell_measured_again_gets_the_requested_number_of_repetitions(choice: 
     ],
 )
 def test_repetitions_are_kept_in_number(
-    choice: RunOptions, flags: set[str], repetitions: int, replaces: bool
+    choice: RunOptions, flags: set[str], repetitions: int, is_marked: bool
 ) -> None:
     one = cell()
-    history = {one.id: CellHistory((S.OK,) * 3, (1.0,) * 3, 3, flags=frozenset(flags))}
+    history = {one.id: state_of((S.OK,) * 3, flags=flags)}
     decision = make_plan([one], history, choice, 3).decisions[0]
-    assert (decision.repetitions, decision.replaces) == (repetitions, replaces)
+    assert (decision.repetitions, decision.is_marked) == (repetitions, is_marked)
 
 
 def test_up_to_the_limit_of_attempts() -> None:
@@ -129,9 +126,9 @@ def test_lost_attempts_do_not_count() -> None:
 
 
 def test_a_success_is_never_overshadowed() -> None:
-    assert CellHistory((S.OK, S.CRASHED), (1, 1)).status == S.OK
-    assert CellHistory((S.OOM, S.LOST), (1, 1)).status == S.OOM
-    assert CellHistory().status == PENDING
+    assert state_of((S.OK, S.CRASHED)).status == S.OK
+    assert state_of((S.OOM, S.LOST)).status == S.OOM
+    assert CellState().status == PENDING
 
 
 @pytest.mark.parametrize(
@@ -161,13 +158,10 @@ def test_repetitions_come_in_rounds_and_count_what_is_there() -> None:
         cell(context_length=512),
         cell(context_length=1024),
     )
-    history = {first.id: CellHistory((S.OK,), (1.0,), 1), oom.id: CellHistory((S.OOM,), (1.0,), 1)}
+    history = {first.id: state_of((S.OK,)), oom.id: state_of((S.OOM,))}
     plan = make_plan([first, second, oom], history, RunOptions(repeat=3), 3)
     assert plan.to_run == [first, second, first, second, second]
     assert plan.decisions[0].reason == "repeat: measured 1 of 3 times"
     assert (
-        make_plan(
-            [first], {first.id: CellHistory((S.OK,) * 3, (1.0,) * 3, 3)}, RunOptions(repeat=3), 3
-        ).to_run
-        == []
+        make_plan([first], {first.id: state_of((S.OK,) * 3)}, RunOptions(repeat=3), 3).to_run == []
     )

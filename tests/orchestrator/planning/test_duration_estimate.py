@@ -17,10 +17,10 @@ from orchestrator.planning.duration_estimate import (
     expect,
     makespan_s,
 )
-from orchestrator.planning.history import CellHistory
 from tasks.spec.cell import Cell
 from tasks.spec.registry import all_tasks, make_cell
 from tasks.spec.status import Status
+from tests.support.fake_sweep import state_of
 
 S = Status
 H200 = DurationConditions("NVIDIA H200")
@@ -113,8 +113,8 @@ def test_only_the_first_of_those_that_share_a_graph_compiles() -> None:
 
 def test_a_measured_cell_is_estimated_to_take_as_long_again() -> None:
     one = cell()
-    assert DurationEstimator([one], {one.id: CellHistory((S.OK,), (5.0,))}).seconds(one) == 5.0
-    assert DurationEstimator([one], {one.id: CellHistory((S.FAILED,), (99.0,))}, H200).seconds(
+    assert DurationEstimator([one], {one.id: state_of((S.OK,), (5.0,))}).seconds(one) == 5.0
+    assert DurationEstimator([one], {one.id: state_of((S.FAILED,), (99.0,))}, H200).seconds(
         one
     ) == guess(one)
 
@@ -123,7 +123,7 @@ def test_measured_cells_correct_the_estimates_of_similar_cells() -> None:
     short, long, longer = (
         cell(size="tiny", device="cpu", context_length=length) for length in (128, 512, 1024)
     )
-    estimator = DurationEstimator([short], {short.id: CellHistory((S.OK,), (5.0,))})
+    estimator = DurationEstimator([short], {short.id: state_of((S.OK,), (5.0,))})
     steps = {one: guess(one) - 0.7 for one in (short, long)}
     assert estimator.seconds(long) == pytest.approx(0.7 + (5 - 0.7) * steps[long] / steps[short])
     estimator.learn(long, S.OK, 25.0)
@@ -137,7 +137,7 @@ def test_repetitions_of_one_length_do_not_hide_the_pace() -> None:
     estimator = DurationEstimator(
         alike,
         {
-            one.id: CellHistory((S.OK,), (wall,))
+            one.id: state_of((S.OK,), (wall,))
             for one, wall in zip(alike, (2.0, 2.1, 2.2), strict=True)
         },
         H200,
@@ -150,7 +150,7 @@ def test_the_scatter_of_short_cells_does_not_count_for_long_ones() -> None:
     lengths = (16, 32, 64, 512)
     cells = [cell(size="tiny", device="cpu", context_length=length) for length in lengths]
     walls = dict(zip(lengths, (6.0, 9.0, 7.5, 12.0), strict=True))
-    history = {c.id: CellHistory((S.OK,), (walls[n],)) for c, n in zip(cells, lengths, strict=True)}
+    history = {c.id: state_of((S.OK,), (walls[n],)) for c, n in zip(cells, lengths, strict=True)}
     longest = cell(size="tiny", device="cpu", context_length=1024)
     truth = 6.0 + (12.0 - 6.0) * work(longest) / work(cells[-1])
     assert truth < DurationEstimator(cells, history).seconds(longest) < truth * 1.5
@@ -251,7 +251,7 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
     def with_history(request: Any, plan: Any, card: Any) -> str:
         return real(
             request,
-            dataclasses.replace(plan, histories={small.id: CellHistory((S.OK,), (100.0,))}),
+            dataclasses.replace(plan, states={small.id: state_of((S.OK,), (100.0,))}),
             card,
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planning.invocation import Invocation, command_in_copy, last_command, last_sweep
+from orchestrator.planning.invocation import Invocation, command_in_copy, last_command
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store.open import open_for_writing
@@ -56,18 +56,22 @@ def test_the_status_names_the_command_without_what_it_asked_for_once(
     assert last_command(Run(there)) == "sweep run c.yaml --set seed=1"
 
 
+@pytest.mark.parametrize("is_old", [False, True])
 def test_options_are_read_from_run_json_and_unknown_keys_are_ignored(
-    request_of: Callable[..., SweepRequest],
+    is_old: bool, request_of: Callable[..., SweepRequest]
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     run = request_of().run
     stored = {"infer_oom": True, "verify": 2, "repeat": 3, "retry": ["ok", "beside"], "only": []}
-    entry = {"time": "then", "command": ["run"], "asks_for": {"choice": stored}, "finished": False}
+    entry = {"time": "then", "command": ["run"], "choice": stored, "skips": True}
+    if is_old:
+        asked = {"choice": stored, "skips": True}
+        entry = {"time": "then", "command": ["run"], "asks_for": asked, "finished": False}
     with open_for_writing(run) as writer:
         writer.write_manifest({**run.read_manifest(), "invocations": [entry]})
-    options = RunOptions(infer_oom=True, repeat=3, retry=frozenset({"ok"}))
-    assert last_sweep(run).options == options
-    assert resolve_again(run).options == options
+    again = resolve_again(run)
+    assert again.options == RunOptions(infer_oom=True, repeat=3)
+    assert again.execution.skip_predicted_oom
 
 
 def test_a_finished_command_does_not_measure_again_what_it_measured(
@@ -75,7 +79,7 @@ def test_a_finished_command_does_not_measure_again_what_it_measured(
 ) -> None:
     again = RunOptions(repeat=3, retry=frozenset({"ok"}), only=frozenset({"ok"}), fresh=True)
     go(request_of(), FakeScheduler(outcome_of), again)
-    assert last_sweep(request_of().run).options == RunOptions(repeat=3)
+    assert resolve_again(request_of().run).options == RunOptions(repeat=3)
 
 
 def test_a_run_from_a_notebook_has_the_command_of_its_config(
@@ -87,7 +91,7 @@ def test_a_run_from_a_notebook_has_the_command_of_its_config(
     assert last_command(run) == f"sweep run {request_of().config_path} --out {run}"
 
 
-def test_further_instruments_identify_a_command_in_any_order(
+def test_further_instruments_are_part_of_the_recorded_command(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     request = request_of(instruments=["kernel_time", "timing"])
@@ -95,10 +99,11 @@ def test_further_instruments_identify_a_command_in_any_order(
     go(request, FakeScheduler(outcome_of))
     again = resolve_again(request.run)
     assert again.config.instruments == request.config.instruments
-    same = [again, request_of(instruments=["timing", "kernel_time", "kernel_time"])]
-    invocation = request.new_invocation()
-    assert all(one.new_invocation().is_same_command(invocation) for one in same)
-    assert not request_of().new_invocation().is_same_command(invocation)
+    assert again.is_recorded(again.new_invocation())
+    assert request.is_recorded(request.new_invocation())
+    assert not request_of().is_recorded(request_of().new_invocation())
+    assert request.new_invocation().continues(again.new_invocation())
+    assert not request_of().new_invocation().continues(request.new_invocation())
 
 
 def test_an_invocation_is_the_same_after_it_was_stored(
@@ -107,8 +112,9 @@ def test_an_invocation_is_the_same_after_it_was_stored(
     options = RunOptions(
         infer_oom=True, repeat=3, retry=frozenset({"oom", "ok"}), only=frozenset({"ok"}), fresh=True
     )
-    assert RunOptions.from_json(options.to_json()) == options
     invocation = replace(request_of(), options=options).new_invocation()
+    assert invocation.choice["retry"] == ["ok", "oom"]
+    assert invocation.choice["fresh"]
     stored = json.loads(json.dumps(invocation.to_json()))
     assert Invocation.from_json({**stored, "unknown": 1}) == invocation
 

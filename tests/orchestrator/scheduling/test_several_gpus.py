@@ -24,7 +24,6 @@ from orchestrator.planning.duration_estimate import (
     expect,
     makespan_s,
 )
-from orchestrator.planning.history import CellHistory
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.preflight import Preparation, Slots
 from orchestrator.planning.request import SweepRequest
@@ -42,7 +41,7 @@ from tasks.spec.registry import Task, all_tasks, make_cell
 from tasks.spec.status import Status
 from tests.conftest import ROOT
 from tests.killing import own_temporary_folder
-from tests.support.fake_sweep import FakeScheduler, go, outcome_of, request_for
+from tests.support.fake_sweep import FakeScheduler, go, outcome_of, request_for, state_of
 
 CONFIG = """
 name: several
@@ -112,7 +111,7 @@ def test_estimates_count_all_gpus_of_a_cell() -> None:
     assert makespan_s([4], 2, busy_s=[5, 5, 5], widths=[8]) == 9
     cells = [cell(gpus=4), cell(seed=1), cell(seed=2)]
     history = {
-        one.id: CellHistory((Status.OK,), (seconds,), 1)
+        one.id: state_of((Status.OK,), (seconds,))
         for one, seconds in zip(cells, (100.0, 50.0, 50.0), strict=True)
     }
     found = expect(

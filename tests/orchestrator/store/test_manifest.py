@@ -95,15 +95,11 @@ READ = {  # the keys that the program reads, by the path to their object
     ),
     ("config",): ("name", "grids"),
     ("selection",): ("set", "where", "instruments"),
-    ("invocations", 0): ("time", "command", "asks_for", "asked"),
-    ("invocations", 0, "asks_for"): ("choice",),
-    ("invocations", 0, "asks_for", "choice"): (
-        "infer_oom",
-        "repeat",
-        "retry",
-        "only",
-        "fresh",
-    ),
+    ("invocations", 0): ("time", "command", "choice", "skips", "asked", "marks"),
+    ("invocations", 0, "choice"): ("infer_oom", "repeat", "retry", "only", "fresh"),
+    ("invocations", 1): ("asks_for",),  # of an older version
+    ("invocations", 1, "asks_for"): ("choice",),
+    ("invocations", 1, "asks_for", "choice"): ("infer_oom", "repeat", "retry", "only", "fresh"),
 }
 
 
@@ -118,6 +114,9 @@ def test_a_key_of_a_wrong_type_is_refused(
     place: tuple[str | int, ...], name: str, file: Path
 ) -> None:
     good = read_checked(file)
+    entry = good["invocations"][0]
+    old = {"time": "then", "command": ["run"], "asks_for": {"choice": entry["choice"]}}
+    good["invocations"] = [entry, old]
     for wrong in (wrong for wrong in WRONG if type(wrong) is not type(within(good, place)[name])):
         bad = deepcopy(good)
         within(bad, place)[name] = wrong
@@ -126,6 +125,14 @@ def test_a_key_of_a_wrong_type_is_refused(
             RunError, match=r"is damaged, or of another program: .*Restore it, or move it away"
         ):
             read_checked(file)
+
+
+def test_a_mark_that_is_no_number_is_refused(file: Path) -> None:
+    good = read_checked(file)
+    entry = {**good["invocations"][0], "marks": {"3f2a": "1"}}
+    file.write_text(json.dumps({**good, "invocations": [entry]}))
+    with pytest.raises(RunError, match=r"is damaged, or of another program"):
+        read_checked(file)
 
 
 def test_unknown_keys_are_ignored(file: Path) -> None:

@@ -26,8 +26,8 @@ import pytest
 
 from orchestrator.analysis.memory_columns import latest_predictions
 from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwritable
-from orchestrator.planning.history import read_histories
 from orchestrator.store import run_writer
+from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run, find_cell
@@ -55,7 +55,7 @@ def test_a_run_whose_attempts_are_gone_is_not_taken_for_a_new_one(
         writer.append(make_outcome(), "abc")
         writer.write_cells(pd.DataFrame({"cell": ["a"]}))
     shutil.rmtree(run.folder / "attempts")
-    for read in (lambda: run.read("attempts"), lambda: read_histories(run)):
+    for read in (lambda: run.read("attempts"), lambda: read_states(run)):
         with pytest.raises(RunError, match=r"its table attempts is gone\. Copy that folder again"):
             read()
 
@@ -252,7 +252,7 @@ def test_an_unknown_status_is_reported(run: Run, make_outcome: MakeOutcome) -> N
             pa.table({**ROW, "status": ["marvellous"]}), run.folder / "attempts" / "c-1.parquet"
         )
     with pytest.raises(RunError, match=r"unknown status 'marvellous'\. Move the part away"):
-        read_histories(run)
+        read_states(run)
 
 
 def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) -> None:

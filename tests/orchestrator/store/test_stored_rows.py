@@ -16,9 +16,9 @@ import pytest
 from click.testing import Result
 
 from orchestrator.common.errors import RunError
-from orchestrator.planning.history import read_histories
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store import run_writer
+from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.parquet_parts import read_parts
 from orchestrator.store.row_digests import digests_by_attempt
@@ -97,16 +97,16 @@ def test_a_cell_whose_rows_are_missing_is_incomplete_and_measured_again(
         monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
         with open_for_writing(run) as writer:
             writer.merge_parts()
-    histories = read_histories(run)
-    assert histories[part.stem[:-2]].status == "incomplete"
-    assert [one.status for one in histories.values()].count("ok") == 3
+    states = read_states(run)
+    assert states[part.stem[:-2]].status == "incomplete"
+    assert [one.status for one in states.values()].count("ok") == 3
     messages: list[str] = []
     scheduler = FakeScheduler(measure)
     go(request_of(), scheduler, messages=messages)
     assert [attempt.cell.id for attempt in scheduler.begun] == [part.stem[:-2]]
     assert [attempt.number for attempt in scheduler.begun] == [2]
     assert len([message for message in messages if f"{table}: has " in message]) == 1
-    assert {one.status for one in read_histories(run).values()} == {"ok"}
+    assert {one.status for one in read_states(run).values()} == {"ok"}
     again = FakeScheduler(measure)
     go(request_of(), again)
     assert lengths_of(again) == []
@@ -117,7 +117,7 @@ def test_commands_name_an_incomplete_cell_and_publish_refuses(
 ) -> None:
     for part in parts_of(run, "samples")[:2]:
         part.unlink()
-    cell = min(read_histories(run))
+    cell = min(read_states(run))
     expected = f"has 0 of the 2 rows of attempt 1 of cell {cell}; 1 cell more incomplete. Copy"
     for words in (["status"], ["report", "--table", "timings"]):
         done = sweep_here(*words, run.folder)
@@ -135,7 +135,7 @@ def test_rows_of_older_programs_are_accepted(run: Run) -> None:
         table = pq.read_table(part).drop_columns(["contents"])
         pq.write_table(table.replace_schema_metadata(None), part)
     shutil.rmtree(run.folder / "kernels")
-    assert {one.status for one in read_histories(run).values()} == {"ok"}
+    assert {one.status for one in read_states(run).values()} == {"ok"}
 
 
 def swap(first: Path, second: Path) -> None:

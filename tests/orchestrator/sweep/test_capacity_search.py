@@ -18,15 +18,15 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning.history import read_histories
+from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.invocation import last_command
 from orchestrator.planning.options import ExecutionOptions
 from orchestrator.planning.predicting_process import PredictingProcess
-from orchestrator.planning.queue_state import QueueState
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.formats.records import typed_columns
 from orchestrator.report.formats.terminal import Screen
 from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.store.cell_state import read_states
 from orchestrator.sweep import capacity_search as limits
 from orchestrator.sweep.capacity_limits import Bounds, Found, Search
 from orchestrator.sweep.capacity_search import find_limits
@@ -296,7 +296,7 @@ def test_the_limit_and_its_neighbours_are_measured(
     fits = largest // 128 * 128
     assert (row.get("measured_up_to", 0), row["oom_at"], row["note"]) == (fits, fits + 128, remark)
     assert row.get("measured_gib") == (9 if fits else None)
-    assert sorted(read_histories(request.run)) == sorted(
+    assert sorted(read_states(request.run)) == sorted(
         found.groups[0].at(value).id for value in measured
     )
 

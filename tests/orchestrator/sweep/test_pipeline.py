@@ -28,9 +28,9 @@ from orchestrator.common.errors import (
 from orchestrator.common.provenance import program_source
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.cell_decisions import plan_request
-from orchestrator.planning.history import read_histories
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve_again
+from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
@@ -231,7 +231,7 @@ def test_inferred_cells_can_be_measured_as_a_check(
     ]
     go(request_of(), scheduler, inferred)
     assert sorted(lengths_of(scheduler)) == [64, 128]
-    statuses = {cell: one.status for cell, one in read_histories(request_of().run).items()}
+    statuses = {cell: one.status for cell, one in read_states(request_of().run).items()}
     assert sorted(statuses.values()) == ["ok", "ok", "oom", "oom"]
 
 
@@ -797,7 +797,7 @@ def test_a_command_that_finds_every_cell_measured_is_the_last_one(
         go(request_of(), FakeScheduler(outcome_of))
         assert "and 1 cell that the last command did not ask for: 1 ok" in status_lines(run)
     manifest = run.read_manifest()
-    assert [one["finished"] for one in manifest["invocations"]] == [True, True, True]
+    assert len(manifest["invocations"]) == 3
     assert manifest["fingerprints"] == fingerprints
     assert manifest["asked"] == 4
 

@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.analysis.cell_timing import load_timings
 from orchestrator.analysis.results import load_results
-from orchestrator.planning.history import read_histories
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.text.provenance import provenance
+from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
 from orchestrator.sweep.result import SweepResult
@@ -118,10 +118,12 @@ def test_repetitions_of_a_replaced_cell_add_to_the_new_attempt(
     go(request_of(), FakeScheduler(measured), RunOptions())
     scheduler = FakeScheduler(measured)
     go(request_of(), scheduler, replace(AGAIN, repeat=2))
-    assert [(length_of(one), one.number, one.replaces) for one in scheduler.begun] == [
-        (16, 2, 1), (32, 2, 1), (64, 2, 0), (16, 3, 1), (32, 3, 1),
+    assert [(length_of(one), one.number) for one in scheduler.begun] == [
+        (16, 2), (32, 2), (64, 2), (16, 3), (32, 3),
     ]  # fmt: skip
     run = request_of().run
+    replaced = [one.cell.id for one in scheduler.begun[:2]]
+    assert run.marks() == {cell: [1] for cell in replaced}
     assert load_results(run).cells["repetitions"].to_list() == [2, 2, 2]
     timings = load_timings(run).steps.values()
     assert [len(timing.medians_ms) for timing in timings] == [2, 2, 2]
@@ -161,7 +163,7 @@ def test_any_successful_replacement_replaces_the_earlier_success(
     go(request, scheduler, RunOptions(retry=frozenset({"ok"}), repeat=2))
     cells = load_results(request.run).cells
     assert cells[["attempts", "repetitions", "attempt"]].to_numpy().tolist() == [[3, 1, 3]] * 3
-    assert {past.successes for past in read_histories(request.run).values()} == {1}
+    assert {one.valid for one in read_states(request.run).values()} == {(3,)}
 
 
 def test_hosts_of_different_runs_are_not_the_same_host(

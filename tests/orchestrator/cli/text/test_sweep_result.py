@@ -13,8 +13,8 @@ import pytest
 from orchestrator.cli.commands.ending import end_with
 from orchestrator.cli.text.sweep_result import conclude
 from orchestrator.common.errors import NoGpuLeft
+from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.preflight import Exclusion
-from orchestrator.planning.queue_state import QueueState
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.sweep.interruption import StopReason

@@ -1,8 +1,9 @@
-"""A command that was ended early and is given again: what it goes on with, and when it is another one."""
+"""Marks of --fresh and --retry: what an interrupted command leaves, and what continues it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -16,9 +17,13 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
+from orchestrator.planning.cell_decisions import plan_request
 from orchestrator.planning.options import RunOptions
+from orchestrator.planning.preflight import Notify, Preparation
 from orchestrator.planning.request import SweepRequest
+from orchestrator.store.open import open_runs
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -37,6 +42,7 @@ from tests.support.fake_sweep import (
 ALL_AGAIN = RunOptions(retry=frozenset({"ok"}))
 FRESH = RunOptions(fresh=True)
 EACH = [16, 32, 64, 128]
+ENDS = {16: Status.OK, 32: Status.CRASHED}
 
 
 @pytest.fixture
@@ -80,32 +86,34 @@ def stopping_at(length: int, measure: Callable[[Attempt], Outcome] = outcome_of)
     return FakeScheduler(stop)
 
 
+@pytest.mark.parametrize("again", [ALL_AGAIN, RunOptions()], ids=["same", "plain"])
 def test_a_resumed_command_measures_each_cell_as_often_as_earlier_commands(
-    request_of: Callable[..., SweepRequest],
+    again: RunOptions, request_of: Callable[..., SweepRequest]
 ) -> None:
     narrow = {"wheres": ["context_length=16|32"]}
     go(request_of(**narrow), FakeScheduler(outcome_of), RunOptions(repeat=3))
     first = stopping_at(32)
     assert go(request_of(**narrow), first, ALL_AGAIN).stop_reason == "SIGTERM"
     assert lengths_of(first) == [16, 32]
-    said: list[str] = []
+    messages: list[str] = []
     last = FakeScheduler(outcome_of)
-    go(request_of(**narrow), last, ALL_AGAIN, messages=said)
+    go(request_of(**narrow), last, again, messages=messages)
     assert sorted(lengths_of(last)) == [16, 16, 32, 32, 32]
-    assert said[0] == "resuming this command, which was interrupted: 1 cell measured already"
+    assert messages[0] == "continuing --fresh or --retry: 2 cells are left to replace"
     assert set(pd.read_parquet(request_of().run.folder / "cells.parquet")["repetitions"]) == {3}
 
 
+@pytest.mark.parametrize("again", [ALL_AGAIN, RunOptions()], ids=["same", "plain"])
 @pytest.mark.parametrize("end", [Status.FAILED, Status.LOST])
 def test_a_cell_that_failed_before_an_interruption_is_measured_again(
-    end: Status, request_of: Callable[..., SweepRequest]
+    end: Status, again: RunOptions, request_of: Callable[..., SweepRequest]
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     failing = stopping_at(32, lambda one: outcome_of(one, end))
     assert go(request_of(), failing, ALL_AGAIN).stop_reason == "SIGTERM"
     assert lengths_of(failing) == [16, 32]
     last = FakeScheduler(outcome_of)
-    go(request_of(), last, ALL_AGAIN)
+    go(request_of(), last, again)
     assert lengths_of(last) == [16, 32, 64, 128]
 
 
@@ -170,8 +178,13 @@ def test_a_command_that_would_measure_otherwise_is_another_one(
 
 @pytest.mark.parametrize(
     ("choice", "lengths"),
-    [(FRESH, [64, 128]), (replace(FRESH, repeat=2), [*EACH, *EACH])],
-    ids=["same", "other"],
+    [
+        (FRESH, [64, 128]),
+        (RunOptions(), [64, 128]),
+        (replace(FRESH, repeat=2), [*EACH, 64, 128]),
+        (ALL_AGAIN, EACH),
+    ],
+    ids=["same", "plain", "more often", "other"],
 )
 def test_a_command_is_what_it_asks_for_and_not_its_words(
     choice: RunOptions,
@@ -181,6 +194,7 @@ def test_a_command_is_what_it_asks_for_and_not_its_words(
 ) -> None:
     """A queue may give it another time limit, and a notebook has the same words for all that it calls."""
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--fresh", "--time-limit", "9m"])
+    go(request_of(), FakeScheduler(outcome_of))
     go(request_of(), stopping_at(64), FRESH)
     if choice == FRESH:
         monkeypatch.setattr(
@@ -236,15 +250,11 @@ def test_plan_and_status_show_an_interrupted_command(
     monkeypatch.setattr(sys, "argv", ["sweep", "run", config, "--fresh", "--out", out])
     go(request_of(), stopping_at(64), FRESH)
     status = status_lines(request_of().run)
-    assert (
-        f"left to measure: 2 of 4 cells. To continue: sweep run {config} --fresh --out {out}"
-        in status
-    )
+    assert f"left to measure: 2 of 4 cells. To continue: sweep run {config} --out {out}" in status
     plan = CliRunner().invoke(main, ["plan", config, "--fresh", "--out", out])
     assert plan.exit_code == 0, plan.output
     assert plan.output.startswith(
-        "resuming this command, which was interrupted: 2 cells measured already\n"
-        "4 cells: 4 ok\n2 to run"
+        "continuing --fresh or --retry: 2 cells are left to replace\n4 cells: 4 ok\n2 to run"
     )
     go(request_of(), FakeScheduler(outcome_of), FRESH)
     status = status_lines(request_of().run)
@@ -278,16 +288,22 @@ def test_two_commands_by_turns_both_come_to_their_end(
     assert begun == [[16, 32], [64, 128], [32], [128]]
 
 
-def test_a_command_killed_after_its_last_cell_measures_again_when_given_twice(
+def test_a_command_killed_after_its_last_cell_has_nothing_left(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The marks are fulfilled by the rows of its cells, and not by a word at its end."""
+    go(request_of(), FakeScheduler(outcome_of))
+
+    def die(*_: object) -> None:
+        raise RuntimeError("the driver's power went")
+
     with monkeypatch.context() as killed:
-        killed.setattr("orchestrator.sweep.pipeline.mark_finished", lambda *_: None)
-        go(request_of(), FakeScheduler(outcome_of), FRESH)
-    for lengths in ([], [16, 32, 64, 128]):
-        scheduler = FakeScheduler(outcome_of)
-        go(request_of(), scheduler, FRESH)
-        assert lengths_of(scheduler) == lengths
+        killed.setattr("orchestrator.sweep.pipeline.store_cells", die)
+        with pytest.raises(RuntimeError):
+            go(request_of(), FakeScheduler(outcome_of), FRESH)
+    scheduler = FakeScheduler(outcome_of)
+    go(request_of(), scheduler)
+    assert lengths_of(scheduler) == []
 
 
 def test_the_order_in_which_values_are_named_is_of_no_matter(
@@ -299,14 +315,80 @@ def test_the_order_in_which_values_are_named_is_of_no_matter(
     assert lengths_of(scheduler) == [64]
 
 
-def test_to_leave_out_what_is_predicted_not_to_fit_is_another_command(
+def test_an_earlier_success_is_shown_until_a_new_one_exists(
+    request_of: Callable[..., SweepRequest],
+) -> None:
+    """Of an interrupted --fresh, and of a replacement that crashed: no result disappears."""
+    go(request_of(), FakeScheduler(outcome_of))
+    crashes = stopping_at(64, lambda one: outcome_of(one, ENDS[length_of(one)]))
+    go(request_of(), crashes, FRESH)
+    cells = load_results(request_of().run).cells.set_index("context_length")
+    assert cells["status"].to_dict() == dict.fromkeys(EACH, "ok")
+    assert cells["attempt"].to_dict() == {16: 2, 32: 1, 64: 1, 128: 1}
+    assert cells["repetitions"].to_dict() == dict.fromkeys(EACH, 1)
+    lines = status_lines(request_of().run)
+    assert lines[0].split() == ["4", "ok"]
+    assert lines[1].startswith("left to measure: 3 of 4 cells.")
+    assert not any("crashed" in line for line in lines)
+
+
+def test_failures_before_a_mark_do_not_count(request_of: Callable[..., SweepRequest]) -> None:
+    """`--retry` gives a cell that was given up all its attempts again."""
+    narrow = {"wheres": ["context_length=16"]}
+    limit = request_of().config.limits.attempts
+    fails = FakeScheduler(lambda one: outcome_of(one, Status.FAILED))
+    for _ in range(limit + 1):
+        go(request_of(**narrow), fails)
+    assert len(fails.begun) == limit
+    go(request_of(**narrow), fails, RunOptions(retry=frozenset({"failed"})))
+    for _ in range(limit):
+        go(request_of(**narrow), fails)
+    assert len(fails.begun) == 2 * limit
+
+
+def test_a_replacement_that_failed_is_named_by_its_status_and_by_that_of_the_cell(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
-    assert go(request_of(), stopping_at(64), FRESH).stop_reason == "SIGTERM"
-    scheduler = FakeScheduler(outcome_of)
-    go(request_of(), scheduler, FRESH, skip_predicted_oom=True)
-    assert lengths_of(scheduler) == EACH
-    scheduler = FakeScheduler(outcome_of)
-    go(request_of(), scheduler, FRESH)
-    assert lengths_of(scheduler) == [64, 128]
+    fails = FakeScheduler(lambda one: outcome_of(one, Status.FAILED))
+    for _ in range(request_of().config.limits.attempts):
+        go(request_of(), fails, ALL_AGAIN)
+    assert status_lines(request_of().run)[1].endswith(" --retry failed")
+    for word in ("failed", "ok"):
+        plan = plan_request(replace(request_of(), options=RunOptions(retry=frozenset({word}))))
+        assert [cell.params.values()["context_length"] for cell in plan.to_run] == EACH
+
+
+def test_a_cell_that_is_predicted_not_to_fit_is_not_marked(
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the same command would never start from the first cell again."""
+    go(request_of(), FakeScheduler(outcome_of))
+
+    def exclude(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+        large = [one for one in preparation.cells if one.params.values()["context_length"] > 64]
+        return preparation.exclude(large, is_deferred=False)
+
+    monkeypatch.setattr("orchestrator.sweep.pipeline.predict_cells", exclude)
+    for _ in range(2):
+        scheduler = FakeScheduler(outcome_of)
+        go(request_of(), scheduler, FRESH, skip_predicted_oom=True)
+        assert len(request_of().run.marks()) == 3
+
+
+def test_marks_are_read_from_collections_and_lost_with_the_manifest(
+    request_of: Callable[..., SweepRequest], tmp_path: Path
+) -> None:
+    go(request_of(), FakeScheduler(outcome_of))
+    go(request_of(), FakeScheduler(outcome_of), FRESH)
+    run = request_of().run
+    other = shutil.copytree(run.folder, tmp_path / "other")
+    both = load_results(open_runs([run.folder, other])).cells
+    assert set(both["repetitions"]) == {1}
+    (run.folder / "run.json").unlink()
+    messages: list[str] = []
+    go(request_of(), FakeScheduler(outcome_of), messages=messages)
+    assert messages[0] == (
+        f"{run}: run.json is gone, and with it what --fresh and --retry replaced"
+    )
+    assert set(load_results(run).cells["repetitions"]) == {2}
