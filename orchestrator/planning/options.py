@@ -20,8 +20,6 @@ QUALITY_FLAGS: Mapping[str, str] = {
     "cpu-contended": "cpu_contended",
     "interval-wide": "interval_wide",
 }
-# Words of older versions, in commands and in stored manifests.
-FORMER_FLAGS: Mapping[str, str] = {"disturbed": "cpu-contended", "wide": "interval-wide"}
 
 _STORED = ("infer_oom", "repeat", "retry", "only", "fresh")  # keys of run.json
 
@@ -82,9 +80,8 @@ class RunOptions:
         for name in {"retry", "only"} & read.keys():
             read[name] = frozenset(read[name])
         if "retry" in read:
-            words = {FORMER_FLAGS.get(word, word) for word in read["retry"]}
             # Older versions had further words, which have no effect now.
-            read["retry"] = frozenset(words & {*Status, *UNMEASURED, *QUALITY_FLAGS})
+            read["retry"] &= {*Status, *UNMEASURED, *QUALITY_FLAGS}
         return cls(**read)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import click
@@ -66,9 +65,3 @@ def import_(
         click.echo(note, err=True)
     noun = "cell" if len(cells) == 1 else "cells"
     say(f"stored in {run} as {noun} {', '.join(cells)}")
-
-
-# The name of earlier versions.
-import_nsys = copy.copy(import_)
-import_nsys.name = "import-nsys"
-import_nsys.hidden = True

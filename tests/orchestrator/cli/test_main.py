@@ -174,7 +174,7 @@ def test_no_size_is_sought_that_no_parameter_can_have(
         ("max-context", "c.yaml", "--out", "", "--gpu", "H200"),
         ("max-batch", "c.yaml", "--out=", "--gpu", "H200"),
         ("publish", "run", "--out", ""),
-        ("import-nsys", "a.sqlite", "--out", ""),
+        ("import", "a.sqlite", "--out", ""),
         ("doctor", "--out", ""),
         ("status", ""),
         ("show", "", "3f2a"),
