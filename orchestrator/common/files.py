@@ -13,20 +13,7 @@ from orchestrator.common.errors import RunUnwritable
 
 Content = str | bytes | Iterable[str]  # of a file; an iterable is written piece by piece
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 _RUN_AGAIN = "run the command again: what was measured before is stored"
-
-
-def return_freed_memory() -> None:
-    """Have glibc return freed blocks of more than 128 KiB to the system.
-
-    By default glibc raises this limit to the size of the largest block that was freed (up to
-    32 MiB), and afterwards keeps blocks of that size for itself.
-    """
-    with suppress(OSError, AttributeError):  # another C library
-        for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(threshold, _THRESHOLD_BYTES)
 
 
 def trim_memory() -> None:

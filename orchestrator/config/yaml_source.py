@@ -6,7 +6,6 @@ YAML 1.2: `no` and `off` are words, `1e-3` is a number. Keys given twice are err
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +24,11 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_name, unknown_value
 from tasks.spec.messages import shorten
+from tasks.spec.parameters import LARGEST_INT
 
 MAX_BYTES = 400_000
 MAX_DEPTH = 100  # of values within values: the parser recurses into each of them
 MAX_ITEMS = 10_000  # of one list or mapping
-MAX_DIGITS = 20  # of an integer: those of 63 bits have 19
 # Values of a document with its aliases written out. A few lines of nested aliases can stand for
 # more values than memory can hold.
 MAX_NODES = 200_000
@@ -44,7 +43,6 @@ _VALUE_TAGS = frozenset({
 })  # fmt: skip
 _KEY_TAGS = frozenset({f"{_TAG}{name}" for name in ("str", "int", "float", "merge")})
 _UNION_TAG = re.compile(r"literal\[|constrained-")
-_BASES = {"0x": 16, "0o": 8, "0b": 2}
 
 
 @dataclass(frozen=True)
@@ -264,9 +262,15 @@ def _check_number(node: ScalarNode, place: KeyPath) -> None:
         raise _Refused(
             node, f"{float(text.replace('.', ''))} is not finite", "Write a number", place
         )
-    if node.tag == f"{_TAG}int" and _digit_count(text) > MAX_DIGITS:
-        problem = f"the integer has {_digit_count(text):,} digits"
-        raise _Refused(node, problem, "Use an integer of at most 63 bits", place)
+    if node.tag == f"{_TAG}int" and not _fits_63_bits(text):
+        raise _Refused(node, "integers must fit in 63 bits", "", place)
+
+
+def _fits_63_bits(text: str) -> bool:
+    try:
+        return abs(int(text, 0)) <= LARGEST_INT
+    except ValueError:  # leading zeros, or more digits than Python reads
+        return len(text) <= len(str(LARGEST_INT))
 
 
 def _check_text(node: ScalarNode, place: KeyPath) -> None:
@@ -276,18 +280,6 @@ def _check_text(node: ScalarNode, place: KeyPath) -> None:
         raise _Refused(
             node, "a text has half of a surrogate pair", "Write the letter itself", place
         )
-
-
-def _digit_count(text: str) -> int:
-    """Return the number of decimal digits of an integer in YAML, without writing it out."""
-    digits = text.lower().replace("_", "").lstrip("+-")
-    base = _BASES.get(digits[:2])
-    if base is None:
-        return len(digits)
-    try:
-        return math.floor(int(digits[2:], base).bit_length() * math.log10(2)) + 1
-    except ValueError:  # the parser reports it
-        return 0
 
 
 def plain(node: object) -> Any:

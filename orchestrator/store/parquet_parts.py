@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.common.errors import LIMIT_REMEDIES, RunError
-from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
+from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.row_digests import RowsDigest, digests_by_attempt, parse_digests
 from orchestrator.store.tables import JSON_COLUMNS, MEASURED_TABLES, REQUIRED_COLUMNS
@@ -54,12 +54,6 @@ class StoredRows(NamedTuple):
     rows: int
     digest: str
     part: Path
-
-
-# The system's allocator returns freed memory; pyarrow's own keeps it. A report first reads large
-# tables and then builds large texts, so that one would add to the other.
-pa.set_memory_pool(pa.system_memory_pool())
-return_freed_memory()
 
 
 def read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> list[pa.Table]:

@@ -6,7 +6,7 @@ parameter's own column, which a table has if the parameter varies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
@@ -32,7 +32,6 @@ TABLES: tuple[Table, ...] = (
     *KERNEL_TABLES,
     *NUMERICS_TABLES,
 )
-
 
 
 def lay_out(
