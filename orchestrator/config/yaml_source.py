@@ -245,8 +245,7 @@ def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
         problem = f"a {str(node.tag).removeprefix(_TAG)} is neither text, number, list nor mapping"
         raise _Refused(node, problem, "Write it without a tag, or in quotes", place)
     if isinstance(node, ScalarNode):
-        _check_number(node, place)
-        _check_text(node, place)
+        _check_scalar(node, place)
     for step, value, key in _items(node):
         if key is not None:
             if key.tag not in _KEY_TAGS:
@@ -256,14 +255,19 @@ def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
         _check_scalars(value, (*place, step), checked)
 
 
-def _check_number(node: ScalarNode, place: KeyPath) -> None:
+def _check_scalar(node: ScalarNode, place: KeyPath) -> None:
     text = str(node.value)
+    problem, remedy = "", ""
     if node.tag == f"{_TAG}float" and text.lower().lstrip("+-") in (".inf", ".nan"):
-        raise _Refused(
-            node, f"{float(text.replace('.', ''))} is not finite", "Write a number", place
-        )
-    if node.tag == f"{_TAG}int" and not _fits_63_bits(text):
-        raise _Refused(node, "integers must fit in 63 bits", "", place)
+        problem, remedy = f"{float(text.replace('.', ''))} is not finite", "Write a number"
+    elif node.tag == f"{_TAG}int" and not _fits_63_bits(text):
+        problem = "integers must fit in 63 bits"
+    # "\ud83d" in double quotes is a letter of JSON only together with its other half, and YAML
+    # does not join them. No file can store it as UTF-8.
+    elif re.search("[\ud800-\udfff]", text):
+        problem, remedy = "a text has half of a surrogate pair", "Write the letter itself"
+    if problem:
+        raise _Refused(node, problem, remedy, place)
 
 
 def _fits_63_bits(text: str) -> bool:
@@ -271,15 +275,6 @@ def _fits_63_bits(text: str) -> bool:
         return abs(int(text, 0)) <= LARGEST_INT
     except ValueError:  # leading zeros, or more digits than Python reads
         return len(text) <= len(str(LARGEST_INT))
-
-
-def _check_text(node: ScalarNode, place: KeyPath) -> None:
-    # "\ud83d" in double quotes is a letter of JSON only together with its other half, and YAML
-    # does not join them. No file can store it as UTF-8.
-    if re.search("[\ud800-\udfff]", str(node.value)):
-        raise _Refused(
-            node, "a text has half of a surrogate pair", "Write the letter itself", place
-        )
 
 
 def plain(node: object) -> Any:

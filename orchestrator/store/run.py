@@ -244,8 +244,6 @@ class Run:
         joined: dict[str, pd.Series | pd.Categorical] = {}
         for name in empty.column_names:
             joined[name] = _join([batch.pop(name) for batch in batches])
-        # Parts of millions of samples leave much behind, and a report builds large texts next.
-        pa.default_memory_pool().release_unused()
         trim_memory()
         return pd.DataFrame(joined, copy=False)
 

@@ -1,4 +1,4 @@
-"""The outcomes of a sweep: stored one by one, and counted."""
+"""The outcomes of a sweep: stored one by one and counted, or recovered after a killed driver."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.common.provenance import PROGRAM_SOURCE
+from orchestrator.common.provenance import PROGRAM_SOURCE, git_commit
+from orchestrator.execution.child_supervision import recover
 from orchestrator.planning.history import cells_by_flag
-from orchestrator.planning.invocation import INVOCATION, Invocation
+from orchestrator.planning.invocation import INVOCATION, Invocation, measurement_settings
 from orchestrator.store.run_writer import RunWriter
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -61,3 +62,26 @@ def store_cells(writer: RunWriter) -> dict[str, set[str]]:
     writer.write_cells(cells)
     concurrent = set(cells.loc[ran_with_others(cells), "cell"])
     return {**cells_by_flag(cells), RAN_WITH_OTHERS: concurrent}
+
+
+def recover_attempts(writer: RunWriter) -> int:
+    """Store the outcomes that a killed driver left in the folders of attempts. Return how many.
+
+    This comes before the plan, which then sees their rows.
+    """
+    invocation = _last_invocation(writer)
+    recorded = writer.rows("attempts", ["cell", "attempt"])
+    finished = list(filter(None, map(recover, writer.attempts_without_row(recorded))))
+    for outcome in finished:
+        writer.append(measured_by(invocation, outcome), invocation.commit)
+    writer.merge_parts()
+    return len(finished)
+
+
+def _last_invocation(writer: RunWriter) -> Invocation:
+    manifest = writer.read_manifest()
+    entries = manifest.get("invocations", [])
+    last = Invocation.from_json(entries[-1]) if entries else Invocation(None, commit=git_commit())
+    if last.asked is None:  # an older version stored the settings with the config alone
+        return replace(last, asked=measurement_settings(manifest.get("config", {})))
+    return last
