@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-# This module is imported because this registers its derived fields.
-from orchestrator.analysis import throughput  # noqa: F401
+# These are imported first because this registers their derived fields, in the order of columns.
+from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
 from orchestrator.analysis.cpu_bound import concurrent_attempts
 from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields
 from orchestrator.analysis.memory_columns import latest_predictions, undeclared_columns, with_value
