@@ -27,7 +27,7 @@ from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.preflight import Preparation, Slots
+from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.store.cell_state import CellState, read_states
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
@@ -79,7 +79,7 @@ def simulate(measured: MeasuredCells, gpus: int, start_s: float, are_known: bool
     plan = make_plan(measured.cells, states, options, 1)
     queue = AttemptQueue(plan, AttemptFactory(Run(Path("nowhere")), Settings(), plan))
     host = HostInfo(gpus=(GpuInfo(measured.gpu, 1),))
-    queue.begin(Preparation(hosts=(host,), slots=Slots({"cuda": gpus})))
+    queue.begin(Preflight(hosts=(host,), slots=Slots({"cuda": gpus})))
     attempts = iter(queue)
     running: list[tuple[float, int, Attempt]] = []
     started = 0

@@ -67,14 +67,11 @@ Measure = Callable[[list[Values], Sequence[str]], list[LoopTime]]
 
 def main() -> None:
     """Measure the cells in each way and print the comparison."""
-    from orchestrator.cli.bytecode_cache import keep_bytecode
-
     parser = cell_options(__doc__, 1)
     parser.add_argument("--ways", type=parse_ways, default=list(WAYS), help="ways, in this order")
     parser.add_argument("--fresh", type=at_least(1), help="number of cells of `processes`  [all]")
     parser.add_argument("--keep", type=folder_to_keep, help="folder for the results of the sweeps")
     options = parser.parse_args()
-    keep_bytecode()  # `sweep` does so too, and the loop should not be slower for it
     cells = loop_cells(options)
     sample = sampled(cells, options.fresh)
     durations: dict[str, Duration] = {}

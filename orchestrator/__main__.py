@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 
-from orchestrator.cli.bytecode_cache import keep_bytecode
 from orchestrator.common.errors import EXIT_INTERRUPTED
 from orchestrator.common.run_location import UNANSWERED
 
@@ -20,7 +19,6 @@ def main() -> None:
         _open_standard_descriptors()
         _require_utf8()
         _require_docstrings()
-        keep_bytecode()
         # Commands build hundreds of thousands of objects that live until they end. By default the
         # garbage collector looks at all of them again and again: a tenth of a plan's time.
         gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)

@@ -76,7 +76,7 @@ class AttentionParams(AttentionAxisParams):
 
 
 def build(params: AttentionParams) -> Workload:
-    """Prepare inputs and attention on the cell's device. Raise Skip, or torch's out-of-memory."""
+    """Build inputs and attention on the cell's device. Raise Skip, or torch's out-of-memory."""
     from tasks.harness.setup import set_up
 
     return build_on(set_up(params), params)
@@ -90,7 +90,7 @@ def build_on(device: Device, params: AttentionParams) -> Workload:
     from tasks.harness.precision import dtype_name, matmul_dtype, precision_facts, stored_dtype
     from tasks.harness.workload import Workload
 
-    inputs, attend, leaves = _prepare(params, device)
+    inputs, attend, leaves = _build_inputs(params, device)
     if params.compile == "model":
         attend = torch.compile(attend, **compile_options(params, ours=True))
     gradient = torch.randn(inputs[0].shape, device=inputs[0].device).to(matmul_dtype(params))
@@ -144,7 +144,7 @@ def _by_phase(params: AttentionParams, forward: int) -> dict[str, int]:
     return {phase: flops[phase] for phase in PHASES[params.pass_]}
 
 
-def _prepare(
+def _build_inputs(
     params: AttentionParams, device: Device
 ) -> tuple[tuple[Tensor, ...], Callable[..., Tensor], list[Tensor]]:
     """Return the inputs of a step, the function that computes it, and the tensors with gradients."""

@@ -21,7 +21,7 @@ class MatmulParams(TimedParams):
 
 
 def build(params: MatmulParams) -> Workload:
-    """Prepare two random factors in the dtype of the precision. Raise Skip."""
+    """Build two random factors in the dtype of the precision. Raise Skip."""
     import torch
 
     from tasks.harness.precision import dtype_name, matmul_dtype, precision_facts

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def build(params: TrainStepParams) -> Workload:
-    """Prepare model, optimizer and inputs on the cell's device.
+    """Build model, optimizer and inputs on the cell's device.
 
     Raise Skip, or torch's out-of-memory.
     """

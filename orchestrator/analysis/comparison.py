@@ -43,7 +43,7 @@ _TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
 
 
-class Verdict(StrEnum):
+class Change(StrEnum):
     """Result of the comparison of one cell."""
 
     SAME = "SAME"  # no difference beyond the noise
@@ -59,14 +59,14 @@ class Verdict(StrEnum):
 class Comparison:
     """Comparison of one cell.
 
-    settings: its task and the axes that tell it apart. reason: why the verdict is AMBIGUOUS.
+    settings: its task and the axes that tell it apart. reason: why the change is AMBIGUOUS.
     """
 
     settings: Mapping[str, str]
     a: CellTiming
     b: CellTiming
     noise: Noise
-    verdict: Verdict
+    change: Change
     reason: str = ""
 
     @property
@@ -106,7 +106,7 @@ class Comparison:
     @property
     def differs(self) -> bool:
         """True if the difference is real."""
-        return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
+        return self.change in (Change.FASTER, Change.SLOWER)
 
     @property
     def is_distribution_free(self) -> bool:
@@ -136,7 +136,7 @@ class ComparisonReport:
 
     @property
     def differing_by_chance(self) -> float:
-        """The expected number of false FASTER and SLOWER verdicts if nothing changed."""
+        """The expected number of false FASTER and SLOWER cells if nothing changed."""
         judged = sum(one.noise_is_known for one in self.comparisons)
         return SIGNIFICANCE * judged
 
@@ -194,18 +194,18 @@ def compare_cell(
     settings: Mapping[str, str], a: CellTiming, b: CellTiming, noise: Noise
 ) -> Comparison:
     """Compare two timings of one cell."""
-    verdict, reason = _verdict(a, b, noise)
-    return Comparison(settings, a, b, noise, verdict, reason)
+    change, reason = _change(a, b, noise)
+    return Comparison(settings, a, b, noise, change, reason)
 
 
-def _verdict(a: CellTiming, b: CellTiming, noise: Noise) -> tuple[Verdict, str]:
-    """Return the verdict, and why it is AMBIGUOUS."""
+def _change(a: CellTiming, b: CellTiming, noise: Noise) -> tuple[Change, str]:
+    """Return the change, and why it is AMBIGUOUS."""
     if not _are_repeated(a, b):
-        return Verdict.AMBIGUOUS, _measured_once(a, b)
+        return Change.AMBIGUOUS, _measured_once(a, b)
     relative = _noise_threshold(a, b, noise)
     threshold = math.log1p(relative)
-    verdict = Verdict.SLOWER if b.ms > a.ms else Verdict.FASTER
-    has_gap = _has_gap(a, b, verdict)
+    change = Change.SLOWER if b.ms > a.ms else Change.FASTER
+    has_gap = _has_gap(a, b, change)
     # The median resists one disturbed attempt, but the noise is that of the mean: both must agree.
     by_median = math.log(b.ms / a.ms)
     by_mean = math.log(b.mean_ms / a.mean_ms)
@@ -213,18 +213,18 @@ def _verdict(a: CellTiming, b: CellTiming, noise: Noise) -> tuple[Verdict, str]:
     if not any(differ):
         ratio = b.over(a)
         if relative > LARGE_DIFFERENCE and (has_gap or ratio.is_large):
-            return Verdict.AMBIGUOUS, "repetitions differ by as much"
+            return Change.AMBIGUOUS, "repetitions differ by as much"
         if ratio.is_vague:
-            return Verdict.AMBIGUOUS, "the interval is too wide"
-        return Verdict.SAME, ""
+            return Change.AMBIGUOUS, "the interval is too wide"
+        return Change.SAME, ""
     if not all(differ) or by_median * by_mean < 0:
-        return Verdict.AMBIGUOUS, "median and mean disagree"
+        return Change.AMBIGUOUS, "median and mean disagree"
     if not has_gap:
-        return Verdict.AMBIGUOUS, "the intervals overlap"
-    reason = _clock_explanation(a, b, verdict) or _cpu_explanation(a, b, verdict)
+        return Change.AMBIGUOUS, "the intervals overlap"
+    reason = _clock_explanation(a, b, change) or _cpu_explanation(a, b, change)
     if reason:
-        return Verdict.AMBIGUOUS, reason
-    return verdict, ""
+        return Change.AMBIGUOUS, reason
+    return change, ""
 
 
 def _are_repeated(a: CellTiming, b: CellTiming) -> bool:
@@ -243,31 +243,31 @@ def _measured_once(a: CellTiming, b: CellTiming) -> str:
     return "measured once in B"
 
 
-def _has_gap(a: CellTiming, b: CellTiming, verdict: Verdict) -> bool:
-    """Return True if there is a gap between the intervals, in the direction of the verdict."""
-    if verdict is Verdict.SLOWER:
+def _has_gap(a: CellTiming, b: CellTiming, change: Change) -> bool:
+    """Return True if there is a gap between the intervals, in the direction of the change."""
+    if change is Change.SLOWER:
         return b.low_ms > a.high_ms
     return b.high_ms < a.low_ms
 
 
-def _clock_explanation(a: CellTiming, b: CellTiming, verdict: Verdict) -> str:
+def _clock_explanation(a: CellTiming, b: CellTiming, change: Change) -> str:
     """Return why the GPU clock may explain the difference, or an empty string."""
     first, second = a.clock_mhz, b.clock_mhz
     if not first or not second or abs(second / first - 1) <= _CLOCK_TOLERANCE:
         return ""
-    if _has_gap(_scaled(a, first, first), _scaled(b, second, second), verdict):
+    if _has_gap(_scaled(a, first, first), _scaled(b, second, second), change):
         return ""
     return f"GPU clock: {first:.0f} → {second:.0f} MHz"
 
 
-def _cpu_explanation(a: CellTiming, b: CellTiming, verdict: Verdict) -> str:
+def _cpu_explanation(a: CellTiming, b: CellTiming, change: Change) -> str:
     """Return why the CPU of the slower time may explain the difference, or an empty string."""
     faster, slower = sorted((a, b), key=attrgetter("ms"))
     depends = slower.depends_on_cpu or faster.depends_on_cpu
     # The speed is known at both ends of the timing, but not in between: the whole range counts.
     if depends and slower.dispatch_rates and faster.dispatch_rates:
         had_slower_cpu = slower.dispatch_rates[0] < faster.dispatch_rates[0]
-        if had_slower_cpu and not _has_gap(_in_operations(a), _in_operations(b), verdict):
+        if had_slower_cpu and not _has_gap(_in_operations(a), _in_operations(b), change):
             return f"CPU speed: {_rates(a)} → {_rates(b)} operations per ms"
     if slower.waited_for_core > MAX_CORE_WAIT:
         return f"other processes used the cores {slower.waited_for_core:.0%} of the time"

@@ -1,6 +1,6 @@
-"""Steps that are CPU-bound: the GPU waits for the CPU that launches its kernels.
+"""Steps that are CPU-bound, and attempts that shared the CPU of their host.
 
-Such a step takes another time on another host with the same GPU, so tables mark its time with †.
+The GPU waits for the CPU that launches its kernels. Such a step takes another time on another host with the same GPU, so tables mark its time with †.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from enum import StrEnum
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.concurrency import SOME
 from orchestrator.analysis.derived_fields import derived
 from orchestrator.analysis.sound_cells import quotients
 
@@ -23,6 +22,9 @@ _MAX_WAITING = 0.1  # share of a step in such phases from which the step counts 
 # Share of the timing in which a thread waits for a core. On a host with two cores it reached 0.09
 # without other processes, and 0.5 with two others.
 MAX_CORE_WAIT = 0.1
+# Attempts that shared a host with at least this many others, on average over their time, count as
+# having had company. A short overlap with the next attempt's start is not enough.
+_SOME = 0.5
 
 
 class BoundBy(StrEnum):
@@ -114,7 +116,7 @@ def ran_with_others(cells: pd.DataFrame) -> pd.Series[bool]:
     """Return for each cell if other attempts on its host may have made its steps longer."""
     if not {"concurrent_attempts", "step_ms_median"} <= set(cells):
         return pd.Series(False, index=cells.index)
-    has_company = cells["concurrent_attempts"].ge(SOME).fillna(False).astype(bool)
+    has_company = cells["concurrent_attempts"].ge(_SOME).fillna(False).astype(bool)
     return depends_on_cpu(cells) & has_company & cells["step_ms_median"].notna()
 
 
@@ -127,3 +129,34 @@ def _is_true(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
     if column not in cells:
         return pd.Series(False, index=cells.index)
     return cells[column].fillna(False).astype(bool)
+
+
+def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
+    """Return how many other attempts ran on the host of each attempt, on average over its time.
+
+    `attempts` has the columns host, started_at and wall_s. The result is null if the host is
+    unknown.
+    """
+    concurrent = pd.Series(np.nan, index=attempts.index)
+    since_epoch = pd.to_datetime(attempts["started_at"], utc=True) - pd.Timestamp(0, tz="UTC")
+    begins = since_epoch.dt.total_seconds()
+    is_known = (attempts["host"] != "") & np.isfinite(attempts["wall_s"]) & begins.notna()
+    for _, on_host in attempts[is_known].groupby("host"):
+        begin = begins[on_host.index].to_numpy()
+        concurrent[on_host.index] = _mean_concurrency(begin, on_host["wall_s"].to_numpy())
+    return concurrent
+
+
+def _mean_concurrency(begin_s: np.ndarray, wall_s: np.ndarray) -> np.ndarray:
+    """Return the mean number of other intervals that are open during each interval."""
+    # The number of open intervals is a step function of time. Its integral at an interval's end
+    # less that at its begin is the time spent by all of them, including `wall_s` by itself.
+    edges = np.concatenate([begin_s, begin_s + wall_s])
+    order = np.argsort(edges, kind="stable")
+    open_after = np.cumsum(np.repeat([1, -1], len(begin_s))[order])
+    integral = np.cumsum(open_after[:-1] * np.diff(edges[order]))
+    spent = np.interp(edges, edges[order], np.concatenate([[0.0], integral]))
+    by_others = spent[len(begin_s) :] - spent[: len(begin_s)] - wall_s
+    mean = np.divide(by_others, wall_s, out=np.zeros_like(wall_s), where=wall_s > 0)
+    concurrent: np.ndarray = np.maximum(mean, 0)
+    return concurrent

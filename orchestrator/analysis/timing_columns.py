@@ -1,10 +1,10 @@
-"""Columns of cells about step times, and the step times of every attempt."""
+"""Columns of cells about timed and profiled steps, and the step times of every attempt."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived
+from orchestrator.analysis.derived_fields import derived, derived_ratio
 from orchestrator.analysis.pivot import ATTEMPT_KEY, metric_rows, pivot_samples, with_text_columns
 from orchestrator.analysis.sound_cells import quotients
 from orchestrator.analysis.statistics import STATISTICS
@@ -12,6 +12,47 @@ from orchestrator.analysis.statistics import STATISTICS
 # An interval wider than this share of its median hides most differences that a reader looks for.
 # Seen on a virtual machine whose host slowed down: half of 265 cells had one wider than 10 %.
 _WIDE = 0.05
+_KERNEL_TIME = "_kernel_time_ms"
+
+derived_ratio(
+    "busy_timed",
+    "kernel time of a step over `step_ms_median`, which no profiler makes longer",
+    ("step_kernel_time_ms_median", "step_ms_median", 1),
+)
+derived_ratio(
+    "profile_cost",
+    "duration of the profiled step over that of a timed step",
+    ("profiled_step_ms", "step_ms_median", 1),
+    unit="",  # it is at least 1: no share
+)
+derived_ratio(
+    "processing_share",
+    "`processing_ms` as a share of the whole attempt",
+    ("processing_ms", "wall_s", 1e-3),
+)
+
+
+def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
+    """Fill `{phase}_kernel_time_ms_median` of cells that only profiled a step.
+
+    One step has no interval, so only the median is filled.
+    """
+    times = cells.filter(regex=f"{_KERNEL_TIME}$").drop(
+        columns=f"outside{_KERNEL_TIME}", errors="ignore"
+    )
+    if times.empty or not {"busy", "profiled_step_ms"} <= set(cells):
+        return cells
+    # An imported trace may contain any number of steps. Without a known number, its kernel time is
+    # not that of one step.
+    is_one_step = cells["busy"].notna() & cells["profiled_step_ms"].notna()
+    profiled = times.where(is_one_step)
+    profiled = profiled.assign(**{f"step{_KERNEL_TIME}": profiled.sum(axis=1, min_count=1)})
+    medians = {}
+    for name in profiled:
+        measured = cells.get(f"{name}_median")
+        filled = profiled[name] if measured is None else measured.fillna(profiled[name])
+        medians[f"{name}_median"] = filled
+    return cells.assign(**medians)
 
 
 def host_lead(samples: pd.DataFrame) -> pd.DataFrame:

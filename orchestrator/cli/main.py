@@ -12,7 +12,6 @@ from orchestrator.cli.group import LazyCommands, SweepGroup
 
 MODULES = {
     "compare": "compare", "doctor": "doctor", "import": "import_traces",
-    "import-nsys": "import_traces",
     "max-batch": "capacity", "max-context": "capacity", "plan": "plan", "publish": "publish",
     "report": "report", "run": "run", "schema": "doctor", "show": "status", "status": "status",
 }  # fmt: skip

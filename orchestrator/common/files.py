@@ -1,4 +1,4 @@
-"""Atomic writes, errors of the disk as RunUnwritable, and memory that is returned to the system."""
+"""Atomic writes, errors of the disk as RunUnwritable, returned memory, and the cache's folders."""
 
 from __future__ import annotations
 
@@ -13,20 +13,7 @@ from orchestrator.common.errors import RunUnwritable
 
 Content = str | bytes | Iterable[str]  # of a file; an iterable is written piece by piece
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 _RUN_AGAIN = "run the command again: what was measured before is stored"
-
-
-def return_freed_memory() -> None:
-    """Have glibc return freed blocks of more than 128 KiB to the system.
-
-    By default glibc raises this limit to the size of the largest block that was freed (up to
-    32 MiB), and afterwards keeps blocks of that size for itself.
-    """
-    with suppress(OSError, AttributeError):  # another C library
-        for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(threshold, _THRESHOLD_BYTES)
 
 
 def trim_memory() -> None:
@@ -87,3 +74,18 @@ def writing(
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
             remedy = f"Move {os.fsdecode(error.filename2 or error.filename)} away"
         raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedy) from error
+
+
+def cache_folder(name: str) -> Path:
+    """Return the path of a folder in the cache. It need not exist, and may be impossible."""
+    root = os.environ.get("XDG_CACHE_HOME") or _default_root()
+    return Path(root) / "transformer-sweep" / name
+
+
+def _default_root() -> Path:
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        # A container's user may have neither HOME nor a line in /etc/passwd. Nothing can be written
+        # below this path, which is a case that every user of the cache knows.
+        return Path(os.devnull)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 import click
 
 from tasks.spec.messages import escape_unprintable
+
+Notify = Callable[[str], None]  # shows one message to the user
 
 
 def say(line: str) -> None:

@@ -47,12 +47,12 @@ def product(factors: Sequence[Factor]) -> Iterator[Values]:
 
 
 def _factors(axes: Lists, groups: Iterable[Lists]) -> list[Factor]:
-    alone = [{name: values} for name, values in axes.items()]
-    return [_rows(group) for group in (*alone, *groups) if group]
-
-
-def _rows(group: Lists) -> Factor:
-    return [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
+    factors = []
+    for group in (*({name: values} for name, values in axes.items()), *groups):
+        if group:
+            rows = zip(*group.values(), strict=True)
+            factors.append([dict(zip(group, row, strict=True)) for row in rows])
+    return factors
 
 
 def check_group(where: str, group: Lists, sets: Lists) -> None:

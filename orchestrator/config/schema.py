@@ -36,6 +36,9 @@ from tasks.spec.registry import all_axes, all_tasks
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # a folder has it
 LONGEST_VARIABLE = 131_071  # bytes of NAME=VALUE: Linux's MAX_ARG_STRLEN, less the final NUL
+# With these no measuring process runs a line of Python. Wrong values of others, such as
+# PYTHONHASHSEED, are named by Python in the row of the cell.
+_NO_PYTHON = ("PYTHONHOME", "LD_TRACE_LOADED_OBJECTS")
 _PIPE_S = 10.0  # longest wait for the next piece of a config from a pipe
 LONGEST_S = 1e8  # a time limit of about three years: some timers overflow at 68 years
 
@@ -180,6 +183,9 @@ def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
             "Leave it out, or write [timing]",
         )
     _check_env_size(config.env, source)
+    for name in config.env.keys() & {*_NO_PYTHON}:
+        where = source.where(("env", name))
+        raise ConfigError(f"{where}: Python does not start with it", "Leave it out")
     for number, grid in enumerate(config.grids):
         for axis in sorted(grid.fixed.keys() & grid.axes.keys()):
             where = source.where(("grids", number, "fixed", axis))

@@ -6,7 +6,6 @@ YAML 1.2: `no` and `off` are words, `1e-3` is a number. Keys given twice are err
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +24,11 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_name, unknown_value
 from tasks.spec.messages import shorten
+from tasks.spec.parameters import LARGEST_INT
 
 MAX_BYTES = 400_000
 MAX_DEPTH = 100  # of values within values: the parser recurses into each of them
 MAX_ITEMS = 10_000  # of one list or mapping
-MAX_DIGITS = 20  # of an integer: those of 63 bits have 19
 # Values of a document with its aliases written out. A few lines of nested aliases can stand for
 # more values than memory can hold.
 MAX_NODES = 200_000
@@ -44,7 +43,6 @@ _VALUE_TAGS = frozenset({
 })  # fmt: skip
 _KEY_TAGS = frozenset({f"{_TAG}{name}" for name in ("str", "int", "float", "merge")})
 _UNION_TAG = re.compile(r"literal\[|constrained-")
-_BASES = {"0x": 16, "0o": 8, "0b": 2}
 
 
 @dataclass(frozen=True)
@@ -247,8 +245,7 @@ def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
         problem = f"a {str(node.tag).removeprefix(_TAG)} is neither text, number, list nor mapping"
         raise _Refused(node, problem, "Write it without a tag, or in quotes", place)
     if isinstance(node, ScalarNode):
-        _check_number(node, place)
-        _check_text(node, place)
+        _check_scalar(node, place)
     for step, value, key in _items(node):
         if key is not None:
             if key.tag not in _KEY_TAGS:
@@ -258,36 +255,26 @@ def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
         _check_scalars(value, (*place, step), checked)
 
 
-def _check_number(node: ScalarNode, place: KeyPath) -> None:
+def _check_scalar(node: ScalarNode, place: KeyPath) -> None:
     text = str(node.value)
+    problem, remedy = "", ""
     if node.tag == f"{_TAG}float" and text.lower().lstrip("+-") in (".inf", ".nan"):
-        raise _Refused(
-            node, f"{float(text.replace('.', ''))} is not finite", "Write a number", place
-        )
-    if node.tag == f"{_TAG}int" and _digit_count(text) > MAX_DIGITS:
-        problem = f"the integer has {_digit_count(text):,} digits"
-        raise _Refused(node, problem, "Use an integer of at most 63 bits", place)
-
-
-def _check_text(node: ScalarNode, place: KeyPath) -> None:
+        problem, remedy = f"{float(text.replace('.', ''))} is not finite", "Write a number"
+    elif node.tag == f"{_TAG}int" and not _fits_63_bits(text):
+        problem = "integers must fit in 63 bits"
     # "\ud83d" in double quotes is a letter of JSON only together with its other half, and YAML
     # does not join them. No file can store it as UTF-8.
-    if re.search("[\ud800-\udfff]", str(node.value)):
-        raise _Refused(
-            node, "a text has half of a surrogate pair", "Write the letter itself", place
-        )
+    elif re.search("[\ud800-\udfff]", text):
+        problem, remedy = "a text has half of a surrogate pair", "Write the letter itself"
+    if problem:
+        raise _Refused(node, problem, remedy, place)
 
 
-def _digit_count(text: str) -> int:
-    """Return the number of decimal digits of an integer in YAML, without writing it out."""
-    digits = text.lower().replace("_", "").lstrip("+-")
-    base = _BASES.get(digits[:2])
-    if base is None:
-        return len(digits)
+def _fits_63_bits(text: str) -> bool:
     try:
-        return math.floor(int(digits[2:], base).bit_length() * math.log10(2)) + 1
-    except ValueError:  # the parser reports it
-        return 0
+        return abs(int(text, 0)) <= LARGEST_INT
+    except ValueError:  # leading zeros, or more digits than Python reads
+        return len(text) <= len(str(LARGEST_INT))
 
 
 def plain(node: object) -> Any:

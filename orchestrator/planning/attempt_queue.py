@@ -27,7 +27,7 @@ from orchestrator.planning.duration_estimate import (
     makespan_s,
 )
 from orchestrator.planning.oom_inference import OomInference
-from orchestrator.planning.preflight import Preparation, Slots, first_gpu
+from orchestrator.planning.preflight import Preflight, Slots, first_gpu
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -191,15 +191,15 @@ class AttemptQueue:
         self._measurements_left = Counter(queued.cell.id for queued in self._order.waiting)
         self.total = len(self._order.waiting)
 
-    def begin(self, preparation: Preparation) -> None:
-        """Take over what the preparation found out: excluded cells, slots, and the GPU's speed."""
-        excluded = {exclusion.cell.id for exclusion in preparation.excluded}
+    def begin(self, preflight: Preflight) -> None:
+        """Take over what the preflight found out: excluded cells, slots, and the GPU's speed."""
+        excluded = {exclusion.cell.id for exclusion in preflight.excluded}
         self._order.remove(excluded)
         for cell in excluded:
             del self._measurements_left[cell]
         self.total = len(self._order.waiting)
-        self._slots = preparation.slots
-        self._estimator = self._new_estimator(first_gpu(preparation.hosts))
+        self._slots = preflight.slots
+        self._estimator = self._new_estimator(first_gpu(preflight.hosts))
         self._sort()
 
     def __iter__(self) -> Iterator[Attempt]:

@@ -18,6 +18,7 @@ QUALITY_FLAGS: Mapping[str, str] = {
     "cpu-contended": "cpu_contended",
     "interval-wide": "interval_wide",
 }
+
 _STORED = ("infer_oom", "repeat", "retry", "only", "fresh")  # keys of run.json
 
 

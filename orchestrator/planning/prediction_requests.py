@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from queue import LifoQueue
 
+from orchestrator.common.files import cache_folder
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.units import GIB
-from orchestrator.common.user_cache import cache_folder
 from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel

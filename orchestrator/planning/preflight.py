@@ -1,6 +1,6 @@
 """Knowledge about a sweep before its first cell is measured, and the checks of its hosts.
 
-A check takes a `Preparation` and returns another one, for example without the cells that no host can
+A check takes a `Preflight` and returns another one, for example without the cells that no host can
 measure. It raises PlatformError if nothing could be measured. `check_fingerprints` raises RunMismatch
 (orchestrator/planning/fingerprints.py) if the results in the folder were measured on other hardware
 or with other software. A new check is one function and one entry of CHECKS.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import PlatformError
+from orchestrator.common.output import Notify
 from orchestrator.common.text import cells_and_verb
 from orchestrator.execution import nsys
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
@@ -27,8 +28,6 @@ from orchestrator.planning.prediction_requests import PredictedCell
 from orchestrator.planning.request import SweepRequest
 from tasks.spec.cell import Cell, device_types
 from tasks.spec.tables import Sample
-
-Notify = Callable[[str], None]  # shows one message to the user
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preflight:
     """Everything that is known about a sweep before its first cell is measured.
 
     cells: the cells to measure, each once. Those in `excluded` are not among them.
@@ -102,8 +101,8 @@ class Preparation:
         """True if each cell on a GPU, if there are any, names the kind that it runs on."""
         return all(cell.params.gpu_kind for cell in self.cells if cell.params.device == "cuda")
 
-    def exclude(self, cells: Collection[Cell], *, is_deferred: bool) -> Preparation:
-        """Return the preparation without these cells."""
+    def exclude(self, cells: Collection[Cell], *, is_deferred: bool) -> Preflight:
+        """Return the preflight without these cells."""
         excluded, left = list(self.excluded), []
         for cell in self.cells:
             if cell in cells:
@@ -113,26 +112,24 @@ class Preparation:
         return replace(self, cells=tuple(left), excluded=tuple(excluded))
 
 
-Check = Callable[[SweepRequest, Preparation, Notify], Preparation]
+Check = Callable[[SweepRequest, Preflight, Notify], Preflight]
 
 
-def check_nice_level(
-    request: SweepRequest, preparation: Preparation, notify: Notify
-) -> Preparation:
+def check_nice_level(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Warn of hosts where cells wait for other programs."""
-    for host in preparation.hosts:
+    for host in preflight.hosts:
         if host.nice > 0:
             notify(
                 f"cells on {host.name} run at niceness {host.nice}: other programs slow them down."
                 " Start without nice, and Ray with RAY_worker_niceness=0"
             )
-    return preparation
+    return preflight
 
 
-def check_devices(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+def check_devices(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Require each device type of the cells on at least one host."""
-    require_devices(request, preparation.devices, preparation.hosts)
-    return preparation
+    require_devices(request, preflight.devices, preflight.hosts)
+    return preflight
 
 
 def require_devices(
@@ -148,42 +145,38 @@ def require_devices(
         )
 
 
-def check_fingerprints(
-    request: SweepRequest, preparation: Preparation, notify: Notify
-) -> Preparation:
+def check_fingerprints(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Require that the hosts agree in hardware and software with the results in the folder.
 
-    With --mixed they may differ. The returned preparation has the fingerprints of both.
+    With --mixed they may differ. The returned preflight has the fingerprints of both.
     """
-    known = known_fingerprints(request.run) if preparation.has_results else {}
+    known = known_fingerprints(request.run) if preflight.has_results else {}
     fingerprints = dict(known)
-    for device in preparation.devices:
+    for device in preflight.devices:
         before = known.get(device, ())
         current: list[Fingerprint] = []
-        for host in preparation.hosts:
+        for host in preflight.hosts:
             current += host.fingerprints.get(device, ())
         if not request.execution.allow_mixed:
             # If each cell names its kind of GPU, several kinds in one run cannot be confused.
-            require_compatible(
-                before, current, request.run, any_gpu=preparation.names_every_gpu_kind
-            )
+            require_compatible(before, current, request.run, any_gpu=preflight.names_every_gpu_kind)
         fingerprints[device] = unique_fingerprints([*before, *current])
-    return replace(preparation, fingerprints=fingerprints)
+    return replace(preflight, fingerprints=fingerprints)
 
 
-def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+def check_gpu_kinds(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Leave cells whose kind of GPU is on no host to a later run."""
-    kinds, names = preparation.gpu_kinds, ", ".join(preparation.gpu_names)
+    kinds, names = preflight.gpu_kinds, ", ".join(preflight.gpu_names)
     if not kinds:
-        if len(preparation.gpu_names) > 1 and "cuda" in preparation.devices:
+        if len(preflight.gpu_names) > 1 and "cuda" in preflight.devices:
             notify(
                 f"there are GPUs of several kinds ({names}), and a cell may run on any of them."
                 " --set gpu_kind=A,B measures each cell on each kind"
             )
-        return preparation
-    _require_one_kind_per_host(preparation.hosts)
-    missing = [kind for kind in kinds if not preparation.slots.by_gpu_kind.get(kind)]
-    cells = {cell for cell in preparation.cells if cell.params.gpu_kind in missing}
+        return preflight
+    _require_one_kind_per_host(preflight.hosts)
+    missing = [kind for kind in kinds if not preflight.slots.by_gpu_kind.get(kind)]
+    cells = {cell for cell in preflight.cells if cell.params.gpu_kind in missing}
     problem = (
         f"{cells_and_verb(len(cells), 'needs', 'need')} gpu_kind {', '.join(missing)},"
         f" which no host has (available: {names or 'no GPU'})"
@@ -192,15 +185,15 @@ def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Not
         "Add such a node (`ray start --address=…`),"
         " or name a kind that is available, such as --set gpu_kind=A100"
     )
-    return _defer(preparation, cells, PlatformError(problem, remedy), notify)
+    return _defer(preflight, cells, PlatformError(problem, remedy), notify)
 
 
-def check_gpu_count(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+def check_gpu_count(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Leave cells that need more GPUs than any host has to a later run."""
     cells, lacking = set(), set()
-    for cell in preparation.cells:
+    for cell in preflight.cells:
         needed, kind = cell.params.gpu_count, cell.params.gpu_kind
-        available = _most_gpus(preparation.hosts, kind)
+        available = _most_gpus(preflight.hosts, kind)
         # That there is no GPU at all is what `check_devices` and `check_gpu_kinds` report.
         if needed > max(1, available):
             cells.add(cell)
@@ -208,33 +201,31 @@ def check_gpu_count(request: SweepRequest, preparation: Preparation, notify: Not
     needing = cells_and_verb(len(cells), "needs", "need")
     problem = f"{needing} more GPUs than one host has: {', '.join(sorted(lacking))}"
     remedy = "Add such a node (`ray start --address=…`), or --set gpus=1"
-    return _defer(preparation, cells, PlatformError(problem, remedy), notify)
+    return _defer(preflight, cells, PlatformError(problem, remedy), notify)
 
 
-def check_inferred_oom(
-    request: SweepRequest, preparation: Preparation, notify: Notify
-) -> Preparation:
+def check_inferred_oom(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Refuse --infer-oom if a cell may run on GPUs of several kinds.
 
     That one cell ran out of memory on one kind of GPU says nothing about other kinds.
     """
-    kinds = sorted(gpus_of(preparation.fingerprints.get("cuda", ())))
-    is_ambiguous = len(kinds) > 1 and not preparation.names_every_gpu_kind
+    kinds = sorted(gpus_of(preflight.fingerprints.get("cuda", ())))
+    is_ambiguous = len(kinds) > 1 and not preflight.names_every_gpu_kind
     if request.options.infer_oom and is_ambiguous:
         raise PlatformError(
             f"--infer-oom: these cells run or ran on GPUs of several kinds: {', '.join(kinds)}",
             "Leave it out",
         )
-    return preparation
+    return preflight
 
 
-def check_nsys(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+def check_nsys(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Warn if Nsight Systems is to trace the cells and is not installed here."""
     if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
         notify(
             "nsys is not on the PATH here: on hosts without it, cells are measured but not traced"
         )
-    return preparation
+    return preflight
 
 
 # In this order: fingerprints are compared for all cells, before some are left to a later run, and
@@ -269,15 +260,15 @@ def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel
 
 
 def _defer(
-    preparation: Preparation, cells: set[Cell], error: PlatformError, notify: Notify
-) -> Preparation:
+    preflight: Preflight, cells: set[Cell], error: PlatformError, notify: Notify
+) -> Preflight:
     """Leave cells to a later run on other hosts, or raise the error if no cell would remain."""
     if not cells:
-        return preparation
-    if len(cells) == len(preparation.cells):
+        return preflight
+    if len(cells) == len(preflight.cells):
         raise error
     notify(f"skipped: {error.message}. The same command measures them on such a host")
-    return preparation.exclude(cells, is_deferred=True)
+    return preflight.exclude(cells, is_deferred=True)
 
 
 def _require_one_kind_per_host(hosts: Sequence[HostInfo]) -> None:

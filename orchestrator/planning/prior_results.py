@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from orchestrator.common.errors import RunMismatch
+from orchestrator.common.output import Notify
 from orchestrator.common.provenance import PROGRAM_SOURCE, describe_program
 from orchestrator.common.text import cell_count
 from orchestrator.config.schema import SweepConfig
 from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.invocation import Invocation
-from orchestrator.planning.preflight import Notify
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.cell_state import CellState
 from orchestrator.store.run import Run

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from orchestrator.common.errors import ConfigError
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.common.run_location import RunLocation, is_address, require_name
 from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
@@ -23,7 +22,6 @@ from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import Source
-from orchestrator.execution.interpreter_check import startup_problem
 from orchestrator.planning.invocation import (
     Invocation,
     current_command,
@@ -184,15 +182,7 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     run = open_run(location)
     request = SweepRequest(config, selection, expansion, run, path)
     require_modules(expansion.cells, request.search_path, source)
-    _require_interpreter(config.env, source)
     return request
-
-
-def _require_interpreter(env: Mapping[str, str], source: Source) -> None:
-    if found := startup_problem(env):
-        name, problem = found
-        where = source.where(("env", name) if name else ("env",))
-        raise ConfigError(f"{where}: Python does not start with it: {problem}", "Leave it out")
 
 
 def resolve_again(run: Run) -> SweepRequest:

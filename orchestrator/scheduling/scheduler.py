@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, Self
 
+from orchestrator.common.output import Notify as Notify
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 
 OnStart = Callable[[AttemptStarted], None]
-Notify = Callable[[str], None]  # shows one message to the user
 
 
 class Scheduler(Protocol):

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.common.files import replace_file
+from orchestrator.common.files import cache_folder, replace_file
 from orchestrator.common.hashing import bytes_digest
-from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.parquet_parts import to_parquet
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.common.errors import RunError, RunUnreachable, RunUnwritable, SweepError
-from orchestrator.common.files import Content, replace_file, writing
+from orchestrator.common.files import Content, cache_folder, replace_file, writing
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
-from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.parquet_parts import is_merged, replaced_parts, unmerged_parts

@@ -9,6 +9,7 @@ do about it.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.common.errors import LIMIT_REMEDIES, RunError
-from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
+from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.row_digests import RowsDigest, digests_by_attempt, parse_digests
 from orchestrator.store.tables import JSON_COLUMNS, MEASURED_TABLES, REQUIRED_COLUMNS
@@ -43,6 +44,8 @@ _TABLE = b"table"
 _CHECKSUM_MARK = bytes.fromhex("9d1f6b0c57e24ab38f40c2d6715ae839")
 _CHECKSUM_BYTES = 4
 _READ_TRIES = 5
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 
 Built = TypeVar("Built")
 _CHECKED: dict[tuple[Path, int, int], bool] = {}  # versions of files that need no second look
@@ -56,10 +59,16 @@ class StoredRows(NamedTuple):
     part: Path
 
 
-# The system's allocator returns freed memory; pyarrow's own keeps it. A report first reads large
-# tables and then builds large texts, so that one would add to the other.
-pa.set_memory_pool(pa.system_memory_pool())
-return_freed_memory()
+def return_freed_memory() -> None:
+    """Have this process return freed memory to the system, which takes up to a tenth more time.
+
+    pyarrow's own allocator keeps it, and glibc keeps blocks of up to 32 MiB once one was freed.
+    Only a command calls this: it also holds for other libraries in the process.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    with suppress(OSError, AttributeError):  # another C library
+        for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(threshold, _THRESHOLD_BYTES)
 
 
 def read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> list[pa.Table]:

@@ -1,4 +1,4 @@
-"""The outcomes of a sweep: stored one by one, and counted; those of a killed driver are recovered."""
+"""The outcomes of a sweep: stored one by one and counted, or recovered after a killed driver."""
 
 from __future__ import annotations
 

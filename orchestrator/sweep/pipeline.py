@@ -1,4 +1,4 @@
-"""`run_sweep`: a request becomes a plan, a preparation, outcomes and a result, all of them frozen.
+"""`run_sweep`: a request becomes a plan, a preflight, outcomes and a result, all of them frozen.
 
 Only three objects have state: the queue (what is left), the log (what was stored) and the
 interruption (why the sweep stopped).
@@ -13,16 +13,16 @@ from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
 from orchestrator.planning.cell_decisions import describe_continuation, plan_request
 from orchestrator.planning.fingerprints import known_fingerprints
 from orchestrator.planning.invocation import write_marks
-from orchestrator.planning.preflight import Preparation
+from orchestrator.planning.preflight import Preflight
 from orchestrator.planning.prior_results import check_prior_results
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import describe_incomplete
 from orchestrator.sweep.console import Console
+from orchestrator.sweep.host_checks import check_hosts, predict_cells
 from orchestrator.sweep.interruption import Interruption, deadline_after
 from orchestrator.sweep.outcome_log import OutcomeLog, recover_attempts, store_cells
-from orchestrator.sweep.preparation import predict_cells, prepare
 from orchestrator.sweep.result import SweepResult
 from orchestrator.sweep.runtime import Runtime
 
@@ -50,7 +50,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         check_prior_results(request, plan, invocation, notify)
         queue = AttemptQueue(plan, AttemptFactory(request.run, request.settings, plan), deadline)
         log = OutcomeLog(writer, invocation)
-        preparation, error = Preparation(), None  # these stay if a signal comes first
+        preflight, error = Preflight(), None  # these stay if a signal comes first
         if plan.to_run:
             example = request.example_attempt(plan.to_run)
             with (
@@ -58,13 +58,13 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 runtime.open_scheduler(request.execution, example) as scheduler,
             ):
                 interruption.install()  # Ray replaces the handler of SIGTERM when it starts
-                preparation = prepare(request, plan, scheduler, notify)
-                writer.write_manifest(request.manifest(preparation.fingerprints, invocation))
+                preflight = check_hosts(request, plan, scheduler, notify)
+                writer.write_manifest(request.manifest(preflight.fingerprints, invocation))
                 writer.copy_files(request.model_configs())
-                preparation = predict_cells(request, preparation, notify)
-                writer.append_predictions(preparation.predicted_samples)
-                write_marks(writer, plan.marks(preparation.left_out))
-                queue.begin(preparation)
+                preflight = predict_cells(request, preflight, notify)
+                writer.append_predictions(preflight.predicted_samples)
+                write_marks(writer, plan.marks(preflight.left_out))
+                queue.begin(preflight)
                 notify(request.expansion.shared_settings(request.selection))
                 error = measure(scheduler, queue, log, runtime.console, interruption)
         elif not request.is_recorded(invocation):
@@ -79,7 +79,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             counts=dict(log.counts),
             measured_cells=len(log.measured),
             queue=queue.state(),
-            excluded=preparation.excluded,
+            excluded=preflight.excluded,
             before=plan.statuses(),
             exhausted=sum(decision.exhausted for decision in plan.decisions),
             quality={flag: len(cells & log.measured) for flag, cells in quality.items()},

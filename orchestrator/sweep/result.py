@@ -20,7 +20,7 @@ class SweepResult:
     counts: stored outcomes by status; with repetitions, a cell has several.
     measured_cells: cells that were measured at least once.
     queue: what was left.
-    excluded: cells that the preparation excluded.
+    excluded: cells that the preflight excluded.
     before: cells by status before the sweep. exhausted: cells that had failed too often before.
     quality: measured cells by quality flag.
     recovered: outcomes of an earlier driver that was killed.

@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
 from orchestrator.planning.options import ExecutionOptions
+from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.sweep.console import Console
+from orchestrator.scheduling.serial import SerialScheduler
+from orchestrator.sweep.console import Console, Label, SweepConsole
 from tasks.spec.attempt import Attempt
 
 # Opens a scheduler that runs attempts like this example, for which this machine prepares while Ray
@@ -39,3 +41,15 @@ class SharedScheduler(ExitStack):
         if self._scheduler is None:
             self._scheduler = self.enter_context(self._open_scheduler(execution, example))
         return nullcontext(self._scheduler)
+
+
+def default_runtime(label: Label) -> Runtime:
+    """Return a runtime that measures on Ray or in this process, and prints to the terminal."""
+    console = SweepConsole(label)
+
+    def open_scheduler(execution: ExecutionOptions, example: Attempt) -> Scheduler:
+        if execution.scheduler == "serial":
+            return SerialScheduler(console.notify, example)
+        return RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
+
+    return Runtime(open_scheduler, console)

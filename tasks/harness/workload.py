@@ -1,4 +1,4 @@
-"""A workload: a task prepared for one cell. All instruments watch the same `step`."""
+"""A workload: a task built for one cell. All instruments watch the same `step`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Workload:
-    """A prepared step: `step(phase)` runs it once, with each phase inside `with phase(name):`."""
+    """A built step: `step(phase)` runs it once, with each phase inside `with phase(name):`."""
 
     step: Callable[[PhaseMarker], None]
     phases: tuple[str, ...]  # in the order in which they first run

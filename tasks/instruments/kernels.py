@@ -47,7 +47,7 @@ class PhaseRanges:
         self._range.__exit__(None, None, None)
 
 
-def prepare(session: Session) -> list[Sample]:
+def record_provenance(session: Session) -> list[Sample]:
     """Make the compiler keep its provenance records; runs before anything is compiled."""
     if session.workload.compiled:
         enable_provenance()
@@ -145,4 +145,4 @@ def _sample(metric: str, unit: str, value: float | None, note: str = "") -> Samp
 
 # After all timing, because a process is slower once it has profiled. The compiler must be prepared
 # before it compiles anything.
-STAGES = (Stage("kernels prepared", 5, prepare), Stage("kernels", 80, watch_kernels))
+STAGES = (Stage("kernels prepared", 5, record_provenance), Stage("kernels", 80, watch_kernels))

@@ -64,8 +64,6 @@ def test_every_command_in_a_page_parses(page: str) -> None:
 
 def test_every_help_text_has_an_example_that_parses() -> None:
     for name, command in main.commands.items():
-        if command.hidden:  # a former name, whose text is that of the present one
-            continue
         example = re.search(r"Example: sweep (.+)", command.help or "", re.DOTALL)
         assert example, name
         words = example[1].split(" > ")[0].split()

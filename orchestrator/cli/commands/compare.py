@@ -96,7 +96,7 @@ def _differs(report: ComparisonReport, fail_on: tuple[str, ...], threshold: floa
     """Return True if more cells than by chance have one of the verdicts of --fail-on."""
     large = [one for one in report.comparisons if abs(one.ratio.middle - 1) > threshold]
     for verdict in fail_on:
-        count = sum(one.verdict.lower() == verdict for one in large)
+        count = sum(one.change.lower() == verdict for one in large)
         by_chance = 0.0 if verdict == "ambiguous" else report.differing_by_chance
         if count > by_chance:
             return True

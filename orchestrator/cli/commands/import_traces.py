@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import click
@@ -70,9 +69,3 @@ def import_(
         click.echo(note, err=True)
     for line in stored:
         say(line)
-
-
-# The name of earlier versions.
-import_nsys = copy.copy(import_)
-import_nsys.name = "import-nsys"
-import_nsys.hidden = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -13,18 +12,6 @@ from click.shell_completion import CompletionItem
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting, require_name
-
-
-class RenamedOption(click.Option):
-    """Option with former names, which still work but do not appear in the help."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        # Click derives the help from `opts`; the parser has read all names before.
-        names, self.opts = self.opts, self.opts[:1]
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.opts = names
 
 
 class ReferenceDevice(click.ParamType[str]):
@@ -51,23 +38,6 @@ class ReferenceDevice(click.ParamType[str]):
         from orchestrator.common.reference_devices import ALL, DEVICES
 
         return [*DEVICES, ALL]
-
-
-class WordChoice(click.Choice[str]):
-    """A choice that also accepts former words, and prints the current word for them."""
-
-    def __init__(self, words: Sequence[str], former: Mapping[str, str]) -> None:
-        super().__init__(words)
-        self._former = former
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        current = self._former.get(str(value))
-        if current is not None:
-            click.echo(f"{_option(param)} {value} is now called {current}", err=True)
-            value = current
-        return super().convert(value, param, ctx)
 
 
 class Percentage(click.ParamType[float]):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import click
 
-from orchestrator.cli.commands.option_types import Percentage, RunLocationType, WordChoice
+from orchestrator.cli.commands.option_types import Percentage, RunLocationType
 from orchestrator.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,9 +82,7 @@ cell_options = with_options(
     click.option(
         "--retry",
         multiple=True,
-        type=WordChoice(
-            [*STATUSES, *FLAWS], {"disturbed": "cpu-contended", "wide": "interval-wide"}
-        ),
+        type=click.Choice([*STATUSES, *FLAWS]),
         help="Measure cells with this status again. cpu-contended: cells that competed for the"
         " CPU. interval-wide: cells whose median has an interval wider than 5 %.",
     ),

@@ -12,7 +12,6 @@ from orchestrator.cli.commands.option_types import (
     FolderType,
     Megabytes,
     ReferenceDevice,
-    RenamedOption,
     RunLocationType,
 )
 from orchestrator.common.output import say
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--reference",
-    "--against",
-    cls=RenamedOption,
     type=ReferenceDevice(),
     default="all",
     help="Compare the report with the numbers that others published for this device.  [all]",

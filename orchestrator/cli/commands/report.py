@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOption, RunLocationType
+from orchestrator.cli.commands.option_types import ReferenceDevice, RunLocationType
 from orchestrator.cli.commands.options import repeatable
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
@@ -74,8 +74,6 @@ class ReportOptions:
 @repeatable("--where", "wheres", "AXIS=A,AXIS=B|C", "Print only cells that match. Writes no files.")
 @click.option(
     "--reference",
-    "--against",
-    cls=RenamedOption,
     type=ReferenceDevice(),
     help="Add the table `reference`: what others published for the same cells on this device.",
 )
@@ -100,7 +98,10 @@ def report(**chosen: Any) -> None:
     from orchestrator.report.formats.files import files_of
     from orchestrator.report.formats.terminal import Screen, overview
     from orchestrator.store.open import open_runs, published_reference
+    from orchestrator.store.parquet_parts import return_freed_memory
 
+    # Large tables are read first and large texts built then: one would add to the other.
+    return_freed_memory()
     options = ReportOptions(**chosen)
     if "list" in options.tables:
         click.echo(_listed_tables())
@@ -177,11 +178,9 @@ def _chosen_tables(
     selected: Results, options: ReportOptions, references: tuple[Table, ...]
 ) -> Sequence[RenderedTable]:
     """Return the named tables, and those of published numbers if --reference is given."""
-    from orchestrator.report.tables.registry import FORMER_NAMES, TABLES, lay_out
+    from orchestrator.report.tables.registry import TABLES, lay_out
 
     names = options.tables
-    for name in FORMER_NAMES.keys() & names:
-        click.echo(f"--table {name} is now called {FORMER_NAMES[name]}", err=True)
     if names and options.reference:
         names += tuple(table.name for table in references if table.name not in names)
     return lay_out(selected, names, (*TABLES, *references))

@@ -10,7 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from orchestrator.analysis.cell_timing import AGREEMENT, RatioInterval
-from orchestrator.analysis.comparison import Comparison, ComparisonReport, Verdict
+from orchestrator.analysis.comparison import Change, Comparison, ComparisonReport
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.cli.text.tables import note_entry, text_table
 from orchestrator.common.text import cell_count, cells_and_verb
@@ -119,13 +119,13 @@ def _numbers(one: Comparison, note: Entry) -> list[Entry]:
 
 def _verdict(one: Comparison) -> str:
     if one.differs and one.bound_by is BoundBy.CPU:
-        return f"{one.verdict} ({BoundBy.CPU})"
-    return str(one.verdict)
+        return f"{one.change} ({BoundBy.CPU})"
+    return str(one.change)
 
 
 def _verdicts(report: ComparisonReport) -> str:
-    counts = Counter(map(attrgetter("verdict"), report.comparisons))
-    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    counts = Counter(map(attrgetter("change"), report.comparisons))
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Change if counts[verdict])
     suffix = ""
     if report.unmatched:
         suffix = f"; {cell_count(report.unmatched)} that only one of them measured"

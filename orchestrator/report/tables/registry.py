@@ -6,7 +6,7 @@ parameter's own column, which a table has if the parameter varies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
@@ -33,36 +33,16 @@ TABLES: tuple[Table, ...] = (
     *NUMERICS_TABLES,
 )
 
-# Names of earlier versions by the tables that show the same now. Accepted, but not listed.
-_FORMER_NAMES: Mapping[str, str] = {
-    "allocations": "largest-allocations top-allocations",
-    "attention": "attention-axis attention-compile attention-ladder",
-    "bound": "cpu-bound host kernel-time modes",
-    "compile": "compilation jit",
-    "coverage": "kernel-coverage snapshots",
-    "kernel-classes": "fused gemm-share softmax-matmul",
-    "kernels": "non-gemm",
-    "memory": "memory-cpu memory-prediction prediction",
-    "memory-parts": "closed-form composition-predicted predicted-roles",
-    "scaling": "attention-scaling",
-    "time-spent": "took",
-    "timings": "phases",
-    "utilisation": "ceiling",
-}
-FORMER_NAMES: Mapping[str, str] = {
-    former: name for name, names in _FORMER_NAMES.items() for former in names.split()
-}
-
 
 def lay_out(
     results: Results, names: Iterable[str] = (), tables: Sequence[Table] = TABLES
 ) -> list[RenderedTable]:
     """Return the named tables, or all, without those that have no rows.
 
-    Raise ConfigError for an unknown name. A name of an earlier version counts as the current one.
+    Raise ConfigError for an unknown name.
     """
     by_name = {table.name: table for table in tables}
-    names = dict.fromkeys(FORMER_NAMES.get(name, name) for name in names)
+    names = dict.fromkeys(names)
     for name in names:
         if name not in by_name:
             raise ConfigError(f"there is no table {name!r}", suggestion(name, by_name))

@@ -17,9 +17,9 @@ from click.testing import Result
 from orchestrator.analysis import comparison
 from orchestrator.analysis.cell_timing import CellTiming, load_timings
 from orchestrator.analysis.comparison import (
+    Change,
     Comparison,
     ComparisonReport,
-    Verdict,
     compare_cell,
     compare_runs,
 )
@@ -55,17 +55,17 @@ def simulated(rng: np.random.Generator, ms: float, attempts: int, deviation: flo
     return CellTiming(tuple(np.median(steps, axis=1)), float(low), float(high))
 
 
-def verdicts_of(pairs: Sequence[Pair], medians: Sequence[Sequence[float]] = ()) -> list[Verdict]:
+def verdicts_of(pairs: Sequence[Pair], medians: Sequence[Sequence[float]] = ()) -> list[Change]:
     """Return the verdict of each pair. `medians`: those of all cells, by default of the pairs."""
     own = [(before.medians_ms, after.medians_ms) for before, after in pairs]
     noises = noise_per_cell(own, medians or list(itertools.chain(*own)))
     found = []
     for pair, noise in zip(pairs, noises, strict=True):
-        found.append(compare_cell({}, *pair, noise).verdict)
+        found.append(compare_cell({}, *pair, noise).change)
     return found
 
 
-def verdicts(effect: float, deviation: float, attempts: int, cells: int = 20) -> list[Verdict]:
+def verdicts(effect: float, deviation: float, attempts: int, cells: int = 20) -> list[Change]:
     """Return the verdicts of 600 comparisons, in runs of `cells`, whose true ratio is `effect`."""
     rng = np.random.default_rng(0)
     found = []
@@ -83,8 +83,8 @@ def _at_most(draws: int) -> float:
     return draws * 0.01 + 3 * (draws * 0.01 * 0.99) ** 0.5
 
 
-def differing(found: Sequence[Verdict]) -> int:
-    return found.count(Verdict.FASTER) + found.count(Verdict.SLOWER)
+def differing(found: Sequence[Change]) -> int:
+    return found.count(Change.FASTER) + found.count(Change.SLOWER)
 
 
 @pytest.mark.fuzz
@@ -102,8 +102,8 @@ def test_at_most_one_of_a_hundred_equal_cells_is_called_faster_or_slower(
 def test_cells_with_different_noise_are_each_compared_with_their_own() -> None:
     rng = np.random.default_rng(0)
     deviations = [0.0003] * 20 + [0.01] * 10 + [0.1] * 10
-    found: list[Verdict] = []
-    noticed: list[Verdict] = []
+    found: list[Change] = []
+    noticed: list[Change] = []
     for _ in range(40):
         pairs = [(simulated(rng, 10, 3, one), simulated(rng, 10, 3, one)) for one in deviations]
         pairs.append((simulated(rng, 10, 3, 0.0003), simulated(rng, 10.4, 3, 0.0003)))
@@ -112,7 +112,7 @@ def test_cells_with_different_noise_are_each_compared_with_their_own() -> None:
         noticed.append(real)
     assert differing(found) <= len(found) / 100
     # 4 % of a cell with little noise, in a run whose other cells have more.
-    assert noticed.count(Verdict.SLOWER) >= 0.9 * len(noticed)
+    assert noticed.count(Change.SLOWER) >= 0.9 * len(noticed)
 
 
 def test_real_runs_of_the_same_cells_do_not_differ() -> None:
@@ -120,7 +120,7 @@ def test_real_runs_of_the_same_cells_do_not_differ() -> None:
     for run in H200["runs"]:
         timings = [(tuple(cell["medians_ms"]), cell["low_ms"], cell["high_ms"]) for cell in run]
         runs.append([CellTiming(*timing) for timing in timings])
-    found: list[Verdict] = []
+    found: list[Change] = []
     for before, after in itertools.combinations(runs, 2):
         medians = [timing.medians_ms for timing in (*before, *after)]
         found += verdicts_of(list(zip(before, after, strict=True)), medians)
@@ -130,9 +130,9 @@ def test_real_runs_of_the_same_cells_do_not_differ() -> None:
 
 def test_a_real_difference_is_found_with_its_sign() -> None:
     slower, faster = verdicts(1.10, 0.005, 3), verdicts(1 / 1.10, 0.005, 3)
-    assert slower.count(Verdict.SLOWER) > 0.95 * len(slower)
-    assert faster.count(Verdict.FASTER) > 0.95 * len(faster)
-    assert Verdict.FASTER not in slower
+    assert slower.count(Change.SLOWER) > 0.95 * len(slower)
+    assert faster.count(Change.FASTER) > 0.95 * len(faster)
+    assert Change.FASTER not in slower
 
 
 @pytest.mark.fuzz
@@ -141,7 +141,7 @@ def test_cells_with_very_different_noise_are_seldom_called_faster_or_slower(
     attempts: int, cells: int
 ) -> None:
     rng = np.random.default_rng(0)
-    found: list[Verdict] = []
+    found: list[Change] = []
     for _ in range(2000 // cells):
         deviations = 0.02 * np.exp(rng.normal(size=cells))
         found += verdicts_of(
@@ -187,7 +187,7 @@ def paced_timing(ms: float, slowest: float, fastest: float, depends: bool = True
 )
 def test_a_difference_within_the_noise_is_none(before: CellTiming, after: CellTiming) -> None:
     comparison = compare_cell({}, before, after, CALM)
-    assert (comparison.verdict, comparison.reason) == (Verdict.SAME, "")
+    assert (comparison.change, comparison.reason) == (Change.SAME, "")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_difference_that_nothing_explains_is_slower(
     before: CellTiming, after: CellTiming
 ) -> None:
     comparison = compare_cell({}, before, after, CALM)
-    assert (comparison.verdict, comparison.reason) == (Verdict.SLOWER, "")
+    assert (comparison.change, comparison.reason) == (Change.SLOWER, "")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_difference_that_nothing_explains_is_slower(
 )
 def test_a_shorter_time_is_faster(before: CellTiming, after: CellTiming) -> None:
     comparison = compare_cell({}, before, after, CALM)
-    assert (comparison.verdict, comparison.reason) == (Verdict.FASTER, "")
+    assert (comparison.change, comparison.reason) == (Change.FASTER, "")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_difference_with_another_explanation_is_ambiguous(
     before: CellTiming, after: CellTiming, reason: str
 ) -> None:
     comparison = compare_cell({}, before, after, CALM)
-    assert (comparison.verdict, comparison.reason) == (Verdict.AMBIGUOUS, reason)
+    assert (comparison.change, comparison.reason) == (Change.AMBIGUOUS, reason)
 
 
 @pytest.mark.parametrize("medians_ms", [(9.0, 9.0, 12.35), (9.0, 9.0, 30.0)])
@@ -272,7 +272,7 @@ def test_a_difference_is_ambiguous_if_one_repetition_disagrees(
 ) -> None:
     before, after = CellTiming((10.0, 10.0, 10.0), 9.9, 10.1), CellTiming(medians_ms, 8.9, 9.1)
     comparison = compare_cell({}, before, after, CALM)
-    assert comparison.verdict is Verdict.AMBIGUOUS
+    assert comparison.change is Change.AMBIGUOUS
     assert comparison.reason == "median and mean disagree"
 
 
@@ -293,16 +293,16 @@ def test_a_large_difference_is_ambiguous_if_the_noise_is_larger() -> None:
     wild = Noise(1.0, 10)
     before, after = CellTiming((10.0, 30.0), 19.0, 21.0), CellTiming((100.0, 500.0), 299.0, 301.0)
     comparison = compare_cell({}, before, after, wild)
-    assert (comparison.verdict, comparison.reason) == (
-        Verdict.AMBIGUOUS,
+    assert (comparison.change, comparison.reason) == (
+        Change.AMBIGUOUS,
         "repetitions differ by as much",
     )
     assert (
-        compare_cell({}, before, CellTiming((15.0, 26.0), 18.0, 22.0), wild).verdict is Verdict.SAME
+        compare_cell({}, before, CellTiming((15.0, 26.0), 18.0, 22.0), wild).change is Change.SAME
     )
     overlapping = compare_cell({}, before, CellTiming((30.0, 50.0), 18.0, 60.0), wild)
-    assert (overlapping.verdict, overlapping.reason) == (
-        Verdict.AMBIGUOUS,
+    assert (overlapping.change, overlapping.reason) == (
+        Change.AMBIGUOUS,
         "repetitions differ by as much",
     )
 
@@ -316,10 +316,10 @@ BUSY_NOISE = Noise(1.79, 8)
 def test_a_very_wide_interval_is_ambiguous(scale: float) -> None:
     after = CellTiming(tuple(scale * ms for ms in BUSY.medians_ms), scale * 0.7, scale * 14)
     comparison = compare_cell({}, BUSY, after, BUSY_NOISE)
-    assert comparison.verdict is Verdict.AMBIGUOUS
+    assert comparison.change is Change.AMBIGUOUS
     assert comparison.ratio.agrees is (scale < 1.25)
     calm = compare_cell({}, AT_10_MS, CellTiming((10.0, 10.0), 4.0, 21.0), CALM)
-    assert (calm.verdict, calm.reason) == (Verdict.AMBIGUOUS, "the interval is too wide")
+    assert (calm.change, calm.reason) == (Change.AMBIGUOUS, "the interval is too wide")
 
 
 def lines_for(*comparisons: Comparison) -> list[str]:
@@ -392,9 +392,9 @@ def runs(tmp_path: Path, make_outcome: MakeOutcome) -> tuple[Run, Run]:
 
 def test_runs_are_compared_cell_by_cell(runs: tuple[Run, Run]) -> None:
     report = compare_runs(*runs)
-    assert [(one.verdict, round(one.ratio.middle, 2)) for one in report.comparisons] == [
-        (Verdict.SLOWER, 1.1),
-        (Verdict.SAME, 1.0),
+    assert [(one.change, round(one.ratio.middle, 2)) for one in report.comparisons] == [
+        (Change.SLOWER, 1.1),
+        (Change.SAME, 1.0),
     ]
     assert report.geometric_mean == pytest.approx(np.sqrt(1.1), rel=1e-3)
     assert report.unmatched == 2
@@ -443,7 +443,7 @@ def test_two_cells_of_one_run_can_be_compared(
 ) -> None:
     one, other = make_outcome().attempt.cell.id, make_outcome(batch_size=2).attempt.cell.id
     (comparison,) = compare_runs(runs[0], runs[0], (one[:6], other)).comparisons
-    assert (comparison.verdict, round(comparison.ratio.middle, 2)) == (Verdict.SLOWER, 2.0)
+    assert (comparison.change, round(comparison.ratio.middle, 2)) == (Change.SLOWER, 2.0)
 
 
 def test_the_label_of_two_cells_shows_the_parameters_of_both(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.concurrency import concurrent_attempts
+from orchestrator.analysis.cpu_bound import concurrent_attempts
 
 
 def test_attempts_count_by_the_share_of_time_that_they_have_in_common() -> None:

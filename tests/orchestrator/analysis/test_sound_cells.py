@@ -152,7 +152,7 @@ def test_a_cell_with_abnormal_times_leaves_the_report_and_comparison_of_others(
     assert all("cannot be given" not in one.sentence for one in answers(results))
     for section in ("time", "where", "compile", "memory", "attention", "trust"):
         assert "cannot be answered" not in lead(section, results)
-    verdicts = [one.verdict for one in compare_runs(run, run).comparisons]
+    verdicts = [one.change for one in compare_runs(run, run).comparisons]
     assert len(verdicts) == (2 if step_ms == 1e308 else 1)
 
 

@@ -83,7 +83,7 @@ def test_an_error_without_a_file_that_is_no_limit_is_a_fault_of_the_program() ->
         ("report", "{}"),
         ("compare", "{}", "{}"),
         ("publish", "{}", "--out", "x"),
-        ("import-nsys", "{}"),
+        ("import", "{}"),
     ],
 )
 @pytest.mark.parametrize("path", [LONG, "abcdefghi/" * 450 + "x"])

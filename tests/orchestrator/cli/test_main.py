@@ -174,7 +174,7 @@ def test_no_size_is_sought_that_no_parameter_can_have(
         ("max-context", "c.yaml", "--out", "", "--gpu", "H200"),
         ("max-batch", "c.yaml", "--out=", "--gpu", "H200"),
         ("publish", "run", "--out", ""),
-        ("import-nsys", "a.sqlite", "--out", ""),
+        ("import", "a.sqlite", "--out", ""),
         ("doctor", "--out", ""),
         ("status", ""),
         ("show", "", "3f2a"),
@@ -323,3 +323,15 @@ def test_ctrl_c_outside_of_a_sweep_is_told_from_cells_that_failed(tmp_path: Path
         out, err = sweep.communicate(timeout=60)
     assert (sweep.returncode, err) == (130, "sweep: stopped by SIGINT\n")
     assert out in ("", "preparing: importing torch, starting Ray\n")
+
+
+def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        sweep_command("--help"),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -127,14 +127,13 @@ LONG = "0x" + "f" * 4000
     [
         (
             f"{HEAD}  - {{task: train_step, axes: {{context_length: [{LONG}]}}}}",
-            "C.yaml:3: grids[0].axes.context_length[0]: the integer has 4,817 digits."
-            " Use an integer of at most 63 bits",
+            "C.yaml:3: grids[0].axes.context_length[0]: integers must fit in 63 bits",
         ),
-        (fixed(f"seed: {'9' * 5000}"), "fixed.seed: the integer has 5,000 digits"),
-        (fixed(f"seed: 0o{'7' * 6000}"), "the integer has 5,419 digits"),
-        (fixed(f"model: 'a:B', model_args: {{n: [-{'1' * 21}]}}"), "the integer has 21 digits"),
-        (f"{HEAD}limits: {{attempts: {LONG}}}", "limits.attempts: the integer has"),
-        (fixed(f"? {LONG}\n: 1"), "the integer has 4,817 digits"),
+        (fixed(f"seed: {'9' * 5000}"), "fixed.seed: integers must fit in 63 bits"),
+        (fixed(f"seed: 0o{'7' * 6000}"), "integers must fit in 63 bits"),
+        (fixed(f"model: 'a:B', model_args: {{n: [-{'1' * 21}]}}"), "integers must fit in 63 bits"),
+        (f"{HEAD}limits: {{attempts: {LONG}}}", "limits.attempts: integers must fit"),
+        (fixed(f"? {LONG}\n: 1"), "integers must fit in 63 bits"),
         (fixed("size: tiny") + "\nlimits: {attempts: 1000001}", "less than or equal to 1000000"),
         ("? " * 16 + "a\n", "C.yaml:1: a key is a mapping. Write NAME: value"),
         ("? " * 5000 + "a\n", "more than 100 deep"),
@@ -169,5 +168,5 @@ def test_a_mapping_of_too_many_keys_is_refused_before_it_is_read_to_its_end() ->
 @pytest.mark.parametrize("option", ["--set", "--where"])
 def test_values_of_the_command_line_have_the_same_limits(option: str) -> None:
     texts = [f"seed={LONG}"]
-    with pytest.raises(ConfigError, match=r"^--\w+ seed: .*the integer has 4,817 digits"):
+    with pytest.raises(ConfigError, match=r"^--\w+ seed: .*integers must fit in 63 bits"):
         parse_selection(texts, []) if option == "--set" else parse_selection([], texts)

@@ -127,6 +127,19 @@ def test_wrong_values_in_a_config_are_explained(more: str, expected: str) -> Non
     assert expected in complaint(GOOD + more)
 
 
+@pytest.mark.parametrize("name", ["PYTHONHOME", "LD_TRACE_LOADED_OBJECTS"])
+def test_a_variable_with_which_python_does_not_start_is_refused(name: str) -> None:
+    started = subprocess.run(
+        [sys.executable, "-c", "print('started')"],
+        env={**os.environ, name: "/nowhere"},
+        capture_output=True,
+        text=True,
+    )
+    assert "started" not in started.stdout
+    text = GOOD + f"env: {{OMP_NUM_THREADS: '1', {name}: /nowhere}}"
+    assert complaint(text).startswith(f"my.yaml:8: env.{name}: Python does not start with it")
+
+
 def test_any_text_may_be_a_value_in_the_environment() -> None:
     config, _ = parse_config(GOOD + 'env: {A: "", B: "a=b\\nc é"}', "my.yaml")
     assert config.env == {"A": "", "B": "a=b\nc é"}

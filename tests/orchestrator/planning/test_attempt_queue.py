@@ -18,7 +18,7 @@ from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.preflight import Preparation, Slots
+from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.store.cell_state import CellState
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
@@ -53,9 +53,9 @@ def queue_of(
 
 def on_gpus(
     slots: Mapping[str, int], by_kind: Mapping[str, int] = MappingProxyType({})
-) -> Preparation:
+) -> Preflight:
     host = HostInfo(gpus=(GpuInfo(GPU, 1),))
-    return Preparation(hosts=(host,), slots=Slots(slots, by_kind))
+    return Preflight(hosts=(host,), slots=Slots(slots, by_kind))
 
 
 class Simulation:

@@ -19,9 +19,10 @@ from click.testing import CliRunner
 
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
+from orchestrator.common.output import Notify
 from orchestrator.planning.cell_decisions import plan_request
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.preflight import Notify, Preparation
+from orchestrator.planning.preflight import Preflight
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.open import open_runs
 from tasks.spec.attempt import Attempt
@@ -365,9 +366,9 @@ def test_a_cell_that_is_predicted_not_to_fit_is_not_marked(
     """Otherwise the same command would never start from the first cell again."""
     go(request_of(), FakeScheduler(outcome_of))
 
-    def exclude(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
-        large = [one for one in preparation.cells if one.params.values()["context_length"] > 64]
-        return preparation.exclude(large, is_deferred=False)
+    def exclude(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
+        large = [one for one in preflight.cells if one.params.values()["context_length"] > 64]
+        return preflight.exclude(large, is_deferred=False)
 
     monkeypatch.setattr("orchestrator.sweep.pipeline.predict_cells", exclude)
     for _ in range(2):

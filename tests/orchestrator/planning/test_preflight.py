@@ -14,7 +14,7 @@ from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.preflight import (
     CHECKS,
-    Preparation,
+    Preflight,
     Slots,
     check_devices,
     check_fingerprints,
@@ -43,15 +43,15 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
     return lambda text=CONFIG, **more: request_for(write_config(text), out=tmp_path / "out", **more)
 
 
-def preparation(request: SweepRequest, *hosts: HostInfo, **more: Any) -> Preparation:
-    return Preparation(request.expansion.cells, hosts, **more)
+def preflight(request: SweepRequest, *hosts: HostInfo, **more: Any) -> Preflight:
+    return Preflight(request.expansion.cells, hosts, **more)
 
 
 def test_all_checks_leave_a_host_that_has_everything_as_it_is(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     request, messages = request_of(), list[str]()
-    state = before = preparation(request, host())
+    state = before = preflight(request, host())
     for check in CHECKS:
         state = check(request, state, messages.append)
     assert (state.cells, state.excluded, messages) == (before.cells, (), [])
@@ -62,15 +62,15 @@ def test_a_low_priority_is_reported_for_each_host(request_of: Callable[..., Swee
     messages: list[str] = []
     request = request_of()
     hosts = host(nice=15), host(name="b")
-    check_nice_level(request, preparation(request, *hosts), messages.append)
+    check_nice_level(request, preflight(request, *hosts), messages.append)
     assert [message.split(":")[0] for message in messages] == ["cells on a run at niceness 15"]
 
 
 def test_a_device_type_that_no_host_has_is_refused(request_of: Callable[..., SweepRequest]) -> None:
     request = request_of(ON_GPU)
     with pytest.raises(PlatformError, match=r"device cuda is not available \(available: cpu\)"):
-        check_devices(request, preparation(request, host()), print)
-    check_devices(request, preparation(request, host(), host(H100)), print)
+        check_devices(request, preflight(request, host()), print)
+    check_devices(request, preflight(request, host(), host(H100)), print)
 
 
 def test_cells_of_a_kind_that_is_missing_are_deferred(
@@ -78,7 +78,7 @@ def test_cells_of_a_kind_that_is_missing_are_deferred(
 ) -> None:
     request, messages = request_of(EACH_KIND), list[str]()
     slots = Slots({"cuda": 1}, {"H100": 1, "A100": 0})
-    state = preparation(request, host(H100), slots=slots)
+    state = preflight(request, host(H100), slots=slots)
     state = check_gpu_kinds(request, state, messages.append)
     assert {cell.params.gpu_kind for cell in state.cells} == {"H100"}
     assert [one.is_deferred for one in state.excluded] == [True] * 4
@@ -90,7 +90,7 @@ def test_cells_of_a_kind_that_is_missing_are_deferred(
 
 def test_no_cell_left_for_these_gpus_is_an_error(request_of: Callable[..., SweepRequest]) -> None:
     request = request_of(EACH_KIND)
-    state = preparation(request, host(), slots=Slots({}, {"H100": 0, "A100": 0}))
+    state = preflight(request, host(), slots=Slots({}, {"H100": 0, "A100": 0}))
     with pytest.raises(PlatformError, match=r"8 cells need gpu_kind A100, H100.*no GPU"):
         check_gpu_kinds(request, state, print)
 
@@ -99,9 +99,9 @@ def test_kinds_of_gpu_are_told_apart_by_host_alone(request_of: Callable[..., Swe
     request, messages = request_of(EACH_KIND), list[str]()
     slots = Slots({"cuda": 2}, {"H100": 1, "A100": 1})
     with pytest.raises(PlatformError, match=r"a has GPUs of several kinds"):
-        check_gpu_kinds(request, preparation(request, host(H100, A100), slots=slots), print)
+        check_gpu_kinds(request, preflight(request, host(H100, A100), slots=slots), print)
     any_kind = request_of(ON_GPU)
-    state = preparation(any_kind, host(H100), host(A100))
+    state = preflight(any_kind, host(H100), host(A100))
     assert check_gpu_kinds(any_kind, state, messages.append) == state
     assert messages[0].startswith("there are GPUs of several kinds (NVIDIA A100, NVIDIA H100)")
 
@@ -112,7 +112,7 @@ def test_memory_is_inferred_across_kinds_only_if_each_cell_names_its_kind(
 ) -> None:
     request = replace(request_of(text), options=RunOptions(infer_oom=True))
     fingerprints = {"cuda": [{"gpu": "A100"}, {"gpu": "H100"}]}
-    state = preparation(request, host(H100), host(A100), fingerprints=fingerprints)
+    state = preflight(request, host(H100), host(A100), fingerprints=fingerprints)
     if text == ON_GPU:
         with pytest.raises(PlatformError, match=r"--infer-oom.*A100, H100"):
             check_inferred_oom(request, state, print)
@@ -127,10 +127,10 @@ def test_fingerprints_are_compared_only_with_results(
     go(request, FakeScheduler(outcome_of))
     other = {**CPU, "torch": "2.11.0"}
     hosts = (HostInfo(fingerprints={"cpu": [other]}),)
-    state = Preparation(request.expansion.cells, hosts, has_results=True)
+    state = Preflight(request.expansion.cells, hosts, has_results=True)
     with pytest.raises(RunMismatch, match=r"torch 2\.13\.0 \(here 2\.11\.0\)"):
         check_fingerprints(request, state, print)
-    empty = Preparation(request.expansion.cells, hosts)
+    empty = Preflight(request.expansion.cells, hosts)
     assert check_fingerprints(request, empty, print).fingerprints == {"cpu": [other]}
 
 

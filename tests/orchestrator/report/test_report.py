@@ -22,7 +22,7 @@ from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.formats.files import to_csv
 from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.tables.formatters import why_failed
-from orchestrator.report.tables.registry import FORMER_NAMES, TABLES, lay_out
+from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.views import view_of
 from orchestrator.report.text.answers import answers
 from orchestrator.report.text.provenance import provenance
@@ -894,17 +894,6 @@ def test_unknown_table(results_of: Callable[..., Results]) -> None:
 
 def test_names_of_tables_are_unique() -> None:
     assert len({one.name for one in TABLES}) == len(TABLES)
-
-
-def test_a_former_name_of_a_table_shows_the_current_table(
-    results_of: Callable[..., Results],
-) -> None:
-    names = {one.name for one in TABLES}
-    assert set(FORMER_NAMES.values()) <= names
-    assert not set(FORMER_NAMES) & names
-    results = results_of(outcome(pipelined=[10.0]))
-    (page,) = lay_out(results, ["host", "cpu-bound", "modes"])
-    assert page.table.name == "bound"
 
 
 @pytest.mark.render

@@ -25,7 +25,7 @@ from orchestrator.planning.duration_estimate import (
     makespan_s,
 )
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.preflight import Preparation, Slots
+from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling import serial
 from orchestrator.scheduling.ray_scheduler import RayScheduler
@@ -129,7 +129,7 @@ def queue_of(
     plan = make_plan(cells, {}, RunOptions(), 3)
     queue = AttemptQueue(plan, AttemptFactory(Run(tmp_path), Settings(), plan), None)
     host = HostInfo(gpus=(GpuInfo("NVIDIA H200", 1),))
-    queue.begin(Preparation(hosts=(host,), slots=Slots({"cuda": places}, kinds or {})))
+    queue.begin(Preflight(hosts=(host,), slots=Slots({"cuda": places}, kinds or {})))
     return queue
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,30 @@ def test_a_profiler_that_sees_kernels_is_good(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", (sys.executable, "-c", ""))
     assert profiler_failure() is None
     assert _profiler(None).good is True
+
+
+@pytest.mark.parametrize(
+    ("writes", "has_bytecode", "names"),
+    [(False, False, ["bytecode"]), (True, False, []), (False, True, [])],
+)
+def test_torch_without_bytecode_is_noted(
+    writes: bool,
+    has_bytecode: bool,
+    names: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = tmp_path / "torch" / "__init__.py"
+    source.parent.mkdir()
+    source.touch()
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", not writes)
+    monkeypatch.setattr(
+        doctor, "find_spec", lambda name: ModuleSpec(name, None, origin=str(source))
+    )
+    if has_bytecode:
+        py_compile.compile(str(source))
+    assert [finding.name for finding in doctor._bytecode()] == names
 
 
 def test_doctor_warns_as_the_first_process_of_a_container(

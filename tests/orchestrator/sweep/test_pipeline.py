@@ -683,7 +683,7 @@ def prediction_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]
         asked.append((len(cells), card.name))
         return {cell.id: unknown("not here") for cell in cells}
 
-    monkeypatch.setattr("orchestrator.sweep.preparation.predict_memory", predict)
+    monkeypatch.setattr("orchestrator.sweep.host_checks.predict_memory", predict)
     return asked
 
 

@@ -257,12 +257,6 @@ def test_the_command_prints_and_writes_the_table(run: Run) -> None:
     assert only.stdout.startswith("cell,quantity,theirs,ours,")
 
 
-def test_the_former_name_of_the_option_works_and_is_not_in_the_help(run: Run) -> None:
-    former = report(run, "--against", "h100", "--table", "reference")
-    assert former.stdout == report(run, "--reference", "h100", "--table", "reference").stdout
-    assert "--against" not in report(run, "--help").stdout
-
-
 def test_the_frame_has_numbers_and_full_notes(run: Run) -> None:
     frame = load(run.folder).table("reference", reference="h100")
     assert list(frame["theirs"]) == [82.70, 56.60, 50.80, 1246.3]
