@@ -112,9 +112,9 @@ class Mirror:
         with reaching(self.remote), writing(self.folder):
             names = []
             for name in self.remote.sizes(f"{ARTIFACTS}/{cell}".rstrip("/"), recursive=True):
-                _, cell_id, number, *_, last = name.split("/")
+                _, *attempt, last = name.split("/")
                 is_read = last in (ATTEMPT_FILE, LOG_FILE, RERUN_FILE)
-                if is_read and f"{cell_id}-{number}" in rows and not self._has(name):
+                if is_read and "-".join(attempt[:2]) in rows and not self._has(name):
                     names.append(name)
             self._download(names)
 
