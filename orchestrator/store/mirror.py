@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.common.errors import RunError, RunUnreachable, RunUnwritable, SweepError
-from orchestrator.common.files import Content, replace_file, writing
+from orchestrator.common.files import Content, replace_file, try_lock, writing
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
@@ -262,17 +262,13 @@ class Mirror:
 
     def _has_driver(self) -> bool:
         with (self.folder / LOCK_FILE).open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+            return not try_lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, self.folder)
 
     @contextmanager
     def _refresh_lock(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _REFRESH_LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try_lock(lock, fcntl.LOCK_EX, self.folder)
             yield
 
 

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
-from orchestrator.common.files import replace_file, writing
+from orchestrator.common.files import replace_file, try_lock, writing
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LOCK_FILE, SCHEMA_VERSION
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
 from orchestrator.store.parquet_parts import (
@@ -219,8 +219,8 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
             folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file.open("a+")
     with lock:
-        _lock(lock, run)
         try:
+            _lock(lock, run)
             yield RunWriter(run.folder, lock)
         finally:
             if not run.exists:
@@ -229,15 +229,13 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
 
 def _lock(file: IO[str], run: Run) -> None:
     # The kernel releases this lock when the process dies, also by -9, so that none is ever stale.
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if not try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, run):
         file.seek(0)
         holder = file.read().strip() or "another driver"
         raise RunLocked(
             f"{run}: {holder} writes to it",
             "Wait for it, stop it, or name another folder with --out",
-        ) from error
+        )
     with writing(run.folder):
         file.truncate(0)
         started = datetime.now(UTC).isoformat(timespec="seconds")
