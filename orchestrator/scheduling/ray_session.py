@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from orchestrator.common.errors import PlatformError
+from orchestrator.common.files import try_lock
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.measuring_process import import_path
@@ -148,7 +150,7 @@ def session_folder() -> tuple[str, int]:
     while True:
         session = tempfile.mkdtemp(prefix=_SESSION_PREFIX, dir=base)
         lock_file = os.open(Path(session) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        try_lock(lock_file, fcntl.LOCK_EX, session)
         if (Path(session) / _LOCK).exists():
             return session, lock_file
         # Another driver took the lock first and removed the folder as a dead driver's.
@@ -195,6 +197,7 @@ def _start_private_ray(
 ) -> tuple[ModuleType, RayWatch]:
     """Start Ray with these variables. Raises PlatformError."""
     watch = RayWatch()
+    _keep_token_private()
     os.environ.update(variables)
     try:
         ray = _init_ray(
@@ -215,6 +218,23 @@ def _start_private_ray(
     finally:
         for name in variables:
             os.environ.pop(name, None)
+
+
+def _keep_token_private() -> None:
+    """Have nobody else read the token with which programs connect to this user's Ray.
+
+    Ray would write it with mode 0644, and who has it runs programs as this user.
+    """
+    with suppress(OSError, RuntimeError):  # a home that is missing or read-only
+        token = Path.home() / ".ray" / "auth_token"
+        token.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            token.chmod(0o600)
+            return
+        with open(file, "w") as stream:
+            stream.write(secrets.token_hex(32))
 
 
 def _connect(address: str) -> ModuleType:
