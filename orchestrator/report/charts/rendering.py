@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 from orchestrator.report.charts.theme import with_variables
@@ -73,8 +73,8 @@ def _draw(chart: Sequence[Mapping[str, object]]) -> Picture:
         return Picture(problem=typed_error_text(error))
 
 
-def _drawable(spec: object) -> object:
-    """Return a specification with a picture in place of each letter that no SVG can hold.
+def _drawable(spec: Any) -> Any:
+    """Return a specification in which pictures replace letters that no SVG can hold.
 
     vl-convert aborts the process at such a letter, which may be in the value of any axis, and at an
     escaped one in the name of a field, which it takes for JavaScript.
