@@ -104,8 +104,9 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     """
     # The key comes first. If another process adds a part between the two reads, the key is that of
     # fewer parts, and `_store_results` leaves the results out of the cache.
-    key, samples = cells_key(run, every_version), run.read("samples", categories=True)
-    return _load(run, every_version, key, lambda: samples), samples
+    key = cells_key(run, every_version)
+    read_samples = cache(partial(run.read, "samples", categories=True))
+    return _load(run, every_version, key, read_samples), read_samples()
 
 
 def _load(
@@ -114,7 +115,7 @@ def _load(
     """Return the results from the cache, or derive and store them. key: of `cells_key`."""
     results = _cached_results(run, key)
     if results is None:
-        results = _derived_results(run, every_version, read_samples())
+        results = _derived_results(run, every_version, read_samples)
         _store_results(run, every_version, key, results)
         # The samples are the largest table: what is free of their memory goes back to the system.
         trim_memory()
@@ -172,8 +173,13 @@ def _store_results(run: Run, every_version: bool, key: str, results: Results) ->
         write_frame(key, results.cells, facts)
 
 
-def _derived_results(run: Run, every_version: bool, samples: pd.DataFrame) -> Results:
+def _derived_results(
+    run: Run, every_version: bool, read_samples: Callable[[], pd.DataFrame]
+) -> Results:
+    # Samples are read after the attempts: a sweep may be writing, and it writes an attempt's row
+    # last.
     attempts, manifest = read_attempts(run), run.read_manifest()
+    samples = read_samples()
     # A row that is older than a parameter gets the parameter's default, from which its cell id was
     # computed as well.
     defaults: Mapping[str, Mapping[str, object]] = manifest.get("defaults", {})

@@ -1,13 +1,15 @@
-"""Atomic writes, errors of the disk as RunUnwritable, returned memory, and the cache's folders."""
+"""Atomic writes, locks, errors of the disk as RunUnwritable, returned memory, and the cache."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from orchestrator.common.errors import RunUnwritable
 
@@ -51,6 +53,25 @@ def replace_file(path: Path, content: Content) -> None:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def try_lock(file: IO[str] | IO[bytes] | int, operation: int, folder: object) -> bool:
+    """Lock a file of a folder. Return False if another process holds its lock.
+
+    operation: of `fcntl.flock`. Raise RunUnwritable if the file system has no locks, as some NFS,
+    Lustre and FUSE mounts.
+    """
+    try:
+        fcntl.flock(file, operation)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise RunUnwritable(
+            f"{folder}: this file system has no locks: {os.strerror(error.errno or 0)}",
+            "Name a folder of another file system (--out, XDG_CACHE_HOME, TMPDIR), or mount this"
+            " one with locks",
+        ) from error
+    return True
 
 
 @contextmanager

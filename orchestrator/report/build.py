@@ -17,6 +17,7 @@ from orchestrator.report.tables.table import Table
 from orchestrator.report.text.answers import answers
 from orchestrator.report.text.provenance import provenance
 from orchestrator.store.run import Run
+from tasks.spec.messages import escape_controls
 
 ANSWERS, PAGE = "answers.md", "index.html"
 
@@ -53,7 +54,7 @@ def report_files(
     yield from figure_files(report.figures, pictures).items()
     run.fetch_artifacts()
     details = read_details(run, report.results)
-    yield PAGE, to_html(report, details, copies, run.unfinished_count())
+    yield PAGE, map(escape_controls, to_html(report, details, copies, run.unfinished_count()))
 
 
 def _shown_path(folder: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from orchestrator.common.errors import PlatformError
+from orchestrator.common.files import try_lock
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
 from orchestrator.execution.fork_client import ForkServer
 from orchestrator.execution.host_probe import probe_here
@@ -151,7 +153,7 @@ def session_folder() -> tuple[str, int]:
     while True:
         session = tempfile.mkdtemp(prefix=_SESSION_PREFIX, dir=base)
         lock_file = os.open(Path(session) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        try_lock(lock_file, fcntl.LOCK_EX, session)
         if (Path(session) / _LOCK).exists():
             return session, lock_file
         # Another driver took the lock first and removed the folder as a dead driver's.
@@ -208,6 +210,7 @@ def _start_here(session: str, server: ForkServer | None) -> tuple[ModuleType, Ra
 def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
     """Start Ray with the mark of its session. Raises PlatformError."""
     watch = RayWatch()
+    _keep_token_private()
     os.environ[MARK] = session
     try:
         with _only_used_processes():
@@ -248,6 +251,23 @@ def _only_used_processes() -> Iterator[None]:
 def _set_variables() -> None:
     for name, value in _RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # Ray reads them when it is imported
+
+
+def _keep_token_private() -> None:
+    """Have nobody else read the token with which programs connect to this user's Ray.
+
+    Ray would write it with mode 0644, and who has it runs programs as this user.
+    """
+    with suppress(OSError, RuntimeError):  # a home that is missing or read-only
+        token = Path.home() / ".ray" / "auth_token"
+        token.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            token.chmod(0o600)
+            return
+        with open(file, "w") as stream:
+            stream.write(secrets.token_hex(32))
 
 
 def _connect(address: str) -> ModuleType:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.common.errors import RunError, RunUnreachable, RunUnwritable, SweepError
-from orchestrator.common.files import Content, cache_folder, replace_file, writing
+from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
@@ -111,9 +111,9 @@ class Mirror:
         with reaching(self.remote), writing(self.folder):
             names = []
             for name in self.remote.sizes(f"{ARTIFACTS}/{cell}".rstrip("/"), recursive=True):
-                _, cell_id, number, *_, last = name.split("/")
+                _, *attempt, last = name.split("/")
                 is_read = last in (ATTEMPT_FILE, LOG_FILE, RERUN_FILE)
-                if is_read and f"{cell_id}-{number}" in rows and not self._has(name):
+                if is_read and "-".join(attempt[:2]) in rows and not self._has(name):
                     names.append(name)
             self._download(names)
 
@@ -261,17 +261,13 @@ class Mirror:
 
     def _has_driver(self) -> bool:
         with (self.folder / LOCK_FILE).open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+            return not try_lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, self.folder)
 
     @contextmanager
     def _refresh_lock(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _REFRESH_LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try_lock(lock, fcntl.LOCK_EX, self.folder)
             yield
 
 

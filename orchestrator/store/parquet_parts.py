@@ -174,9 +174,12 @@ def replaced_parts(folder: Path) -> set[str]:
 def unmerged_parts(folder: Path) -> set[str]:
     """Return the parts that were written one by one, also those that are merged since.
 
-    They are named without `.parquet`: by CELL-NUMBER, except for predictions.
+    They are named without `.parquet`: by CELL-NUMBER, except for predictions. Raise RunError for a
+    file with another name.
     """
-    names = {path.name for path in _part_files(folder)} | replaced_parts(folder)
+    files = _part_files(folder)
+    _require_part_names(files)
+    names = {path.name for path in files} | replaced_parts(folder)
     return {name.removesuffix(".parquet") for name in names if not is_merged(name)}
 
 
@@ -227,6 +230,16 @@ def _current_parts(folder: Path) -> list[Path]:
         listed = _part_files(folder)
     replaced = _replaced_by(filter(is_merged, listed))
     parts = [path for path in listed if path.name not in replaced]
+    _require_part_names(parts)
+    return parts
+
+
+def _part_files(folder: Path) -> list[Path]:
+    # macOS writes attributes of `x.parquet` into a file `._x.parquet` when it copies to others.
+    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
+
+
+def _require_part_names(parts: Iterable[Path]) -> None:
     for path in parts:
         pattern = _MERGED_NAME if is_merged(path) else _PART_NAME
         if not pattern.fullmatch(path.stem):
@@ -234,12 +247,6 @@ def _current_parts(folder: Path) -> list[Path]:
                 f"{path}: is not the name of a part",
                 "Move it away: a copy of a part would count twice",
             )
-    return parts
-
-
-def _part_files(folder: Path) -> list[Path]:
-    # macOS writes attributes of `x.parquet` into a file `._x.parquet` when it copies to others.
-    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
 
 
 def _replaced_by(merged: Iterable[Path]) -> set[str]:
@@ -252,7 +259,17 @@ def _replaced_by(merged: Iterable[Path]) -> set[str]:
 
 
 def _replaced(metadata: pq.FileMetaData) -> set[str]:
-    return set(json.loads((metadata.metadata or {}).get(_REPLACES, b"[]")))
+    """Return the names of the parts that a part replaces.
+
+    Raise ValueError for a name that no part has. These files are deleted, and whoever made the part
+    may have written the path of any file.
+    """
+    names: list[str] = json.loads((metadata.metadata or {}).get(_REPLACES, b"[]"))
+    for name in names:
+        stem = name.removesuffix(".parquet")
+        if stem == name or is_merged(name) or not _PART_NAME.fullmatch(stem):
+            raise ValueError(f"it replaces {name!r}, which is not the name of a part")
+    return set(names)
 
 
 class _Owners:

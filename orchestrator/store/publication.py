@@ -20,6 +20,7 @@ from orchestrator.store.untrusted_files import (
     DAMAGED,
     check_types,
     is_plain,
+    is_plain_name,
     read_json_object,
     require_plain,
 )
@@ -101,22 +102,17 @@ def _problems(folder: Path, contents: _Contents) -> Iterator[str]:
     """Yield what is wrong with values that have the right type."""
     for index, name in enumerate(contents.runs):
         # A symbolic link could lead out of the publication.
-        if not _is_plain(name) or (folder / name).is_symlink():
+        if not is_plain_name(name) or (folder / name).is_symlink():
             yield f"runs[{index}] {name!r} is not a folder of this publication"
     if not contents.runs:
         yield "runs: there is none"
     if len(set(contents.runs)) < len(contents.runs):
         yield "runs: a name is listed twice"
     for name in contents.files:
-        if not all(map(_is_plain, name.split("/"))):
+        if not all(map(is_plain_name, name.split("/"))):
             yield f"files: {name!r} is not a file of this publication"
     if contents.against not in (None, ALL, *DEVICES):
         yield f"against {contents.against!r} is not a device with published numbers"
-
-
-def _is_plain(part: str) -> bool:
-    """True for the name of a file or folder, which leads nowhere else."""
-    return part not in ("", ".", "..") and not set(part) & {"/", "\\", "\0"}
 
 
 def _require_files(folder: Path, digests: Mapping[str, str], remedy: str) -> None:

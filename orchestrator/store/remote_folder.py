@@ -23,8 +23,9 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from orchestrator.common.errors import ConfigError, RunUnreachable
+from orchestrator.common.errors import ConfigError, RunError, RunUnreachable
 from orchestrator.common.run_location import UNANSWERED
+from orchestrator.store.untrusted_files import is_plain_name
 
 Answer = TypeVar("Answer")
 
@@ -84,12 +85,22 @@ class RemoteFolder:
         return Path(name, *parts)
 
     def sizes(self, folder: str, recursive: bool = False) -> dict[str, int]:
-        """Return the sizes of the files of a folder by name, of none if it is missing."""
+        """Return the sizes of the files of a folder by name, of none if it is missing.
+
+        Raise RunError for a name that leads out of the folder: a store accepts any text as a key.
+        """
         selector = pafs.FileSelector(self._full(folder), allow_not_found=True, recursive=recursive)
         found = {}
         for info in self._files.get_file_info(selector):
-            if info.type == pafs.FileType.File:
-                found[info.path[len(self._base) + 1 :]] = info.size
+            if info.type != pafs.FileType.File:
+                continue
+            name = info.path.removeprefix(f"{self._base}/")
+            if not all(map(is_plain_name, name.split("/"))):
+                raise RunError(
+                    f"{self}: lists the file {name!r}, which is no path within it",
+                    "Do not use this run, or remove that file from the bucket",
+                )
+            found[name] = info.size
         return found
 
     def read(self, name: str) -> bytes | None:

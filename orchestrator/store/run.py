@@ -31,7 +31,7 @@ from orchestrator.store.parquet_parts import (
 )
 from orchestrator.store.row_digests import RowsDigest, parse_digests
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, empty_table, with_categories
-from orchestrator.store.untrusted_files import require_no_link
+from orchestrator.store.untrusted_files import is_plain_name, require_no_link
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,6 +196,9 @@ class Run:
                 replace_file(path, content)
 
     def attempt_folder(self, cell: str, number: int) -> Path:
+        """Return the folder of an attempt's files. Raise RunError if the cell's id is a path."""
+        if not is_plain_name(cell):
+            raise RunError(f"{self}: has the cell {cell!r}, which is a path", "Do not use this run")
         return self.folder.absolute() / ARTIFACTS / cell / str(number)
 
     def highest_attempts(self) -> dict[str, int]:

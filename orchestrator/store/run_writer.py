@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
-from orchestrator.common.files import replace_file, writing
+from orchestrator.common.files import replace_file, try_lock, writing
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LOCK_FILE, SCHEMA_VERSION
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
 from orchestrator.store.parquet_parts import (
@@ -36,6 +36,7 @@ from orchestrator.store.parquet_parts import (
 from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
+from orchestrator.store.untrusted_files import require_plain_entries
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
@@ -98,18 +99,25 @@ class RunWriter(Run):
             stored_rows(self.folder / table, schema, ())
 
     def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
-        """Yield the attempts that left a folder but no row, because their driver was killed."""
+        """Yield the attempts that left a folder but no row, because their driver was killed.
+
+        Raise RunError for a folder with a link or a pipe.
+        """
         known = set(recorded)
         for cell, number in self._attempt_folders():
             file = self.attempt_folder(cell, number) / ATTEMPT_FILE
-            if (cell, number) in known or not file.exists():
+            if (cell, number) in known or not os.path.lexists(file):
                 continue
+            # The journal of such an attempt is read, and its log is shortened in place.
+            require_plain_entries(file.parent.parent)
+            require_plain_entries(file.parent)
             with suppress(ValueError, KeyError, TypeError):  # torn, or its task was removed
                 attempt = read_attempt(file.read_text())
                 # Another id means that the task has changed, so that the numbers belong to
-                # another cell. The folder is set again, because the run may have been moved.
+                # another cell. The run may have been moved, or be somebody else's: where the
+                # attempt lies counts, and not what the file says of it.
                 if attempt.cell.id == cell:
-                    yield replace(attempt, folder=str(file.parent))
+                    yield replace(attempt, number=number, folder=str(file.parent))
 
     def merge_parts(self) -> None:
         """Merge each full batch of small parts."""
@@ -211,8 +219,8 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
             folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file.open("a+")
     with lock:
-        _lock(lock, run)
         try:
+            _lock(lock, run)
             yield RunWriter(run.folder, lock)
         finally:
             if not run.exists:
@@ -221,15 +229,13 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
 
 def _lock(file: IO[str], run: Run) -> None:
     # The kernel releases this lock when the process dies, also by -9, so that none is ever stale.
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if not try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, run):
         file.seek(0)
         holder = file.read().strip() or "another driver"
         raise RunLocked(
             f"{run}: {holder} writes to it",
             "Wait for it, stop it, or name another folder with --out",
-        ) from error
+        )
     with writing(run.folder):
         file.truncate(0)
         started = datetime.now(UTC).isoformat(timespec="seconds")

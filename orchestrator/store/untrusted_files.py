@@ -2,7 +2,8 @@
 
 A folder from somebody else's archive may hold links to files outside of it, which would be read or
 overwritten, and named pipes, from which a read never returns. Only plain files and folders are
-accepted; the results folder itself may be a link. JSON files are checked against a model.
+accepted; the results folder itself may be a link. JSON files are checked against a model. A text
+from a file or a listing becomes part of a path only if it is a plain name.
 """
 
 from __future__ import annotations
@@ -38,16 +39,26 @@ def require_plain(folder: Path) -> None:
     are read (`is_plain`), and the folders of a report when it is written (`require_no_link`).
     """
     for name in ("", ARTIFACTS, CACHE, REPORT, *(table.name for table in STORED_TABLES)):
-        for entry in _entries(folder / name):
-            # The kind is part of the directory entry: nothing is opened, and few files are asked.
-            if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
-                kind = _KINDS.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode))
-                raise RunError(f"{entry.path}: is {kind or 'no plain file'}", "Remove it")
+        require_plain_entries(folder / name)
+
+
+def require_plain_entries(folder: Path) -> None:
+    """Raise RunError if a folder holds a link, a pipe or a device."""
+    for entry in _entries(folder):
+        # The kind is part of the directory entry: nothing is opened, and few files are asked.
+        if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
+            kind = _KINDS.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode))
+            raise RunError(f"{entry.path}: is {kind or 'no plain file'}", "Remove it")
 
 
 def is_plain(path: Path, folder: Path) -> bool:
     """Return True if a path is a regular file that no link below the folder leads to."""
     return not _links_above(path, folder) and path.is_file() and not path.is_symlink()
+
+
+def is_plain_name(text: str) -> bool:
+    """Return True for the name of one file or folder, which leads nowhere else."""
+    return text not in ("", ".", "..") and not set(text) & {"/", "\\", "\0"}
 
 
 def require_no_link(path: Path, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -11,8 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryFile
 
 from orchestrator.common.errors import PlatformError, SweepError
+from orchestrator.common.files import try_lock, writing
 from orchestrator.common.provenance import describe_program, git_commit, program_source
 from orchestrator.common.run_location import RunLocation, is_address
 from orchestrator.common.units import GIB
@@ -191,7 +194,19 @@ def _disk(folder: Path) -> Diagnosis:
     is_writable = folder.is_dir() and os.access(folder, os.W_OK)
     if not is_writable:
         message += ", which cannot be written"
+    elif problem := _lock_problem(folder):
+        return Diagnosis("disk", False, problem.message, problem.remedy)
     elif free_gib > _MIN_DISK_GIB:
         return Diagnosis("disk", True, message)
     remedy = "Name a writable folder with --out, or free some space"
     return Diagnosis("disk", False, message, remedy)
+
+
+def _lock_problem(folder: Path) -> SweepError | None:
+    """Return the error of a folder whose files cannot be locked, or None."""
+    try:
+        with writing(folder), TemporaryFile(dir=folder) as file:
+            try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, folder)
+    except SweepError as error:
+        return error
+    return None

@@ -18,6 +18,7 @@ from orchestrator.execution.nsys import read_report
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
+from orchestrator.sweep.outcome_log import store_cells
 from tasks.snapshots.attribution import attribute as label
 from tasks.snapshots.read_pickle import read_snapshot
 from tasks.snapshots.replay import Record, replay
@@ -98,6 +99,7 @@ def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> I
             writer.append(replace(outcome, facts=facts), None)
             cells.append(cell.id)
             notes += [": ".join(filter(None, [str(file), rank, note])) for note in own.notes]
+        store_cells(writer)
     return Imported(tuple(cells), tuple(dict.fromkeys(notes)))
 
 

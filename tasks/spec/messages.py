@@ -5,10 +5,14 @@ Many exceptions have no text, or one that explains nothing, such as that of a Ke
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _FEWEST_WORDS = 3  # a shorter text is not a sentence
 
 
@@ -55,6 +59,15 @@ def escape_unprintable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def escape_controls(text: str) -> str:
+    """Return a text of several lines in which no letter commands a terminal or cannot be written.
+
+    These are control characters, marks that reverse the direction of writing, and halves of
+    surrogate pairs. They may be in any value of a run.
+    """
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def shorten(text: str, most: int) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 from orchestrator.report.charts.theme import with_variables
@@ -30,6 +30,9 @@ MANY = 2000
 # Pixels per point: sharp in print.
 _PNG_SCALE = 2
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+# By the standard of XML 1.0; line breaks and tabs are allowed.
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)}  # of control characters
 _LINK = re.compile(r"</?a\b[^>]*>")
 _FONTS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
 _FONT_CONFIG = "FONTCONFIG_FILE"
@@ -61,13 +64,26 @@ def _draw(chart: Sequence[Mapping[str, object]]) -> Picture:
 
     _load_fonts()
     try:
-        svgs = [vl_convert.vegalite_to_svg(dict(spec)) for spec in chart]
+        svgs = [vl_convert.vegalite_to_svg(_drawable(spec)) for spec in chart]
         *panels, whole = map(with_short_paths, map(with_numbered_clips, svgs))
         svg = _LINK.sub("", whole)  # the targets of links are on the page
         png = vl_convert.svg_to_png(svg, scale=_PNG_SCALE)
         return Picture(list(map(_for_page, panels)), svg, png)
     except Exception as error:
         return Picture(problem=typed_error_text(error))
+
+
+def _drawable(spec: Any) -> Any:
+    """Return a specification in which pictures replace letters that no SVG can hold.
+
+    vl-convert aborts the process at such a letter, which may be in the value of any axis, and at an
+    escaped one in the name of a field, which it takes for JavaScript.
+    """
+    if isinstance(spec, str):
+        return _NOT_XML.sub(lambda letter: _PICTURES.get(letter[0], "\ufffd"), spec)
+    if isinstance(spec, Mapping):
+        return {_drawable(key): _drawable(value) for key, value in spec.items()}
+    return list(map(_drawable, spec)) if isinstance(spec, list | tuple) else spec
 
 
 def _for_page(svg: str) -> str:

@@ -44,6 +44,7 @@ MB = 1_000_000
 _NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"
 # Returns path and content of each file of a publication's report.
 MakeReport = Callable[[Publication, Results], Iterable[tuple[str, Content]]]
+_KEY = ["cell", "attempt"]
 _NAMED = 4  # of the largest things, where they are too large together
 
 
@@ -84,15 +85,17 @@ def publish(
     for run in runs.values():
         if error := describe_incomplete(run, incomplete_cells(run)):
             raise error
-    attempts = [run.read("attempts", ["facts", "started_at"]) for run in runs.values()]
-    redaction = Redaction(pd.concat(attempts))
+    # Read once, and before all other tables: a sweep may be writing. An attempt's row is written
+    # last, so that these attempts have all their other rows, and all names are redacted.
+    attempts = {name: run.read(ATTEMPTS) for name, run in runs.items()}
+    redaction = Redaction(pd.concat([one[["facts", "started_at"]] for one in attempts.values()]))
     with _aside(out) as folder:
         for name, run in runs.items():
-            _copy(run, folder / name, redaction)
+            _copy(run, attempts[name], folder / name, redaction)
         copies = RunCollection({name: Run(folder / name) for name in runs}, folder)
         RunWriter(folder).write_cells(load_results(copies).cells)
         left_out = (*redaction.left_out(), _NOT_COPIED)
-        if missing := sum(run.unfinished_count() for run in runs.values()):
+        if missing := copies.unfinished_count():
             left_out += (f"{cell_count(missing)} asked for and not measured yet",)
         _write_contents(folder, {"runs": list(runs), "against": reference, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
@@ -170,14 +173,20 @@ def _settle(out: Path, new: Path, old: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
+def _copy(run: Run, attempts: pd.DataFrame, folder: Path, redaction: Redaction) -> None:
+    """Write a run in its public form, with the rows of these attempts alone."""
     writer = RunWriter(folder)
+    known = pd.MultiIndex.from_frame(attempts[_KEY])
     incomplete = run.incomplete_attempts()
     written = {}
     for table in tables():
-        if table != ATTEMPTS:
-            written[table] = writer.write_table(table, redaction.table(table, run.read(table)))
-    attempts = redaction.table(ATTEMPTS, run.read(ATTEMPTS))
+        if table == ATTEMPTS:
+            continue
+        rows = run.read(table)
+        if set(_KEY) <= set(rows):
+            rows = rows[pd.MultiIndex.from_frame(rows[_KEY]).isin(known)]
+        written[table] = writer.write_table(table, redaction.table(table, rows))
+    attempts = redaction.table(ATTEMPTS, attempts)
     contents = []
     keys = zip(attempts["cell"], attempts["attempt"], attempts["contents"], strict=True)
     for cell, number, before in keys:

@@ -3,7 +3,9 @@
 a host's name             `host 1`; cells of one host share it
 a GPU's id                `GPU 3f2a91c0`, a digest, the same in every publication
 an absolute path          its part below this program, a package or a sweep folder; else its last
-a network address         `…`
+a network address         `…`, as are addresses of pages that are not on a list, and of mails
+a name with two dots      `…`, unless it belongs to a package on a list: it may be a host
+a word like a password    `…`: with a known beginning, or with many letters and digits mixed
 a process id              nothing
 an environment variable   its value, everywhere, unless it configures torch or CUDA
 """
@@ -14,6 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -22,17 +25,44 @@ import pandas as pd
 from orchestrator.common.hashing import text_digest
 from orchestrator.store.layout import REDACTED
 
-_PATH = re.compile(r"(?<![\w.…~/-])~?(?:/[\w.+@%=~-]+){2,}")
+# In quotes, a path may contain blanks; options of compilers such as -I precede one directly.
+_QUOTED_PATH = re.compile(r"""(?<=['"])(?:~[\w.-]*)?/[^'"\n]+(?=['"])""")
+_PATH = re.compile(r"(?:(?<![\w.…~/-])|(?<=\s-[A-Z])|(?<=^-[A-Z]))(?:~[\w.-]*)?(?:/[\w.+@%=~-]+)+")
 _FROM_WHERE = (  # what a path is read from, if it has it
     re.compile(r".*/(?:site|dist)-packages/(.+)"),
     re.compile(r".*/lib/python3\.\d+/(.+)"),
     re.compile(r".*/((?:model|tasks|orchestrator|benchmarks|configs|results)/.+)"),
 )
+_URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>),;]+")
+_PUBLIC_URL = re.compile(
+    r"https?://(?:[\w-]+\.)*(?:pytorch\.org|github\.com|huggingface\.co|nvidia\.com|python\.org|ray\.io)"
+    r"(?:/[^?]*)?"
+)
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*")
+_IPV6 = re.compile(
+    r"(?<![\w:.])(?=[0-9A-Fa-f:.]*\d)[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*(?:%\w+)?"
+)
+_DOTTED = re.compile(r"(?<![\w./…-])[A-Za-z][\w-]*(?:\.[A-Za-z_][\w-]*){2,}(?![\w(/])")
+_PACKAGES = (  # whose names with dots are no hosts
+    "torch", "tasks", "model", "orchestrator", "transformers", "triton", "numpy", "pandas", "ray",
+    "aten", "prims", "nn", "self", "importlib", "concurrent", "multiprocessing", "os", "models",
+    "huggingface_hub", "einops", "nvidia", "cuda", "at", "std",
+)  # fmt: skip
+# Beginnings of passwords that services give out, and words that mix letters with many digits. A
+# commit and the id of a cell have 12 hexadecimal digits.
+_PASSWORD = re.compile(
+    r"(?<![\w.-])(?![0-9a-f]{7,16}(?![\w-]))(?:(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|AKIA|xox[a-z]-|eyJ)[\w.-]{8,}"
+    r"|(?=[\w-]*[A-Za-z]\d{4,}|[\w-]*\d[A-Za-z]+\d[A-Za-z]+\d)(?=[\w-]*[A-Za-z]{3})[A-Za-z0-9-]{12,}"
+    r")(?![\w.-])"
+)
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\.\d)")
 _OF_TORCH = ("PYTORCH_", "TORCH", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
 # In the name of a variable, whosever it is.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE)
-_TELLING = 6  # characters of a value that is looked for in texts: `1` and `true` are in all of them
+# Characters of a value that is looked for in texts: `1` and `true` are in all of them. A mixture of
+# letters and digits may be a short password.
+_TELLING, _TELLING_MIXTURE = 6, 4
+_SHORT_PATH = 3  # parts, with the root
 _GPU = "GPU"
 _PROCESS_ID = "pid"
 _ENVIRONMENT = "env"  # a key of configs and of the settings of attempts
@@ -54,14 +84,17 @@ class Redaction:
         self._counts = Counter({"process ids": sum(_PROCESS_ID in one for one in facts)})
         self._called = {**self._names["host"], **self._names["gpu_uuid"]}
         known = _any_of(self._called)
-        self._known = re.compile(rf"(?<![\w.-])(?:GPU-)?({known})(?![\w-]|\.\w)")
+        # A host may be written with its domain.
+        self._known = re.compile(
+            rf"(?<![\w.-])(?:GPU-)?({known})(?:\.[A-Za-z][\w-]*)*(?![\w-]|\.\w)"
+        )
         values = {
             str(value)
             for one in facts
             for name, value in (one.get(_ENVIRONMENT) or {}).items()
             if not _is_of_torch(name)
         }
-        self._values = re.compile(_any_of(value for value in values if len(value) >= _TELLING))
+        self._values = re.compile(_any_of(filter(_is_telling, values)))
 
     def left_out(self) -> Iterator[str]:
         """Yield a sentence for each kind of information that was left out."""
@@ -78,9 +111,15 @@ class Redaction:
     def text(self, text: str) -> str:
         """Return a text without secrets: environment values, paths, addresses, hosts and GPUs."""
         text = self._values.sub(REDACTED, text)
-        text = _PATH.sub(self._path, text)
+        text = _URL.sub(self._url, text)
+        for pattern in (_QUOTED_PATH, _PATH):
+            text = pattern.sub(self._path, text)
         text = _ADDRESS.sub(self._address, text)
-        return self._known.sub(lambda found: self._called[found[1]], text)
+        text = _IPV6.sub(self._ipv6, text)
+        text = _MAIL.sub(self._address, text)
+        text = self._known.sub(lambda found: self._called[found[1]], text)
+        text = _DOTTED.sub(self._dotted, text)
+        return _PASSWORD.sub(self._password, text)
 
     def table(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
         """Return a table of a run in its public form."""
@@ -129,7 +168,28 @@ class Redaction:
         for pattern in _FROM_WHERE:
             if whole := pattern.fullmatch(found[0]):
                 return str(whole[1])
-        return f"{REDACTED}/{PurePosixPath(found[0]).name}"
+        # The last part of a short path, such as /home/NAME, is the name of a user or a disk.
+        path = PurePosixPath(found[0])
+        is_short = len(path.parts) <= _SHORT_PATH and not path.suffix
+        return REDACTED if is_short else f"{REDACTED}/{path.name}"
+
+    def _ipv6(self, found: re.Match[str]) -> str:
+        try:
+            ip_address(found[0])
+        except ValueError:  # a time of day
+            return found[0]
+        return self._address(found)
+
+    def _url(self, found: re.Match[str]) -> str:
+        return found[0] if _PUBLIC_URL.fullmatch(found[0]) else self._address(found)
+
+    def _dotted(self, found: re.Match[str]) -> str:
+        is_code = found[0].partition(".")[0] in _PACKAGES
+        return found[0] if is_code else self._address(found)
+
+    def _password(self, found: re.Match[str]) -> str:
+        self._counts["words like passwords"] += 1
+        return REDACTED
 
     def _address(self, found: re.Match[str]) -> str:
         self._counts["addresses of networks"] += 1
@@ -141,6 +201,11 @@ def called(uuid: str) -> str:
     if uuid.startswith(f"{_GPU} "):
         return uuid
     return f"{_GPU} {text_digest(uuid.removeprefix('GPU-'))[:8]}"
+
+
+def _is_telling(value: str) -> bool:
+    is_mixture = not value.isalpha() and any(map(str.isalpha, value))
+    return len(value) >= (_TELLING_MIXTURE if is_mixture else _TELLING)
 
 
 def _is_of_torch(name: str) -> bool:

@@ -15,6 +15,7 @@ from orchestrator.report.formats.records import Scalar, typed_columns
 from orchestrator.report.formats.typst import to_typst
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import MAX_ROWS, TableView, view_of
+from tasks.spec.messages import escape_controls
 
 # The first letters of a formula, also after a tab or a carriage return, which spreadsheets skip.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "'")
@@ -34,7 +35,8 @@ def to_csv(page: RenderedTable, view: TableView | None = None) -> str:
     writer.writerow(map(_without_formula, columns))
     for row in zip(*columns.values(), strict=True):
         writer.writerow(map(_csv_text, row))
-    return "".join([line.removesuffix("\r\n") + "\n" for line in lines])
+    text = "".join([line.removesuffix("\r\n") + "\n" for line in lines])
+    return escape_controls(text)
 
 
 def _csv_text(value: Scalar) -> str:

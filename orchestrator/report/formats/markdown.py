@@ -8,6 +8,7 @@ from itertools import repeat
 from orchestrator.report.tables.table import Entry
 from orchestrator.report.tables.views import TableView
 from orchestrator.report.text.answers import Answer
+from tasks.spec.messages import escape_controls
 
 
 def to_markdown(view: TableView, is_aligned: bool = True) -> str:
@@ -25,7 +26,7 @@ def to_markdown(view: TableView, is_aligned: bool = True) -> str:
         "\n".join(view.numbered_notes),
         f"*{view.page.provenance}*" if view.page.provenance else "",
     ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return escape_controls("\n\n".join(filter(None, parts)) + "\n")
 
 
 def _column_widths(header: list[str], rows: list[list[str]]) -> list[int]:
@@ -55,4 +56,4 @@ def answers_to_markdown(answers: Iterable[Answer], measured_with: str) -> str:
             table = [answer.table.header, rule, *answer.table.rows]
             rows = [f"  | {' | '.join(texts)} |" for texts in table]
             lines += ["", f"  {answer.table.caption}:", "", *rows, ""]
-    return "\n".join([*lines, "", f"*{measured_with}*"]) + "\n"
+    return escape_controls("\n".join([*lines, "", f"*{measured_with}*"]) + "\n")

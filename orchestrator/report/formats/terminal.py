@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import HOST_MARK
 from orchestrator.report.text.provenance import provenance
+from tasks.spec.messages import escape_controls
 from tasks.spec.status import OUT_OF_MEMORY
 
 MIN_WIDTH, MAX_WIDTH = 40, 100
@@ -42,6 +44,7 @@ _GAP = 2  # blanks between two columns
 _DIVIDER = 1  # blank that a RichTable with a box has between two columns and at both sides
 _FAILURES = "failures"
 _MATRICES = ("step", "peak")  # measures of the heat map
+_COLOR = re.compile(r"(\x1b\[[\d;]*m)")
 # A rule below the head, and no margins.
 _HEAD_RULE = rich.box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 
@@ -90,7 +93,11 @@ class Screen:
             is_cropped = part.overflow != "ignore"
             console.print(part, no_wrap=part.no_wrap, overflow=part.overflow, crop=is_cropped)
         lines = map(str.rstrip, file.getvalue().splitlines())
-        text = "\n".join(lines).replace(HOST_MARK, _MARK)
+        # Of the terminal's commands, only colours are left, which rich has written.
+        pieces = _COLOR.split("\n".join(lines).replace(HOST_MARK, _MARK))
+        text = "".join(
+            [piece if _COLOR.match(piece) else escape_controls(piece) for piece in pieces]
+        )
         return text.encode(self.encoding, "replace").decode(self.encoding)
 
 

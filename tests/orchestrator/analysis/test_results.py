@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from orchestrator.analysis import results
-from orchestrator.analysis.results import CODE, cells_key, load_results
+from orchestrator.analysis.results import CODE, cells_key, load_results, load_with_samples
 from orchestrator.common.errors import RunError
 from orchestrator.store import frame_cache
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter
 from tasks.spec.outcome import Outcome
 from tests.test_architecture import ALLOWED, ALWAYS
 
@@ -74,6 +76,23 @@ def test_a_damaged_part_is_reported_with_a_warm_cache(run: Run) -> None:
     part.write_bytes(content)
     with pytest.raises(RunError, match=part.name):
         load_results(run)
+
+
+def test_a_sweep_that_writes_meanwhile_leaves_no_cell_without_samples(
+    run: Run, make_outcome: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, read = iter(range(100, 200)), Run.read
+
+    def read_while_a_sweep_writes(self: Run, table: str, *more: Any, **how: Any) -> pd.DataFrame:
+        found = read(self, table, *more, **how)
+        RunWriter(run.folder).append(make_outcome(context_length=next(lengths)), None)
+        return found
+
+    monkeypatch.setattr(Run, "read", read_while_a_sweep_writes)
+    for load in (load_results, lambda run: load_with_samples(run)[0]):
+        results = load(run)
+        assert results.cells_without_samples == 0
+        assert not results.cells["step_ms_median"].isna().any()
 
 
 def test_the_oldest_files_are_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,3 +119,18 @@ def test_a_shutdown_that_ends_comes_before_the_helpers_end() -> None:
     vars(session).update(ray=ray, _helpers=helpers, _folder="")
     session.close()
     assert order == ["returned", "killed"]
+
+
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_the_token_of_ray_is_readable_by_its_user_alone(
+    before: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = tmp_path / ".ray" / "auth_token"
+    if before is not None:
+        token.parent.mkdir()
+        token.write_text("of an earlier session")
+        token.chmod(before)
+    ray_session._keep_token_private()
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert len(token.read_text()) == (64 if before is None else len("of an earlier session"))

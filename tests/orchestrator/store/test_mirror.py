@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -661,3 +664,62 @@ def test_an_address_and_a_cell_are_split() -> None:
         "s3://b/run?endpoint_override=h:9000",
         "",
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        ("artifacts/{cell}/1/../../../../outside/rerun.sh", b"harm"),
+        ("artifacts/{cell}/../../../outside/rerun.sh", b"harm"),
+        ("samples/x-...parquet", b"harm"),
+    ],
+)
+def test_a_key_that_leaves_the_folder_refuses_the_run(
+    key: str, content: bytes, bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    go(tmp_path, 16)
+    cell = next(iter(bucket.names("runs/x/attempts/"))).split("-")[0]
+    bucket.objects[f"bucket/runs/x/{key.format(cell=cell)}"] = content, datetime.now(UTC)
+    on_host("second")
+    for words in (["report", ADDRESS], ["show", ADDRESS, cell]):
+        done = call(*words)
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+        assert re.search("no path within it|not the name of a part", done.stderr)
+    assert not list(tmp_path.rglob("outside"))
+    is_part = key.endswith(".parquet")
+    arrived = [
+        path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == content
+    ]
+    assert len(arrived) == int(is_part)  # which is in its table, and is refused by its name
+
+
+def test_a_merged_part_of_a_bucket_deletes_no_file_of_its_reader(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    go(tmp_path, 16)
+    precious = tmp_path / "thesis.tex"
+    precious.write_text("thesis")
+    part = next(iter(bucket.names("runs/x/samples/")))
+    content, at = bucket.objects.pop(f"bucket/runs/x/samples/{part}")
+    merged = pq.read_table(pa.BufferReader(content)).replace_schema_metadata(
+        {b"replaces": json.dumps([part, str(precious)]).encode()}
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(merged, sink)
+    bucket.objects["bucket/runs/x/samples/merged-1.parquet"] = sink.getvalue().to_pybytes(), at
+    on_host("second")
+    for _ in range(2):
+        done = call("status", ADDRESS)
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+        assert "not the name of a part" in done.stderr
+    assert precious.read_text() == "thesis"
+
+
+def test_a_file_in_an_unknown_place_of_a_bucket_is_ignored(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    go(tmp_path, 16)
+    for name in ("artifacts/log.txt", "artifacts/x/log.txt", "log.txt"):
+        bucket.objects[f"bucket/runs/x/{name}"] = b"", datetime.now(UTC)
+    on_host("second")
+    assert call("report", ADDRESS).exit_code == 0

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import Result
+from orchestrator.sweep.recovery import recover_attempts
 
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.mirror import open_run
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.parquet_parts import read_parts, write_part
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.store.tables import SCHEMAS
 from orchestrator.store.untrusted_files import is_plain
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt, read_attempt
+from tasks.spec.outcome import Outcome
 from tests.conftest import ROOT
+from tests.support.fake_sweep import journalled
 
 PUBLISHED = ROOT / "results" / "published" / "h200"
 
@@ -130,3 +140,89 @@ def test_a_lock_that_is_a_link_leaves_its_target_alone(
     done = sweep_here("run", write_config("name: x\ngrids: [{task: matmul}]\n"), "--out", run)
     assert done.exit_code == 2
     assert target.read_text() == "precious"
+
+
+def replace_with_merged(folder: Path, *replaced: str) -> None:
+    """Merge the parts of a table as a driver does, and have the merged part replace more files."""
+    parts = sorted(folder.glob("*.parquet"))
+    whole = pa.concat_tables(read_parts(folder, SCHEMAS[folder.name], None))
+    for part in parts:
+        part.unlink()
+    names = json.dumps([*(part.name for part in parts), *replaced]).encode()
+    write_part(folder / "merged-1.parquet", whole.replace_schema_metadata({b"replaces": names}))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../thesis.tex", "{}/thesis.tex", "../attempts/all.parquet", "thesis.tex", "."]
+)
+def test_a_merged_part_that_replaces_other_files_is_refused(
+    name: str, tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    precious = tmp_path / "thesis.tex"
+    precious.write_text("thesis")
+    run = Run(tmp_path / "run")
+    with open_for_writing(run) as writer:
+        writer.append(make_outcome(), None)
+        writer.write_manifest({"name": "x"})
+    replace_with_merged(run.folder / "samples", name.format(tmp_path))
+    with pytest.raises(RunError, match=r"merged-1\.parquet: .* not the name of a part"):
+        run.read("samples")
+    with open_for_writing(run) as writer, pytest.raises(RunError, match="not the name of a part"):
+        writer.merge_parts()
+    assert precious.read_text() == "thesis"
+
+
+def test_a_part_that_is_named_as_a_folder_is_refused(run: Path) -> None:
+    (run / "samples" / "x-...parquet").write_bytes(b"")
+    with pytest.raises(RunError, match="is not the name of a part"):
+        Run(run).highest_attempts()
+
+
+@pytest.mark.parametrize("cell", ["..", "../..", "/etc", "a/b", ""])
+def test_a_cell_whose_id_is_a_path_has_no_folder(cell: str, run: Path) -> None:
+    with pytest.raises(RunError, match="which is a path"):
+        read_artifacts(Run(run), cell, 1)
+
+
+@pytest.fixture
+def adoptable(run: Path, make_attempt: Callable[..., Attempt]) -> Attempt:
+    """An attempt that finished after its driver was killed, with a long log."""
+    cell = make_attempt().cell
+    attempt = replace(make_attempt(), folder=str(run / "artifacts" / cell.id / "1"))
+    journalled(attempt)
+    (attempt.path / LOG_FILE).touch()
+    os.truncate(attempt.path / LOG_FILE, 10**8)  # without blocks
+    return attempt
+
+
+@pytest.mark.parametrize("create", ["link", "pipe"])
+@pytest.mark.parametrize("name", ["attempt.json", "journal.jsonl", "log.txt", "."])
+def test_an_attempt_with_a_link_or_a_pipe_is_not_adopted(
+    name: str, create: str, adoptable: Attempt, tmp_path: Path
+) -> None:
+    file, outside = adoptable.path / name, tmp_path / "outside"
+    file.rename(outside)
+    if create == "link":
+        file.symlink_to(outside)
+    else:
+        os.mkfifo(file)
+    before = outside.stat().st_size
+    with open_for_writing(Run(adoptable.path.parents[2])) as writer:
+        if (name, create) == (".", "pipe"):
+            assert recover_attempts(writer) == 0
+        else:
+            with pytest.raises(RunError, match=r"is a (symbolic link|named pipe)\. Remove it"):
+                recover_attempts(writer)
+    assert outside.stat().st_size == before
+
+
+def test_an_adopted_attempt_has_the_number_of_its_folder(adoptable: Attempt) -> None:
+    file = adoptable.path / ATTEMPT_FILE
+    stored = {**json.loads(file.read_text()), "number": "/../../../outside"}
+    del stored["checksum"]
+    file.write_text(json.dumps(stored))
+    assert read_attempt(file.read_text()).number == "/../../../outside"
+    run = Run(adoptable.path.parents[2])
+    with open_for_writing(run) as writer:
+        assert recover_attempts(writer) == 1
+    assert list(run.read("attempts")["attempt"]) == [1]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import py_compile
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.common.errors import PlatformError
+from orchestrator.common.errors import PlatformError, RunUnwritable
 from orchestrator.execution.host_probe import dispatch_rates, profiler_failure
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
 from orchestrator.sweep import doctor
-from orchestrator.sweep.doctor import _host, _profiler
+from orchestrator.sweep.doctor import _disk, _host, _profiler
 
 
 def test_a_host_with_steady_cores_is_good() -> None:
@@ -113,3 +116,26 @@ def test_doctor_warns_as_the_first_process_of_a_container(
     assert not any("--init" in str(found) for found in doctor.examine(tmp_path))
     monkeypatch.setattr(os, "getpid", lambda: 1)
     assert any("docker run --init" in str(found) for found in doctor.examine(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    finding = _disk(tmp_path)
+    assert finding.good is False
+    assert "this file system has no locks" in str(finding)
+    assert list(tmp_path.iterdir()) == []
+    run = Run(tmp_path / "results" / "run")
+    with (
+        pytest.raises(RunUnwritable, match=r"no locks.*Name a folder of another file system"),
+        open_for_writing(run),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    assert _disk(tmp_path).good is True

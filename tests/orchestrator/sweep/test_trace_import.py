@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import Result
 
@@ -78,6 +79,19 @@ def test_an_imported_trace_joins_a_run_and_a_second_import_is_another_attempt(
     attempts = run.read("attempts")
     assert sorted(attempts.loc[attempts["task"] == "nsys", "attempt"]) == [1, 2]
     assert list(load_results(run).kernels()["cell"]).count(cell) == 3  # of the attempt that counts
+
+
+def test_an_import_writes_the_row_of_each_cell(
+    export: Path, tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    run = Run(tmp_path / "run")
+    with open_for_writing(run) as writer:
+        writer.write_manifest({"name": "run"})
+        writer.append(make_outcome(), None)
+    imported(export, run)
+    stored = pd.read_parquet(run.folder / "cells.parquet")
+    assert set(stored["cell"]) == set(load_results(run).cells["cell"])
+    assert len(stored) == 2
 
 
 def test_another_file_of_the_same_name_is_another_cell(export: Path, tmp_path: Path) -> None:

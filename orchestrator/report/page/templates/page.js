@@ -136,7 +136,9 @@ const showAllCells = once(async () => {
     data: (cell, type) => {
       const value = valueOf(cell, name) ?? null;
       if (type === "sort" || type === "type") return value === null ? Infinity : (columns[name] ?? axes[name])?.w ? rank(name, value) : value;
-      return type === "display" ? show(value, cell) : value;
+      if (type !== "display") return ""; // DataTables would parse a text for its search as HTML
+      const content = show(value, cell);
+      return content instanceof Node ? content : document.createTextNode(content); // and a text to show
     },
   });
   const shown = [

@@ -12,7 +12,7 @@ import matplotlib
 import pytest
 from fontTools.ttLib import TTFont
 
-from orchestrator.report.charts.rendering import MANY, begin, with_short_paths
+from orchestrator.report.charts.rendering import MANY, begin, draw, with_short_paths
 from tests.conftest import ROOT
 
 
@@ -51,6 +51,24 @@ def test_charts_of_few_cells_are_drawn_when_they_are_needed() -> None:
 def test_a_short_path_goes_through_the_same_points(path: str, short: str) -> None:
     around = '<path id="M1.234,5" aria-label="GiB: 2.3935508728" d="{}" fill="#54a24b"/>'
     assert with_short_paths(around.format(path)) == around.format(short)
+
+
+@pytest.mark.render
+def test_letters_that_no_svg_can_hold_are_replaced() -> None:
+    """vl-convert aborts the process at them."""
+    texts = [
+        f"{letter}<&" for letter in ("\0", "\x1b", "\x1e", "\x7f", "\ufffe", "\uffff", "\ud800")
+    ]
+    chart = {
+        "title": texts[1],
+        "data": {"values": [{text: 1, "name": text} for text in texts]},
+        "mark": "bar",
+        "encoding": {"y": {"field": "name", "type": "nominal"}, "x": {"field": texts[2]}},
+    }
+    (picture,) = draw([[chart, chart]])
+    assert picture.problem == ""
+    assert picture.png.startswith(b"\x89PNG")
+    assert all(text in picture.svg for text in ("␀&lt;&amp;", "␛&lt;", "\ufffd&lt;"))
 
 
 @pytest.mark.render

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -30,6 +32,7 @@ from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.open import open_for_writing, open_runs
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import tables
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -537,3 +540,35 @@ def test_git_tracks_only_the_intended_files_of_results(path: str, tracked: bool)
     if asked.returncode == 128:
         pytest.skip("not a checkout")
     assert (asked.returncode == 1) is tracked
+
+
+def test_a_publication_beside_a_sweep_has_whole_attempts_alone(
+    tmp_path: Path,
+    make_outcome: Callable[..., Outcome],
+    no_charts: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "run"
+    with open_for_writing(Run(folder)) as writer:
+        writer.write_manifest({"name": "run", "asked": 99})
+        writer.append(make_outcome(context_length=16), None)
+    lengths, read = iter(range(100, 200)), Run.read
+
+    def read_while_a_sweep_writes(self: Run, table: str, *more: Any, **how: Any) -> pd.DataFrame:
+        found = read(self, table, *more, **how)
+        if self.folder == folder:
+            outcome = make_outcome(context_length=next(lengths))
+            later = replace(outcome, facts={**outcome.facts, "host": f"secret-{table}"})
+            RunWriter(folder).append(later, None)
+        return found
+
+    monkeypatch.setattr(Run, "read", read_while_a_sweep_writes)
+    left_out = publish_runs((folder,), tmp_path / "published", 25_000_000, None).left_out
+    monkeypatch.undo()
+    published = Run(tmp_path / "published" / "run")
+    attempts = list(published.rows("attempts", ["cell", "attempt"]))
+    for table in ("samples", "kernels"):
+        assert set(published.rows(table, ["cell", "attempt"])) == set(attempts)
+    assert f"{99 - len(attempts)} cells asked for and not measured yet" in left_out
+    hosts = [json.loads(facts).get("host") for (facts,) in published.rows("attempts", ["facts"])]
+    assert not any("secret" in str(host) for host in hosts)

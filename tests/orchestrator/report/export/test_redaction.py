@@ -17,7 +17,10 @@ GPU = f"GPU {hashlib.sha256(UUID.encode()).hexdigest()[:8]}"
 @pytest.fixture
 def redaction() -> Redaction:
     """Of two hosts, of which the second was there first, and one GPU."""
-    facts = [{"host": "node-7.lab", "gpu_uuid": UUID, "pid": 12}, {"host": "alpha", "pid": 13}]
+    facts = [
+        {"host": "node-7.lab", "gpu_uuid": UUID, "pid": 12},
+        {"host": "alpha", "pid": 13, "env": {"SHORT": "s3cr3", "SWITCH": "true"}},
+    ]
     return Redaction(pd.DataFrame({"facts": map(json.dumps, facts), "started_at": [2, 1]}))
 
 
@@ -36,7 +39,26 @@ def redaction() -> Redaction:
         ("at 10.0.0.5:6379 and 192.168.1.20", "at …:6379 and …"),
         ("on node-7.lab, GPU-" + UUID, f"on host 2, {GPU}"),
         ("alpha", "host 1"),
-        ("alphabet, alpha.example, pre-alpha", "alphabet, alpha.example, pre-alpha"),
+        ("alphabet, pre-alpha", "alphabet, pre-alpha"),
+        ("alpha.example, node-7.lab.corp.example.com", "host 1, host 2"),
+        ("g++ -I/home/ann/v/include -L/home/ann/lib x.cpp", "g++ -I…/include -L…/lib x.cpp"),
+        ("file:///home/ann/tokens.bin refused", "… refused"),
+        ("s3://ann-private/x, gs://b", "…, …"),
+        ("https://ann:hunter22@registry.example.com/simple", "…"),
+        ("https://ann:hunter22@pytorch.org/x", "…"),
+        ("https://huggingface.co/x?token=abc", "…"),
+        ("other.corp.example.com:22", "…:22"),
+        ("fe80::1ff:fe23:4567:890a, ::1, fe80::1%eth0", "…, …, …"),
+        ("at 12:34:56, at::native::add", "at 12:34:56, at::native::add"),
+        ("ann@alpha, ann@mail.example.com", "…, …"),
+        ("~ann/.ssh/id_rsa, /home/ann, ~/x.yaml", "…, …, …/x.yaml"),
+        ("open('/home/ann/my project/data.bin')", "open('…/data.bin')"),
+        ("hf_PROCESSTOKEN123456", "…"),
+        ("sk-proj-abcdefghijkl, AKIAIOSFODNN7EXAMPLE", "…, …"),
+        ("wandbkey0123456789, 0123456789abcdef0123456789abcdef01234567", "…, …"),
+        ("commit 2d1d756dff8b+", "commit 2d1d756dff8b+"),
+        ("torch.nn.modules.linear.Linear", "torch.nn.modules.linear.Linear"),
+        ("s3cr3 in s3cr3t, true", "… in …t, true"),
         (
             "ms/step, 1/2, a/b/c, tasks/train_step.py:153",
             "ms/step, 1/2, a/b/c, tasks/train_step.py:153",

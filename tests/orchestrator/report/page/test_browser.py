@@ -20,6 +20,9 @@ from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.report.text.answers import answers
 from orchestrator.store.open import open_runs
+from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter
+from orchestrator.store.tables import SCHEMAS
 from tests.conftest import ROOT
 
 AXE = ROOT / "tests" / "data" / "axe.min.js"
@@ -73,6 +76,34 @@ def browser(opened: Any, page: Path) -> Iterator[Any]:
     opened.get("about:blank")
     opened.get(page.as_uri())
     yield opened
+    assert opened.get_log("browser") == []
+
+
+def test_texts_of_somebody_else_run_nothing(opened: Any, tmp_path: Path) -> None:
+    harm = "&<img src=x onerror=\"document.title='harmed'\">"
+    run, received = Run(ROOT / "results" / "published" / "h200" / "tenth"), tmp_path / "received"
+    writer = RunWriter(received)
+    for table in SCHEMAS:
+        rows = run.read(table)
+        if table == "attempts":
+            texts = [
+                json.dumps({**json.loads(text), "precision": harm, "attention": harm, "pass": harm})
+                for text in rows["params"]
+            ]
+            rows = rows.assign(params=texts, contents=None)
+        writer.write_table(table, rows)
+    results = load_results(writer)
+    report = RenderedReport(results, answers(results), lay_out(results), [], "x")
+    path = tmp_path / "index.html"
+    path.write_text("".join(to_html(report, read_details(writer, results), {})))
+    opened.get("about:blank")
+    opened.get(path.as_uri())
+    show_all_cells(opened)
+    wait(
+        opened, f"document.querySelector('#all td:nth-child(4)').textContent === {json.dumps(harm)}"
+    )
+    opened.execute_script("document.querySelector('#all th:nth-child(4)').click()")
+    assert opened.title != "harmed"
     assert opened.get_log("browser") == []
 
 

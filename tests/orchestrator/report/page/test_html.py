@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import subprocess
@@ -135,6 +136,16 @@ def test_the_first_screen_has_answers_and_every_cell_of_the_grid(run: Run) -> No
     steps = [key for key in keys if outline.cell(key)["status"] == "ok"]
     assert len(steps) == 6
     assert {f"#cell={key}" for key in keys} <= set(outline.links)
+
+
+def test_the_page_allows_no_script_but_its_own(run: Run) -> None:
+    page = page_of(run)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    (script,) = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (allowed,) = [rule for rule in policy.split("; ") if rule.startswith("script-src")]
+    assert allowed == f"script-src 'sha256-{digest}' blob:"
+    assert "{{" not in script  # no text from outside is part of it
 
 
 def test_nothing_that_came_from_outside_is_markup(run: Run) -> None:
