@@ -90,7 +90,7 @@ def test_a_resumed_command_measures_each_cell_as_often_as_earlier_commands(
     assert lengths_of(first) == [16, 32]
     said: list[str] = []
     last = FakeScheduler(outcome_of)
-    go(request_of(**narrow), last, ALL_AGAIN, messages=said)
+    go(request_of(**narrow), last, ALL_AGAIN, messages=said, summary=True)
     assert sorted(lengths_of(last)) == [16, 16, 32, 32, 32]
     assert said[0] == "resuming this command, which was interrupted: 1 cell measured already"
     assert set(pd.read_parquet(request_of().run.folder / "cells.parquet")["repetitions"]) == {3}
