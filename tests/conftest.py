@@ -46,7 +46,6 @@ TIERS = {
     "fuzz",
     "docs",
     "browser",
-    "speed",
     "gpu",
     "seam",
 }
