@@ -81,6 +81,7 @@ def prediction_and_steps() -> tuple[float, float]:
         predicted_s.append(time.process_time() - started_s)
         started_s = time.process_time()
         for cell in cells:
+            assert isinstance(cell.params, TrainStepParams)
             workload = build_on(NoData(), cell.params)
             for _ in range(2):
                 run_step(workload, Progress())

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator.store.run import Run
 from tests.conftest import ROOT
 
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.setattr(sys, "argv", ["commands.py", "--cells", "1"])
-    return import_module("commands")
+    monkeypatch.setattr(sys, "argv", ["commands.py"])
+    module = import_module("commands")
+    made = SimpleNamespace(config_path=Path("many.yaml"), run=Run(Path("many")))
+    monkeypatch.setattr(module, "make_run", lambda folder, cells: made)
+    return module
 
 
 @pytest.mark.parametrize(("status_s", "code"), [(2.5, 0), (2.7, 1)])

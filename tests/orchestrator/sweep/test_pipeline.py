@@ -680,7 +680,7 @@ def prediction_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]
     asked: list[tuple[int, str]] = []
 
     def predict(cells: Any, card: Any, paths: Any) -> dict[str, Prediction]:
-        asked.append((len(cells), card.name))
+        asked.append((len(cells), card.name if card else ""))
         return {cell.id: unknown("not here") for cell in cells}
 
     monkeypatch.setattr("orchestrator.sweep.preparation.predict_memory", predict)
