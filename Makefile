@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 
-.PHONY: demo test test-slow test-all lint docs gpu-test clean
+.PHONY: demo test test-slow test-all speed lint docs gpu-test clean
 
 demo: $(VENV)/.runs
 	$(BIN)/sweep run configs/demo.yaml
@@ -20,10 +20,16 @@ test: $(VENV)/.tests
 MUTANTS ?= 10000
 ALL = $(BIN)/python -m pytest -q -n 3 --dist loadgroup --mutants $(MUTANTS) --durations 30
 test-slow: $(VENV)/.tests
-	$(ALL) -m "slow or process or ray or compile or render or fuzz or docs or browser or speed"
+	$(ALL) -m "slow or process or ray or compile or render or fuzz or docs or browser"
 
 test-all: $(VENV)/.tests
 	$(ALL) -m "not gpu"
+
+# Limits on CPU time and memory. They fail on a machine that is busy, so that no test has them.
+speed: $(VENV)/.tests
+	$(BIN)/python benchmarks/commands.py
+	$(BIN)/python benchmarks/prediction.py
+	$(BIN)/python benchmarks/report.py
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .

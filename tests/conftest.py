@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -45,7 +46,6 @@ TIERS = {
     "fuzz",
     "docs",
     "browser",
-    "speed",
     "gpu",
     "seam",
 }
@@ -95,6 +95,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    # As the program does: the garbage collector would look at torch, pandas and 4,000 tests again
+    # and again, a tenth of the time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.hookimpl(wrapper=True)

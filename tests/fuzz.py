@@ -352,7 +352,7 @@ def make_store(folder: Path) -> Run:
 
     config = folder / "config.yaml"
     config.write_text(CONFIG.replace("128]", "128, 256, 512]"))
-    go(request_for(config, out=folder / "run"), FakeScheduler(measure))
+    go(request_for(config, out=folder / "run"), FakeScheduler(measure), summary=True)
     run = Run(folder / "run")
     with pytest.MonkeyPatch.context() as patch, open_for_writing(run) as writer:
         patch.setattr(run_writer, "MERGE_BATCH", 3)

@@ -50,7 +50,7 @@ def drive(folder: Path, environment: dict[str, str], log: Path, cells: int) -> N
             file.write(f"{attempt.cell.id}\n")
         return replace(measured(attempt), wall_s=random.random())
 
-    go(folder, *range(8, 8 * cells + 1, 8), measure=measure)
+    go(folder, *range(8, 8 * cells + 1, 8), measure=measure, summary=True)
 
 
 def kill_one(folder: Path, environment: dict[str, str], cells: int, after_s: float) -> set[str]:

@@ -6,8 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import ROOT
 from tests.support.plain_words import DIALECT_WORD
 
@@ -15,11 +13,6 @@ OPENERS = re.compile(r"(Of|What|Whether|That|Those|As|So|Where|How|Who|Why|By|In
 FILES = sorted(
     path for folder in ("model", "tasks", "orchestrator") for path in (ROOT / folder).rglob("*.py")
 )
-
-
-def package_of(path: Path) -> str:
-    """Return the folder of a file, `orchestrator/report/tables` for example."""
-    return str(path.relative_to(ROOT).parent)
 
 
 def docstrings(tree: ast.AST) -> list[str]:
@@ -35,12 +28,8 @@ def complaints(path: Path) -> list[str]:
     return opened + [line for line in text.splitlines() if DIALECT_WORD.search(line)]
 
 
-@pytest.mark.parametrize("package", sorted({package_of(path) for path in FILES}))
-def test_a_package_is_in_plain_words(package: str) -> None:
+def test_the_product_is_in_plain_words() -> None:
     found = [
-        f"{path.relative_to(ROOT)}: {complaint}"
-        for path in FILES
-        if package_of(path) == package
-        for complaint in complaints(path)
+        f"{path.relative_to(ROOT)}: {complaint}" for path in FILES for complaint in complaints(path)
     ]
     assert not found

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from orchestrator.cli.text.status import describe_status
 from orchestrator.config.selection import parse_selection
 from orchestrator.execution.events import AttemptStarted
@@ -17,6 +19,7 @@ from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import CellState, StoredAttempt
 from orchestrator.store.run import Run
+from orchestrator.sweep import pipeline
 from orchestrator.sweep.console import RemainingTime
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
@@ -115,15 +118,23 @@ def go(
     scheduler: Scheduler,
     options: RunOptions | None = None,
     messages: list[str] | None = None,
+    summary: bool = False,
     **execution: Any,
 ) -> SweepResult:
-    """Run a sweep on a fake scheduler."""
+    """Run a sweep on a fake scheduler.
+
+    summary: whether to write cells.parquet and to count flagged cells, which takes longer than all
+        else. Without it, `quality` of the result is empty.
+    """
     request = replace(
         request,
         options=options or RunOptions(),
         execution=ExecutionOptions(**execution),
     )
-    return run_sweep(request, fake_runtime(scheduler, messages))
+    with pytest.MonkeyPatch.context() as patch:
+        if not summary:
+            patch.setattr(pipeline, "store_cells", lambda writer: {})
+        return run_sweep(request, fake_runtime(scheduler, messages))
 
 
 def outcome_of(attempt: Attempt, status: Status = Status.OK, wall_s: float = 2.0) -> Outcome:

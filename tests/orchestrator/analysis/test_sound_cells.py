@@ -70,12 +70,13 @@ def measured_cell(context_length: int) -> Outcome:
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Attempts and samples of three cells."""
+    """Attempts and samples of three cells, and the cells."""
     run = Run(tmp_path_factory.mktemp("sound") / "run")
     with open_for_writing(run) as writer:
         for length in (16, 32, 64):
             writer.append(measured_cell(length), None)
-    return run.read("attempts"), run.read("samples")
+    attempts, samples = run.read("attempts"), run.read("samples")
+    return attempts, samples, derive(attempts, samples)
 
 
 def derive(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
@@ -100,7 +101,7 @@ def assert_others_are_unchanged(before: pd.DataFrame, after: pd.DataFrame, bad: 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_abnormal_samples_of_a_cell_change_no_other_cell(frames: Any, data: st.DataObject) -> None:
-    attempts, samples = frames
+    attempts, samples, before = frames
     bad = data.draw(st.sampled_from(sorted(samples["cell"].unique())))
     own = samples["cell"] == bad
     metrics = data.draw(st.sets(st.sampled_from(sorted(samples.loc[own, "metric"].unique()))))
@@ -109,23 +110,23 @@ def test_abnormal_samples_of_a_cell_change_no_other_cell(frames: Any, data: st.D
     changed = samples.assign(value=samples["value"].where(~chosen, value))
     if data.draw(st.booleans()):
         changed = changed.assign(step=changed["step"].where(~own))
-    assert_others_are_unchanged(derive(attempts, samples), derive(attempts, changed), bad)
+    assert_others_are_unchanged(before, derive(attempts, changed), bad)
 
 
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_facts_of_a_wrong_type_cost_their_cell_alone(frames: Any, data: st.DataObject) -> None:
-    attempts, samples = frames
+    attempts, samples, before = frames
     bad = data.draw(st.sampled_from(sorted(attempts["cell"])))
     facts = data.draw(st.dictionaries(st.sampled_from(FACTS), ANY_JSON, min_size=1))
     evidence = data.draw(st.dictionaries(st.sampled_from(EVIDENCE), ANY_JSON))
     changed = attempts.copy()
     is_bad = changed["cell"] == bad
     for column, values in (("facts", facts), ("evidence", evidence)):
-        (before,) = changed.loc[is_bad, column]
-        changed.loc[is_bad, column] = json.dumps({**json.loads(before), **values})
-    before, after = derive(attempts, samples), derive(changed, samples)
+        (stored,) = changed.loc[is_bad, column]
+        changed.loc[is_bad, column] = json.dumps({**json.loads(stored), **values})
+    after = derive(changed, samples)
     shared = {"concurrent_attempts", "cpu_contended"}  # depend on the host of all attempts
     before, after = (one.drop(columns=shared, errors="ignore") for one in (before, after))
     assert_others_are_unchanged(before, after, bad)

@@ -98,7 +98,7 @@ def test_a_resumed_command_measures_each_cell_as_often_as_earlier_commands(
     assert lengths_of(first) == [16, 32]
     messages: list[str] = []
     last = FakeScheduler(outcome_of)
-    go(request_of(**narrow), last, again, messages=messages)
+    go(request_of(**narrow), last, again, messages=messages, summary=True)
     assert sorted(lengths_of(last)) == [16, 16, 32, 32, 32]
     assert messages[0] == "continuing --fresh or --retry: 2 cells are left to replace"
     assert set(pd.read_parquet(request_of().run.folder / "cells.parquet")["repetitions"]) == {3}

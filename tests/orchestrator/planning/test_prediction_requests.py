@@ -363,7 +363,7 @@ def test_a_run_keeps_predictions_beside_measurements(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     messages: list[str] = []
-    request, result = a_run(write_config, tmp_path, messages)
+    request, result = a_run(write_config, tmp_path, messages, summary=True)
     assert (result.counts[Status.OK], result.predicted_oom) == (4, 0)
     assert messages == ["predicting the memory of 3 cells", "all cells: precision=fp32"]
     cells = pd.read_parquet(tmp_path / "run" / "cells.parquet").set_index("task")
@@ -400,7 +400,7 @@ def test_a_prediction_never_stops_a_run(
     write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predicting_process, "_COMMAND", ("/nowhere/to/be/found",))
-    _, result = a_run(write_config, tmp_path, [])
+    _, result = a_run(write_config, tmp_path, [], summary=True)
     assert result.counts[Status.OK] == 4
     assert (
         pd.read_parquet(tmp_path / "run" / "cells.parquet")["predicted_reason"].notna().sum() == 3

@@ -100,11 +100,12 @@ def go(
     *lengths: int,
     measure: Callable[[Attempt], Outcome] = measured,
     take_over: bool = False,
+    summary: bool = False,
 ) -> tuple[SweepResult, list[int]]:
     """Return the result of a run, and what it measured."""
     scheduler = FakeScheduler(measure)
     request = request_of(tmp_path, *lengths)
-    result = fake_sweep.go(request, scheduler, take_over=take_over)
+    result = fake_sweep.go(request, scheduler, take_over=take_over, summary=summary)
     return result, lengths_of(scheduler)
 
 
@@ -125,12 +126,12 @@ def call(*words: object) -> Result:
 def test_another_host_reads_and_continues_a_run(
     bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
-    assert go(tmp_path, 16, 32)[1] == [16, 32]
+    assert go(tmp_path, 16, 32, summary=True)[1] == [16, 32]
     assert {"run.json", "cells.parquet"} <= bucket.names("runs/x/")
     assert OWNER_FILE not in bucket.names("runs/x/")
     cell = next(iter(bucket.names("runs/x/attempts/"))).split("-")[0]
     on_host("second")
-    assert go(tmp_path, 16, 32, 64)[1] == [64]
+    assert go(tmp_path, 16, 32, 64, summary=True)[1] == [64]
     on_host("third")
     loaded = sweep.load(ADDRESS)
     assert sorted(loaded.cells["context_length"]) == [16, 32, 64]
@@ -240,7 +241,7 @@ def test_uploads_that_fail_are_repeated(
     monkeypatch.setattr(RemoteFolder, "put", at_times(RemoteFolder.put, random.Random(1)))
     monkeypatch.setattr(mirror_writer, "RETRY_S", 0.01)
     lengths = [8 * count for count in range(1, 13)]
-    assert go(tmp_path, *lengths)[1] == lengths
+    assert go(tmp_path, *lengths, summary=True)[1] == lengths
     on_host("second")
     assert len(sweep.load(ADDRESS).samples) == len(lengths)
     assert go(tmp_path, *lengths)[1] == []
@@ -324,7 +325,8 @@ def test_a_driver_that_was_taken_over_uploads_nothing_afterwards(
         if not there:
             on_host("second")
             slow = lambda one: replace(measured(one), wall_s=9.0)  # noqa: E731
-            assert go(tmp_path, measure=slow, take_over=True)[1] == [16, 32, 64, 128]
+            _, lengths = go(tmp_path, measure=slow, take_over=True, summary=True)
+            assert lengths == [16, 32, 64, 128]
             for name in bucket.names("runs/x/"):
                 there[name] = bucket.objects[f"bucket/runs/x/{name}"][0]
             on_host("first")
@@ -332,7 +334,7 @@ def test_a_driver_that_was_taken_over_uploads_nothing_afterwards(
 
     began = time.monotonic()
     with pytest.raises(RunLocked, match="has taken it over"):
-        go(tmp_path, measure=measure)
+        go(tmp_path, measure=measure, summary=True)
     assert time.monotonic() - began < 15  # it does not try for long
     assert len([name for name in there if name.startswith("attempts/")]) == 4
     assert there == {

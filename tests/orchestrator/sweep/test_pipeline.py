@@ -63,7 +63,7 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
 
 def test_each_cell_is_measured_once_and_stored(request_of: Callable[..., SweepRequest]) -> None:
     scheduler = FakeScheduler(outcome_of)
-    result = go(request_of(), scheduler)
+    result = go(request_of(), scheduler, summary=True)
     assert result.counts == {Status.OK: 4}
     assert scheduler.closed
     cells = pd.read_parquet(request_of().run.folder / "cells.parquet")
@@ -327,7 +327,7 @@ def test_a_signal_loses_no_finished_cell(
 
     before = signal.getsignal(number)
     scheduler = FakeScheduler(measure)
-    result = go(request_of(), scheduler)
+    result = go(request_of(), scheduler, summary=True)
     assert (result.stop_reason, result.queue.remaining, result.counts) == (
         signal.Signals(number).name,
         2,
@@ -357,7 +357,7 @@ def test_further_signals_do_not_interrupt_the_saving(
 
     monkeypatch.setattr(RunWriter, "write_cells", write_cells)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    result = go(request_of(), FakeScheduler(measure))
+    result = go(request_of(), FakeScheduler(measure), summary=True)
     assert (result.stop_reason, result.queue.remaining) == ("SIGTERM", 2)
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 2
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
@@ -456,7 +456,7 @@ def test_a_removed_results_folder_ends_the_sweep(request_of: Callable[..., Sweep
     ):
         go(request_of(), scheduler)
     assert scheduler.closed
-    result = go(request_of(), FakeScheduler(journalled))
+    result = go(request_of(), FakeScheduler(journalled), summary=True)
     assert (result.recovered, result.counts) == (1, {Status.OK: 3})
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 4
 
@@ -474,7 +474,7 @@ def test_a_torn_row_is_reported_and_its_cell_measured_again(
         go(request, scheduler)
     assert not scheduler.begun
     torn.unlink()
-    assert go(request, scheduler).counts == {Status.OK: 1}
+    assert go(request, scheduler, summary=True).counts == {Status.OK: 1}
     assert {part: part.read_bytes() for part in others} == untouched
     assert len(pd.read_parquet(request.run.folder / "cells.parquet")) == 4
 
@@ -494,7 +494,7 @@ def test_torn_samples_are_reported_before_anything_is_measured(
     assert not scheduler.begun
     for part in (torn, request.run.folder / "attempts" / torn.name):
         part.unlink()
-    assert go(request, scheduler).counts == {Status.OK: 1}
+    assert go(request, scheduler, summary=True).counts == {Status.OK: 1}
     assert set(pd.read_parquet(request.run.folder / "cells.parquet")["step_ms_median"]) == {5.0}
 
 
@@ -553,7 +553,7 @@ def test_other_hardware_is_refused_without_mixed(
 
 
 def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(
-    request_of: Callable[..., SweepRequest],
+    request_of: Callable[..., SweepRequest], prediction_requests: list[tuple[int, str]]
 ) -> None:
     text = CONFIG.replace("context_length: [16, 32, 64, 128]", "device: [cpu, cuda]").replace(
         "device: cpu, ", ""
@@ -680,7 +680,7 @@ def prediction_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]
     asked: list[tuple[int, str]] = []
 
     def predict(cells: Any, card: Any, paths: Any) -> dict[str, Prediction]:
-        asked.append((len(cells), card.name))
+        asked.append((len(cells), card.name if card else ""))
         return {cell.id: unknown("not here") for cell in cells}
 
     monkeypatch.setattr("orchestrator.sweep.host_checks.predict_memory", predict)

@@ -62,21 +62,26 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[[]
     return lambda: request_for(write_config(CONFIG), [], [], tmp_path / "out")
 
 
-def go(request: SweepRequest, scheduler: FakeScheduler, options: RunOptions = AGAIN) -> SweepResult:
-    return fake_sweep.go(request, scheduler, options)
+def go(
+    request: SweepRequest,
+    scheduler: FakeScheduler,
+    options: RunOptions = AGAIN,
+    summary: bool = False,
+) -> SweepResult:
+    return fake_sweep.go(request, scheduler, options, summary=summary)
 
 
 def test_cpu_bound_cells_that_ran_at_the_same_time_are_counted(
     request_of: Callable[[], SweepRequest],
 ) -> None:
-    result = go(request_of(), FakeScheduler(measured), RunOptions())
+    result = go(request_of(), FakeScheduler(measured), RunOptions(), summary=True)
     assert (result.quality["concurrent"], result.quality["cpu-contended"]) == (2, 0)
     results = load_results(request_of().run)
     concurrent = results.cells.set_index("context_length")["concurrent_attempts"].to_dict()
     assert concurrent == pytest.approx({16: 0.9, 32: 0.9, 64: 0.0})
     assert "2 of 3 cells are CPU-bound and ran while others used their host" in provenance(results)
 
-    result = go(request_of(), FakeScheduler(measured), RunOptions(fresh=True))
+    result = go(request_of(), FakeScheduler(measured), RunOptions(fresh=True), summary=True)
     assert result.quality["concurrent"] == 0
     assert "ran while others" not in provenance(load_results(request_of().run))
 
@@ -90,16 +95,18 @@ def test_cells_without_a_time_are_not_counted_as_concurrent(
             return outcome
         return replace(outcome, status=Status.OOM, samples=())
 
-    assert go(request_of(), FakeScheduler(one_runs_out), RunOptions()).quality["concurrent"] == 1
+    result = go(request_of(), FakeScheduler(one_runs_out), RunOptions(), summary=True)
+    assert result.quality["concurrent"] == 1
 
 
 def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], SweepRequest]) -> None:
-    assert go(request_of(), FakeScheduler(measured), RunOptions()).quality["interval-wide"] == 2
+    result = go(request_of(), FakeScheduler(measured), RunOptions(), summary=True)
+    assert result.quality["interval-wide"] == 2
     cells = load_results(request_of().run).cells.set_index("context_length")
     assert cells["interval_wide"].to_dict() == {16: True, 32: True, 64: False}
 
     scheduler = FakeScheduler(measured)
-    result = go(request_of(), scheduler)
+    result = go(request_of(), scheduler, summary=True)
     assert sorted(map(length_of, scheduler.begun)) == [16, 32]
     assert (result.quality["interval-wide"], result.counts) == (0, {Status.OK: 2})
     run = request_of().run
