@@ -65,7 +65,7 @@ class FakeScheduler(Scheduler):
     def slots(self, device: str, gpu_kind: str | None = None) -> int:
         return int(gpu_kind is None or gpu_kind in self.kinds)
 
-    def prepare(self, attempt: Attempt) -> None: ...
+    def import_ahead(self, attempt: Attempt) -> None: ...
 
     def run(
         self, queue: Iterable[Attempt], on_start: Callable[[AttemptStarted], None]
