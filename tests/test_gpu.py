@@ -29,7 +29,7 @@ from orchestrator.store.run import Run
 from tasks.attention import AttentionParams, build
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot
-from tasks.instruments.memory import PeakWatcher, SavedWatcher
+from tasks.instruments.memory import PeakWatcher
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.operations.reductions import MULTIPROCESSORS, reduction_scratch
 from tasks.prediction.predictor import Predictor, track

@@ -107,6 +107,8 @@ def _ask(func: Operation, args: Arguments, kwargs: Keywords, low: torch.dtype) -
     for index, dtype in without.dtypes.items():
         if rule.dtypes.get(index) == dtype:
             del rule.dtypes[index]  # the operation converts it anyway
+    if _has_dtype(args, kwargs):
+        rule.operation, rule.keywords = func, {}
     takes_dtype = any(argument.name == "dtype" for argument in func._schema.arguments)
     is_unchanged = not rule.dtypes and not rule.keywords
     first = tensors_of((args, kwargs))[0]
@@ -132,7 +134,7 @@ def _watch(func: Operation, args: Arguments, kwargs: Keywords, low: torch.dtype 
         torch.set_autocast_dtype(_CUDA, low or before[1])
         try:
             func(*claimed, **options)
-        except _Answered:
+        except (_Answered, NotImplementedError):  # a composite made a tensor on the GPU
             pass
         except RuntimeError as error:
             if "autocast" in str(error):  # it refuses some functions, and some pairs of dtypes

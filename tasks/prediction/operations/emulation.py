@@ -6,7 +6,7 @@ within composite functions, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     ContextDecorator,
@@ -33,7 +33,7 @@ from tasks.prediction.operations.autocast import (
     keys_included,
     mapped,
 )
-from tasks.prediction.operations.kernels import SdpaCall, fused_attention
+from tasks.prediction.operations.kernels import FusedRMSNorm, SdpaCall, fused_attention
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
 _CUDA = "cuda"
@@ -231,6 +231,18 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
         return torch.dropout(tensor, p, train)
 
 
+def _normalise(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """Call the GPU's kernel. Without a GPU, torch computes a norm in steps that save more."""
+    if x.is_meta:
+        results: tuple[Tensor, Tensor] = FusedRMSNorm.apply(x, list(shape), weight)
+        return results
+    with _without(CHOOSE):
+        in_steps: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
+        return in_steps
+
+
 def _recur(func: Operation, *args: Any, **kwargs: Any) -> object:
     """Call a recurrent layer step by step. On a GPU it is a kernel of cuDNN with its own memory."""
     _ACTIVE[-1].unfollowed.add(func.overloadpacket.__name__)
@@ -245,6 +257,8 @@ def _register(library: torch.library.Library) -> None:
         library.impl(func, partial(_cast_and_call, func), CAST.name)
     library.impl(aten.scaled_dot_product_attention.default, _attend, CHOOSE.name)
     library.impl(aten.dropout.default, _dropout, CHOOSE.name)
+    if hasattr(aten, "_fused_rms_norm"):
+        library.impl(aten._fused_rms_norm.default, _normalise, CHOOSE.name)
     for packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
         for overload in ("input", "data"):
             func = getattr(packet, overload)

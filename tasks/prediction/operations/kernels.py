@@ -7,7 +7,7 @@ flash_attn/flash_api.cpp.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,10 @@ _FP32 = 4
 _LOW = (torch.float16, torch.bfloat16)
 
 # Operations that call cuBLAS.
-MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"})
+MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "_grouped_mm"})
+
+# Operations that may run in kernels of cuDNN, which have a workspace of unknown size.
+UNKNOWN_WORKSPACE = frozenset({"convolution", "_ctc_loss", "_use_cudnn_ctc_loss"})
 
 # Fused optimizers without a kernel for the `meta` device. They allocate nothing.
 NOT_ON_META = frozenset({"_fused_sgd_", "_fused_adagrad_"})
@@ -217,3 +220,39 @@ def _aligned(mask: Tensor) -> Tensor:
 def _padded(tensor: Tensor, multiple: int) -> Tensor:
     missing = -tensor.shape[-1] % multiple
     return functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def grouped_product(a: Tensor, b: Tensor, offsets: Tensor | None) -> Tensor:
+    """Return the result of `_grouped_mm` for dtypes that its kernel on `meta` refuses.
+
+    A GPU multiplies one group after the other then, and writes into one result.
+    """
+    shape = (a.shape[-2], b.shape[-1])
+    if a.dim() == b.dim():
+        groups = a.shape[0] if offsets is None else offsets.shape[0]
+        shape = (groups, *shape)
+    return a.new_empty(shape)
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """The GPU's kernel for `rms_norm`: it saves its input, and a number for each row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float32 if x.dtype in _LOW else x.dtype
+        scales = x.new_empty((*x.shape[: -len(shape)], *(1 for _ in shape)), dtype=dtype)
+        ctx.save_for_backward(x, scales, weight)
+        ctx.mark_non_differentiable(scales)
+        ctx.shape = shape
+        return torch.empty_like(x, memory_format=torch.contiguous_format), scales
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        x, scales, weight = ctx.saved_tensors
+        needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        of_x, of_weight = _aten._fused_rms_norm_backward(
+            gradients[0], x, ctx.shape, scales, weight, needed
+        )
+        return of_x, None, of_weight
