@@ -27,6 +27,7 @@ from orchestrator.hardware import nvml
 from orchestrator.scheduling import serial
 from orchestrator.store.run import Run
 from tasks.attention import AttentionParams, build
+from tasks.harness.saved_tensors import SavedWatcher
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot
 from tasks.instruments.memory import PeakWatcher

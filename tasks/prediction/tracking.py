@@ -35,7 +35,6 @@ from tasks.prediction.operations.shapes import (
     Keywords,
     Operation,
     ShapeMemory,
-    tensors_of,
 )
 from tasks.prediction.replay import Label, Step, TensorLifetime, Trace
 
@@ -118,8 +117,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return number
         keywords = kwargs or _NO_KEYWORDS
         if func is _GROUPED and args[0].dtype != torch.bfloat16:
-            result: object = grouped_product(args[0], args[1], _offsets(args, keywords))
-            made = tensors_of(result)
+            product = grouped_product(args[0], args[1], _offsets(args, keywords))
+            result: object = product
+            made: Iterable[Tensor] = (product,)
         else:
             result, made = _MEMORY.call(func, args, keywords)
         for tensor in made:

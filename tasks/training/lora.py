@@ -36,7 +36,8 @@ class Adapted(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        frozen: Tensor = self.base.weight
+        base: Any = self.base
+        frozen: Tensor = base.weight
         return frozen + self.lora_b @ self.lora_a * _SCALE
 
     def __getattr__(self, name: str) -> Any:

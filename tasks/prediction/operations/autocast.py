@@ -21,7 +21,9 @@ from tasks.prediction.operations.shapes import Arguments, Keywords, Operation, t
 
 # Dispatch keys of devices that are not there: their kernels run before those of autograd, and
 # within torch's composite functions. The first one casts, and the second one chooses kernels.
-CAST, CHOOSE = torch._C.DispatchKey.AutocastPrivateUse1, torch._C.DispatchKey.AutocastIPU
+_KEYS: Any = torch._C.DispatchKey
+CAST: torch._C.DispatchKey = _KEYS.AutocastPrivateUse1
+CHOOSE: torch._C.DispatchKey = _KEYS.AutocastIPU
 
 _CUDA = "cuda"
 _GPU = torch.device(_CUDA, 0)
@@ -31,7 +33,7 @@ _TO = torch.ops.aten._to_copy.default
 
 def autocast_operations() -> Iterator[Operation]:
     """Yield the operations that CUDA's autocast of this version of torch changes."""
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):  # type: ignore[attr-defined]
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
         namespace, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
         yield getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
@@ -73,13 +75,13 @@ class _Claim(Tensor):
     """A tensor without data that claims to be on a GPU, and records what autocast does with it."""
 
     rule: Rule
-    index: int
+    place: int  # among the tensors of the call
 
     @classmethod
-    def of(cls, tensor: Tensor, dtype: torch.dtype, rule: Rule, index: int) -> _Claim:
-        made: Callable[..., _Claim] = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+    def of(cls, tensor: Tensor, dtype: torch.dtype, rule: Rule, place: int) -> _Claim:
+        made: Callable[..., _Claim] = torch.Tensor._make_wrapper_subclass
         claim = made(cls, tensor.shape, tensor.stride(), dtype=dtype, device=_GPU)
-        claim.rule, claim.index = rule, index
+        claim.rule, claim.place = rule, place
         return claim
 
     @classmethod
@@ -93,9 +95,9 @@ class _Claim(Tensor):
         claims = [one for one in tensors_of((args, kwargs)) if isinstance(one, _Claim)]
         rule, added = claims[0].rule, kwargs or {}
         # A second conversion is one of the operation itself.
-        if func is _TO and claims[0].index not in rule.dtypes:
-            rule.dtypes[claims[0].index] = added["dtype"]
-            return cls.of(args[0], added["dtype"], rule, claims[0].index)
+        if func is _TO and claims[0].place not in rule.dtypes:
+            rule.dtypes[claims[0].place] = added["dtype"]
+            return cls.of(args[0], added["dtype"], rule, claims[0].place)
         if func.overloadpacket is rule.operation.overloadpacket and "dtype" in added:
             rule.operation, rule.keywords = func, {"dtype": added["dtype"]}
         raise _Answered

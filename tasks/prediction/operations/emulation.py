@@ -236,7 +236,8 @@ def _normalise(
 ) -> tuple[Tensor, Tensor]:
     """Call the GPU's kernel. Without a GPU, torch computes a norm in steps that save more."""
     if x.is_meta:
-        results: tuple[Tensor, Tensor] = FusedRMSNorm.apply(x, list(shape), weight)
+        normalise: Callable[..., tuple[Tensor, Tensor]] = FusedRMSNorm.apply
+        results = normalise(x, list(shape), weight)
         return results
     with _without(CHOOSE):
         in_steps: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
@@ -250,7 +251,7 @@ def _recur(func: Operation, *args: Any, **kwargs: Any) -> object:
         return func(*args, **kwargs)
 
 
-def _register(library: torch.library.Library) -> None:
+def _register(library: Any) -> None:
     """Register the kernels of the two keys. They run only where the keys are included."""
     aten: Any = torch.ops.aten
     for func in autocast_operations():
@@ -265,7 +266,8 @@ def _register(library: torch.library.Library) -> None:
             library.impl(func, partial(_recur, func), CHOOSE.name)
 
 
-_ATEN, _ALL = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+_Library: Any = torch.library.Library
+_ATEN, _ALL = _Library("aten", "IMPL"), _Library("_", "IMPL")
 _register(_ATEN)
 for _key in (CAST, CHOOSE):
     _ALL.fallback(torch.library.fallthrough_kernel, _key.name)

@@ -7,7 +7,7 @@ flash_attn/flash_api.cpp.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,9 @@ _FP32 = 4
 _LOW = (torch.float16, torch.bfloat16)
 
 # Operations that call cuBLAS.
-MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "_grouped_mm"})
+MULTIPLIES = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "_grouped_mm"}
+)
 
 # Operations that may run in kernels of cuDNN, which have a workspace of unknown size.
 UNKNOWN_WORKSPACE = frozenset({"convolution", "_ctc_loss", "_use_cudnn_ctc_loss"})
@@ -227,7 +229,7 @@ def grouped_product(a: Tensor, b: Tensor, offsets: Tensor | None) -> Tensor:
 
     A GPU multiplies one group after the other then, and writes into one result.
     """
-    shape = (a.shape[-2], b.shape[-1])
+    shape: tuple[int, ...] = (a.shape[-2], b.shape[-1])
     if a.dim() == b.dim():
         groups = a.shape[0] if offsets is None else offsets.shape[0]
         shape = (groups, *shape)
