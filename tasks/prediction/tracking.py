@@ -116,12 +116,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _READ_NUMBER and (number := self._number(args[0])) is not None:
             return number
         keywords = kwargs or _NO_KEYWORDS
-        if func is _GROUPED and args[0].dtype != torch.bfloat16:
-            product = grouped_product(args[0], args[1], _offsets(args, keywords))
-            result: object = product
-            made: Iterable[Tensor] = (product,)
-        else:
-            result, made = _MEMORY.call(func, args, keywords)
+        result, made = _call(func, args, keywords)
         for tensor in made:
             if tensor.is_meta:
                 self._see(tensor)
@@ -327,9 +322,13 @@ def _plain_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
             yield tensor
 
 
-def _offsets(args: Arguments, kwargs: Keywords) -> Tensor | None:
-    found: Tensor | None = args[2] if len(args) > 2 else kwargs.get("offs")
-    return found
+def _call(func: Operation, args: Arguments, kwargs: Keywords) -> tuple[object, Iterable[Tensor]]:
+    """Return the result of an operation, and the tensors in it that may have a new storage."""
+    if func is _GROUPED and args[0].dtype != torch.bfloat16:
+        offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+        product = grouped_product(args[0], args[1], offsets)
+        return product, (product,)
+    return _MEMORY.call(func, args, kwargs)
 
 
 def _ignore(event: int) -> None:

@@ -45,11 +45,13 @@ class Rule:
 
     dtypes: of the tensors among the arguments, in their order, if it casts them.
     operation: what it calls instead. keywords: what it adds to the call.
+    count: of the positional arguments of that call, those with defaults included.
     """
 
     operation: Operation
     dtypes: dict[int, torch.dtype] = field(default_factory=dict)
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 0
 
 
 class AutocastRules:
@@ -100,15 +102,20 @@ class _Claim(Tensor):
             return cls.of(args[0], added["dtype"], rule, claims[0].place)
         if func.overloadpacket is rule.operation.overloadpacket and "dtype" in added:
             rule.operation, rule.keywords = func, {"dtype": added["dtype"]}
+            rule.count = len(args)
         raise _Answered
 
 
 def _ask(func: Operation, args: Arguments, kwargs: Keywords, low: torch.dtype) -> Rule:
     """Return what autocast does to a call. Raise what it refuses."""
     rule, without = _watch(func, args, kwargs, low), _watch(func, args, kwargs, None)
-    for index, dtype in without.dtypes.items():
-        if rule.dtypes.get(index) == dtype:
-            del rule.dtypes[index]  # the operation converts it anyway
+    other = torch.float16 if low is torch.bfloat16 else torch.bfloat16
+    for place, dtype in without.dtypes.items():
+        # The operation converts it anyway. Autocast does so, too, unless it casts to the narrow
+        # dtype, which the tensor has: another one tells.
+        if rule.dtypes.get(place) == dtype and dtype == torch.float32:
+            if _watch(func, args, kwargs, other).dtypes.get(place) == other:
+                del rule.dtypes[place]
     if _has_dtype(args, kwargs):
         rule.operation, rule.keywords = func, {}
     takes_dtype = any(argument.name == "dtype" for argument in func._schema.arguments)

@@ -186,6 +186,10 @@ class GpuFunctions:
                 return tensor if dtype is None else self._cast(tensor, dtype)
 
             args, kwargs = mapped(cast, args), mapped(cast, kwargs)
+        if rule.operation is not func:
+            # Torch leaves out arguments with their defaults, which the other one may require.
+            more = func._schema.arguments[len(args) : rule.count]
+            args = (*args, *(one.default_value for one in more if one.name not in kwargs))
         return rule.operation(*args, **kwargs, **rule.keywords)
 
     def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:

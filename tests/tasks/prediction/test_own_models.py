@@ -426,9 +426,6 @@ def expressions(device: str) -> dict[str, Callable[[], Tensor]]:
         "pow": lambda: 2**y,
         "mean": lambda: y.mean(),
         "gelu": lambda: functional.gelu(y),
-        "gru_cell": lambda: torch.gru_cell(
-            rows, rows, torch.empty(48, 16, device=device), torch.empty(48, 16, device=device)
-        ),
     }  # fmt: skip
 
 
