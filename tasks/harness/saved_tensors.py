@@ -71,6 +71,7 @@ class SavedTensors:
         # of detached results, end before the backward pass, and their addresses are used again.
         self._alive: WeakValueDictionary[int, Saved] = WeakValueDictionary()
         self._saved: list[Saved] | None = None  # when the backward pass began
+        self._last: list[Saved] = []  # at the end of a phase; without a backward pass, they count
         self._unwatched = ""
         self._residual_bytes: int | None = None
 
@@ -85,7 +86,7 @@ class SavedTensors:
             refused = patch("torch.autograd.graph.disable_saved_tensors_hooks", self._refused)
             with parts_named(self._model, self._named), hooks, refused:
                 yield
-        self._saved = self._found() or None
+        self._last = self._found()
 
     def samples(self, instrument: str) -> list[Sample]:
         """Return the sizes of everything, of squares, of one block, and of its largest operations.

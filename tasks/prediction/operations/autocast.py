@@ -110,11 +110,15 @@ def _ask(func: Operation, args: Arguments, kwargs: Keywords, low: torch.dtype) -
     """Return what autocast does to a call. Raise what it refuses."""
     rule, without = _watch(func, args, kwargs, low), _watch(func, args, kwargs, None)
     other = torch.float16 if low is torch.bfloat16 else torch.bfloat16
-    for place, dtype in without.dtypes.items():
-        # The operation converts it anyway. Autocast does so, too, unless it casts to the narrow
-        # dtype, which the tensor has: another one tells.
-        if rule.dtypes.get(place) == dtype and dtype == torch.float32:
-            if _watch(func, args, kwargs, other).dtypes.get(place) == other:
+    converted = [
+        place for place, dtype in without.dtypes.items() if rule.dtypes.get(place) == dtype
+    ]
+    if converted:
+        # The operation converts them anyway. Autocast does so, too, unless it casts to the narrow
+        # dtype, which they have: another one tells.
+        asked = _watch(func, args, kwargs, other)
+        for place in converted:
+            if asked.dtypes.get(place) == other:
                 del rule.dtypes[place]
     if _has_dtype(args, kwargs):
         rule.operation, rule.keywords = func, {}
