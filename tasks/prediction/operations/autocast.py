@@ -1,4 +1,4 @@
-"""Finds out what CUDA's autocast does to an operation: torch's own autocast is asked.
+"""Finds out what CUDA's autocast does to an operation: it calls torch's autocast.
 
 Its code needs no GPU: it reads dtypes and devices, and then calls the operation again. Here it
 reads those of tensors without data that claim to be on a GPU. Therefore no list of functions is
@@ -41,7 +41,7 @@ def autocast_operations() -> Iterator[Operation]:
 
 @dataclass
 class Rule:
-    """What autocast does to a call.
+    """The changes that autocast makes to a call.
 
     dtypes: of the tensors among the arguments, in their order, if it casts them.
     operation: what it calls instead. keywords: what it adds to the call.
@@ -115,7 +115,7 @@ def _ask(func: Operation, args: Arguments, kwargs: Keywords, low: torch.dtype) -
     ]
     if converted:
         # The operation converts them anyway. Autocast does so, too, unless it casts to the narrow
-        # dtype, which they have: another one tells.
+        # dtype, which they have. A cast to another dtype shows the difference.
         asked = _watch(func, args, kwargs, other)
         for place in converted:
             if asked.dtypes.get(place) == other:
