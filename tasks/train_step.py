@@ -141,10 +141,11 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> Values:
 
 
 def _parameter_dtype(model: nn.Module) -> str | None:
+    """Return the dtype of the parameters; several ones in the order in which they occur."""
     from tasks.harness.precision import dtype_name
 
-    first = next(model.parameters(), None)
-    return None if first is None else dtype_name(first.dtype)
+    names = dict.fromkeys(dtype_name(parameter.dtype) for parameter in model.parameters())
+    return ", ".join(names) or None
 
 
 def _model_source(params: TrainStepParams) -> str | None:

@@ -24,9 +24,10 @@ from orchestrator.hardware import nvml
 from orchestrator.scheduling import serial
 from orchestrator.store.run import Run
 from tasks.attention import AttentionParams, build
+from tasks.harness.saved_tensors import SavedWatcher
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot
-from tasks.instruments.memory import PeakWatcher, SavedWatcher
+from tasks.instruments.memory import PeakWatcher
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.operations.reductions import MULTIPROCESSORS, reduction_scratch
 from tasks.prediction.predictor import Predictor, track

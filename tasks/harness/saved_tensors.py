@@ -11,20 +11,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from unittest.mock import patch
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from tasks.harness.model_parts import first_block, parts_named
 from tasks.harness.workload import Workload
+from tasks.spec.metrics import metric_named
 from tasks.spec.tables import Sample
 
+_disable_hooks = torch.autograd.graph.disable_saved_tensors_hooks
 LARGEST = 5  # operations with a sample each
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Saved:
-    """A saved storage. place: module or part in its block. operation: its node, once known."""
+    """A saved storage. place: module or part in its block. operation: its node, once known.
+
+    It lives as long as a part of the graph holds the storage.
+    """
 
     nbytes: int
     is_square: bool
@@ -39,6 +46,7 @@ class _Packed:
 
     tensor: Tensor  # detached: a saved result that refers to its own node would never be freed
     entry: Saved | None
+    is_first: bool  # of those that saved the storage
 
 
 class SavedTensors:
@@ -59,28 +67,36 @@ class SavedTensors:
             self._block_path, self._block = first_block(self._model) or ("", None)
         self._places: list[tuple[str, str]] = [("", "")]  # module and part, innermost last
         self._inside = int(self._block is None)
-        # By the address of the storage. Autograd holds the storages, so no address is reused.
-        self._saved: dict[int, Saved] = {}
-        self._is_complete = False
+        # By the address of the storage. Parts of a graph that the forward pass drops, such as those
+        # of detached results, end before the backward pass, and their addresses are used again.
+        self._alive: WeakValueDictionary[int, Saved] = WeakValueDictionary()
+        self._saved: list[Saved] | None = None  # when the backward pass began
+        self._last: list[Saved] = []  # at the end of a phase; without a backward pass, they count
+        self._unwatched = ""
         self._residual_bytes: int | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count during one step. Nothing else may be measured in it: counting takes time."""
+        """Count during one phase of a step; counting takes time. What is alive at its end counts."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with ExitStack() as stack:
             if self._block is not None:
                 watched = self._block.register_forward_hook(self._see_residual)
                 stack.callback(watched.remove)
-            with parts_named(self._model, self._named), hooks:
+            refused = patch("torch.autograd.graph.disable_saved_tensors_hooks", self._refused)
+            with parts_named(self._model, self._named), hooks, refused:
                 yield
+        self._last = self._found()
 
     def samples(self, instrument: str) -> list[Sample]:
         """Return the sizes of everything, of squares, of one block, and of its largest operations.
 
         The list is empty if nothing was saved.
         """
-        saved = list(self._saved.values())
+        if self._unwatched:
+            note = f"not counted: {self._unwatched}"
+            return [metric_named(instrument, "saved_bytes").sample(None, "steady", note=note)]
+        saved = self._found()
         if not saved:
             return []
         sizes = {
@@ -105,7 +121,7 @@ class SavedTensors:
     def by_operation(self) -> list[tuple[str, int]]:
         """Return `place: node` and bytes of each operation of the block, largest first."""
         sizes: Counter[str] = Counter()
-        for one in self._saved.values():
+        for one in self._found():
             if one.in_block:
                 name = ": ".join(filter(None, (one.place, one.operation))) or "unknown"
                 sizes[name] += one.nbytes
@@ -115,20 +131,37 @@ class SavedTensors:
         storage = tensor.untyped_storage()
         # Within the backward pass: a checkpoint runs its forward pass again.
         is_recomputed = torch._C._current_autograd_node() is not None
-        is_counted = storage._cdata in self._resident or storage._cdata in self._saved
-        entry = None
-        if not (is_recomputed or is_counted or self._is_complete):
+        if storage._cdata in self._resident or is_recomputed or self._saved is not None:
+            return _Packed(tensor.data, None, False)
+        entry = self._alive.get(storage._cdata)
+        is_first = entry is None
+        if entry is None:
             is_square = self._is_square(tensor)
             entry = Saved(storage.nbytes(), is_square, self._inside > 0, self._place())
-            self._saved[storage._cdata] = entry
-        return _Packed(tensor.data, entry)
+            self._alive[storage._cdata] = entry
+        return _Packed(tensor.data, entry, is_first)
 
     def _unpack(self, packed: _Packed) -> Tensor:
-        node = torch._C._current_autograd_node()
-        self._is_complete |= node is not None  # the backward pass of the first micro-batch
-        if packed.entry is not None and node is not None:
-            packed.entry.operation = node.name()
+        node, entry = torch._C._current_autograd_node(), packed.entry
+        if node is not None and self._saved is None:  # the backward pass of the first micro-batch
+            self._saved = self._found()
+        if entry is not None and node is not None and (packed.is_first or not entry.operation):
+            entry.operation = node.name()
         return packed.tensor
+
+    def _found(self) -> list[Saved]:
+        return list(self._alive.values()) if self._saved is None else self._saved
+
+    @contextmanager
+    def _refused(self, message: str) -> Iterator[None]:
+        """Leave the hooks for code that works without them only, such as torch.func.grad."""
+        self._unwatched = message
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            with _disable_hooks(message):
+                yield
+        finally:
+            torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
 
     def _is_square(self, tensor: Tensor) -> bool:
         """Return True for a tensor over all pairs of positions."""
@@ -162,6 +195,26 @@ class SavedTensors:
         tensors = [one for one in outputs if isinstance(one, Tensor)]
         if tensors:
             self._residual_bytes = tensors[0].nbytes
+
+
+class SavedWatcher:
+    """Watcher that counts in each phase of a step. It needs no memory itself.
+
+    samples: of the phases so far. They are complete only after the backward pass, which names the
+        operations, and a task may have none.
+    """
+
+    def __init__(self, workload: Workload, instrument: str = "memory") -> None:
+        self._saved, self._instrument = SavedTensors(workload), instrument
+        self._watching = ExitStack()
+        self.samples: list[Sample] = []
+
+    def enter(self, phase: str) -> None:
+        self._watching.enter_context(self._saved.watching())
+
+    def leave(self, phase: str) -> None:
+        self._watching.close()
+        self.samples[:] = self._saved.samples(self._instrument)
 
 
 def _total(saved: Iterable[Saved]) -> int:

@@ -11,14 +11,12 @@ cost; without a warm-up, one additional step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 
 from tasks.harness.compilation import uses_cuda_graphs
 from tasks.harness.device import Device
-from tasks.harness.saved_tensors import SavedTensors
+from tasks.harness.saved_tensors import SavedWatcher
 from tasks.harness.stage import Session, Stage
-from tasks.harness.workload import Workload
 from tasks.spec.tables import Sample
 
 # The first step has no optimizer state, and the second still frees what the first left. Predicted
@@ -52,27 +50,6 @@ class PeakWatcher:
         self.samples.clear()
         for name, sizes in self._sizes.items():
             self.samples += _sizes(sizes, self._mode, name, self._device.missing_peak_reason)
-
-
-class SavedWatcher:
-    """Watcher of the tensors that the forward pass saves for the backward pass.
-
-    It needs no memory itself.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self._saved = SavedTensors(workload)
-        self._watching = ExitStack()
-        self.samples: list[Sample] = []
-
-    def enter(self, phase: str) -> None:
-        self._watching.enter_context(self._saved.watching())
-
-    def leave(self, phase: str) -> None:
-        self._watching.close()
-        # After each phase: the list is complete only after the backward pass, which names the
-        # operations, and a task may have none.
-        self.samples[:] = self._saved.samples("memory")
 
 
 def _sizes(

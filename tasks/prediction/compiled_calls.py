@@ -20,11 +20,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    _pop_mode_temporarily,
-)
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
@@ -33,6 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tasks.harness.compilation import CompileOptions, compile_module
 from tasks.prediction.inductor import compile_function, compile_without_gpu, with_inner
+from tasks.prediction.operations.autocast import keys_included
 from tasks.prediction.operations.emulation import GpuFunctions
 from tasks.prediction.operations.shapes import Arguments, Keywords
 
@@ -87,7 +84,7 @@ class FunctionCompiler:
         known: set[tuple[object, ...]] = set()
 
         def call(*args: object, **kwargs: object) -> object:
-            with torch.compiler.set_stance("default"), _without_function_modes():
+            with torch.compiler.set_stance("default"), keys_included():
                 key = (torch.is_grad_enabled(), *map(_shape, tree_leaves((args, kwargs))))
                 if key not in known:
                     self._compile_for(compiled, args, kwargs)
@@ -142,7 +139,7 @@ class _ModelCompiler(FunctionCompiler):
         owned = {**dict(block.named_parameters()), **dict(block.named_buffers())}
         shapes = {name: _shape(tensor) for name, tensor in owned.items()}
         key = (torch.is_grad_enabled(), _shape(x), *shapes.items())
-        with _without_function_modes():
+        with keys_included():
             if key not in self._blocks:
                 self._blocks[key] = self._compile_block(block, x, owned)
             compiled, names = self._blocks[key]
@@ -210,16 +207,6 @@ def _compiling() -> Iterator[None]:
         config: Any = torch._functorch.config
         options = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
         stack.enter_context(config.patch(options))
-        yield
-
-
-@contextmanager
-def _without_function_modes() -> Iterator[None]:
-    """Leave the mode of the GPU's functions: Dynamo would trace its code."""
-    if not _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-        yield
-        return
-    with _pop_mode_temporarily(), _without_function_modes():
         yield
 
 

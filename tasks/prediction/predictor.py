@@ -14,8 +14,8 @@ from tasks import attention, train_step
 from tasks.attention import AttentionParams
 from tasks.harness.device import CpuDevice, Skip
 from tasks.harness.error_kinds import is_unsupported
-from tasks.harness.saved_tensors import SavedTensors
-from tasks.harness.workload import Workload, run_step
+from tasks.harness.saved_tensors import SavedWatcher
+from tasks.harness.workload import Watcher, Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
 from tasks.prediction.compiled_functions import functions_compiled
@@ -105,7 +105,7 @@ class Predictor:
         by_role = _composition(trace, peaks)
         counted = [sample for sample in trace.flops if ("steady", sample.phase) in peaks]
         samples = (*_samples(peaks, how), *by_role, *trace.saved, *counted, *_closed_form(params))
-        prediction = Prediction(how, "", samples, verdicts)
+        prediction = Prediction(how, "", samples, verdicts).without(trace.unfollowed)
         if not trace.eager_functions:
             return prediction
         return prediction.with_eager_functions(trace.eager_functions)
@@ -199,21 +199,21 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
         if model is not None:
             tracker.label(model.parameters(), "parameters")
         tracker.follow(workload, outside="loss" if optimizers else "attention")
-        saved = SavedTensors(workload)
-        # What compiled code saves is not visible to autograd's hooks.
-        watching = nullcontext() if is_compiled else saved.watching()
-        steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (
-            ("first", nullcontext()),
-            ("steady", watching),
-        )
-        for step, watched in steps:
+        saved = SavedWatcher(workload, "prediction")
+        steps: tuple[Step, Step] = ("first", "steady")
+        for step in steps:
             tracker.begin(step)
-            with watched, _Forward(emulation) as forward:
-                run_step(workload, Progress(), tracker, forward, functions)
+            with _Forward(emulation) as forward:
+                watchers: list[Watcher] = [tracker, forward, functions]
+                # What compiled code saves is not visible to autograd's hooks.
+                if step == "steady" and not is_compiled:
+                    watchers.append(saved)
+                run_step(workload, Progress(), *watchers)
             tracker.label(_state_of(optimizers), "optimizer state")
     tracker.trace.eager_functions |= functions.eager
+    tracker.trace.unfollowed |= emulation.unfollowed
     if not is_compiled:
-        tracker.trace.saved += saved.samples("prediction")
+        tracker.trace.saved += saved.samples
     if isinstance(params, TrainStepParams):
         tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace

@@ -14,12 +14,13 @@ from tasks.spec.registry import make_cell
 from tasks.spec.source_digest import HUB
 from tasks.spec.tables import Sample
 
-VERSION = 11  # raise it when an unchanged cell would be predicted differently
+VERSION = 12  # raise it when an unchanged cell would be predicted differently
 _COMPILED_VERSION = 2  # the same, for cells whose compiled code is generated
 
 _GIB = 1024**3
 
 COMPILED, AS_BLOCKS, CLOSED_FORM = "compiled", "as blocks", "closed form"
+INCOMPLETE = "may take more"
 AS_EAGER, MAY_TAKE_MORE = "as eager", "as eager, may take more"
 MARGIN = 0.03  # error of a prediction as a fraction; within it a verdict is borderline
 
@@ -82,7 +83,8 @@ class Prediction:
         model of fused kernels. `compiled`: every storage of the code that torch's compiler generates
         was followed. `as blocks`: the same for compiled blocks, where the model is compiled as a
         whole. `as eager`: an upper bound for most compiled cells. `as eager, may take more`: for
-        the others. `closed form`: memory of parameters, gradients and AdamW's moments, a lower
+        the others. `may take more`: every storage was followed, but not the memory of some kernels.
+        `closed form`: memory of parameters, gradients and AdamW's moments, a lower
         bound for a model that does not run without data. Empty: nothing is known.
     reason: why there is no peak, or why a compiled cell is predicted as eager.
     verdicts: by limit, in bytes.
@@ -141,6 +143,20 @@ class Prediction:
                 verdicts[cap_bytes] = "borderline"
         return replace(self._named(AS_BLOCKS), verdicts=verdicts)
 
+    def without(self, names: Iterable[str]) -> Prediction:
+        """Return the prediction of a cell that runs kernels whose memory is not known."""
+        named = ", ".join(sorted(names))
+        if not named:
+            return self
+        reason = f"kernels of cuDNN have memory of unknown size: {named}"
+        verdicts = {cap: self._unless_close(cap, verdict) for cap, verdict in self.verdicts.items()}
+        return replace(self._named(INCOMPLETE), reason=reason, verdicts=verdicts)
+
+    def _unless_close(self, cap_bytes: int, verdict: Verdict) -> Verdict:
+        """Return `perhaps` instead of `fits` within 10% of the limit."""
+        is_far_below = self.plain_verdict(round(cap_bytes / _MARGIN_AS_EAGER)) == "fits"
+        return "perhaps" if verdict == "fits" and not is_far_below else verdict
+
     def with_eager_functions(self, names: Iterable[str]) -> Prediction:
         """Return the prediction of a cell whose own code compiles functions that ran eagerly."""
         reason = f"functions that its code compiles ran eagerly: {', '.join(sorted(names))}"
@@ -155,9 +171,8 @@ class Prediction:
             if verdict == "oom":
                 is_far_over = self.plain_verdict(round(MOST_OVERGUESS * cap_bytes)) == "oom"
                 verdicts[cap_bytes] = "unlikely" if is_far_over else "perhaps"
-            elif verdict == "fits" and how == MAY_TAKE_MORE:
-                is_far_below = self.plain_verdict(round(cap_bytes / _MARGIN_AS_EAGER)) == "fits"
-                verdicts[cap_bytes] = "fits" if is_far_below else "perhaps"
+            elif how == MAY_TAKE_MORE:
+                verdicts[cap_bytes] = self._unless_close(cap_bytes, verdict)
         return replace(self._named(how), reason=reason, verdicts=verdicts)
 
     def _named(self, how: str) -> Prediction:

@@ -49,6 +49,7 @@ class Trace:
     saved: what the second step's forward pass saves for its backward pass, in the samples of
         tasks/harness/saved_tensors.py.
     eager_functions: names of functions that are compiled on a GPU, but ran eagerly here.
+    unfollowed: names of operations that a GPU computes in kernels with memory of unknown size.
     """
 
     sizes_bytes: list[int] = field(default_factory=list)
@@ -59,10 +60,12 @@ class Trace:
     flops: list[Sample] = field(default_factory=list)
     saved: list[Sample] = field(default_factory=list)
     eager_functions: set[str] = field(default_factory=set)
+    unfollowed: set[str] = field(default_factory=set)
 
     def without(self, phase: str) -> Trace:
         """Return the trace as if this phase had not run."""
         others = Trace(self.sizes_bytes, self.labels, flops=self.flops, saved=self.saved)
+        others.unfollowed = self.unfollowed
         for step, spans in self.spans.items():
             others.spans[step] = [span for span in spans if span.phase != phase]
         return others

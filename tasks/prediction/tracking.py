@@ -22,9 +22,20 @@ from tasks.prediction.operations.gradient_sums import (
     is_made_in_place,
     references_of_gradient,
 )
-from tasks.prediction.operations.kernels import MULTIPLIES, NOT_ON_META, SCRATCH
+from tasks.prediction.operations.kernels import (
+    MULTIPLIES,
+    NOT_ON_META,
+    SCRATCH,
+    UNKNOWN_WORKSPACE,
+    grouped_product,
+)
 from tasks.prediction.operations.known_values import KnownValues
-from tasks.prediction.operations.shapes import Arguments, Keywords, Operation, ShapeMemory
+from tasks.prediction.operations.shapes import (
+    Arguments,
+    Keywords,
+    Operation,
+    ShapeMemory,
+)
 from tasks.prediction.replay import Label, Step, TensorLifetime, Trace
 
 PARTS = {
@@ -49,6 +60,7 @@ _SUFFIXES = {
 }
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 _PUT_COPY, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
+_GROUPED = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
 _NO_KEYWORDS: Keywords = {}
 _NAMES: dict[int, str] = {}  # of operations, by id because they are slow to hash
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
@@ -104,7 +116,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _READ_NUMBER and (number := self._number(args[0])) is not None:
             return number
         keywords = kwargs or _NO_KEYWORDS
-        result, made = _MEMORY.call(func, args, keywords)
+        result, made = _call(func, args, keywords)
         for tensor in made:
             if tensor.is_meta:
                 self._see(tensor)
@@ -112,6 +124,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops.add(func, args, keywords, result, self._phase)
         if name in MULTIPLIES:
             self._see_product()
+        if name in UNKNOWN_WORKSPACE:
+            self.trace.unfollowed.add(name)
         elif name in SCRATCH:
             self._pass_by(SCRATCH[name](args))
         return result
@@ -306,6 +320,15 @@ def _plain_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
             yield from _plain_tensors(getattr(tensor, name) for name in names)
         else:
             yield tensor
+
+
+def _call(func: Operation, args: Arguments, kwargs: Keywords) -> tuple[object, Iterable[Tensor]]:
+    """Return the result of an operation, and the tensors in it that may have a new storage."""
+    if func is _GROUPED and args[0].dtype != torch.bfloat16:
+        offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+        product = grouped_product(args[0], args[1], offsets)
+        return product, (product,)
+    return _MEMORY.call(func, args, kwargs)
 
 
 def _ignore(event: int) -> None:

@@ -6,6 +6,7 @@ They compute what peft's linear adapters compute without dropout, with alpha of 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,11 @@ _SCALE = 2.0  # alpha / rank
 
 
 class Adapted(nn.Module):
-    """A frozen linear map, and the product of two trained matrices that is added to it."""
+    """A frozen linear map, and the product of two trained matrices that is added to it.
+
+    Code that reads `weight` instead of calling the layer, such as torch's MultiheadAttention, gets
+    the sum of both. All other attributes are those of the frozen map.
+    """
 
     def __init__(self, base: nn.Module, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -28,6 +33,18 @@ class Adapted(nn.Module):
         self.lora_a = nn.Parameter(torch.empty(rank, d_in))
         self.lora_b = nn.Parameter(torch.zeros(d_out, rank))  # so that the model starts unchanged
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+
+    @property
+    def weight(self) -> Tensor:
+        base: Any = self.base
+        frozen: Tensor = base.weight
+        return frozen + self.lora_b @ self.lora_a * _SCALE
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.base(x)

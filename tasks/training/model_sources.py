@@ -37,9 +37,25 @@ def build_model(params: TrainStepParams, device: Device) -> nn.Module:
             if not isinstance(model, nn.Module):
                 kind = type(model).__name__
                 raise TypeError(f"{params.model} gives a {kind}, where a torch.nn.Module is needed")
+            if params.dimensions is None and not params.hub_name:
+                _cast_parameters(model, dtype)
+                return model.to(device.torch_device)
             return model.to(device.torch_device, dtype)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast parameters that the model made narrower than `precision` stores them.
+
+    All others stay as they are: complex and integer numbers, buffers, and parameters that the model
+    keeps in a wider dtype.
+    """
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            is_narrow = parameter.dtype in (torch.float16, torch.bfloat16)
+            if is_narrow and type(parameter) is nn.Parameter:
+                parameter.data = parameter.data.to(dtype)
 
 
 def _build_transformer(params: TrainStepParams, device: Device) -> nn.Module:

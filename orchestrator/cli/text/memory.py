@@ -21,6 +21,7 @@ from tasks.prediction.records import (
     AS_EAGER,
     CLOSED_FORM,
     COMPILED,
+    INCOMPLETE,
     MARGIN,
     MAY_TAKE_MORE,
     MOST_OVERGUESS,
@@ -36,6 +37,7 @@ _EXPLAINED = 3  # a sweep of more cells gets only the table
 _HOW = {
     "tracked": "every tensor is followed",
     "modelled": "every tensor is followed, and those within fused attention are modelled",
+    INCOMPLETE: "every tensor is followed, but not the memory of the kernels that its note names",
     COMPILED: "every tensor of the code that torch's compiler generates is followed",
     AS_BLOCKS: "compiled as a whole, predicted as compiled blocks: borderline is within 6 %",
     AS_EAGER: "compiled, but predicted as eager for the reason in its note: it usually needs less",

@@ -1,12 +1,12 @@
 """Emulates a GPU on the `meta` device: CUDA's autocast, gradient scaling, fused attention.
 
-Functions are recognised by the names of torch's Python functions. Calls inside of a composite
-function are not seen, so that the composites that the model uses are listed, too.
+It works within torch's dispatcher, where autocast works: before autograd, and for the operations
+within composite functions, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     ContextDecorator,
@@ -14,35 +14,27 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from functools import partial
+from itertools import count
 from typing import Any, Self
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from tasks.prediction.operations.kernels import SdpaCall, fused_attention
-from tasks.prediction.operations.shapes import Arguments, Keywords
-
-# Lists and rules of ATen/autocast_mode.h, torch 2.13: functions whose inputs become the narrow
-# dtype, or fp32, and functions whose result becomes fp32.
-_LOW = {
-    "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d",
-    "conv3d", "einsum", "linear", "matmul", "mm", "multi_dot", "mv", "prelu", "vecdot",
-    "__matmul__", "__rmatmul__", "scaled_dot_product_attention",
-}  # fmt: skip
-_FP32 = {
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "pow",
-    "__pow__", "__rpow__", "square", "reciprocal", "rsqrt", "sinh", "softplus", "tan",
-    "layer_norm", "group_norm", "cosine_similarity", "nll_loss", "kl_div", "l1_loss",
-    "smooth_l1_loss", "huber_loss", "mse_loss", "binary_cross_entropy_with_logits", "cdist",
-    "dist", "renorm", "logsumexp", "norm",
-}  # fmt: skip
-_FP32_RESULT = {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"}
-if torch.__version__ >= "2.12":
-    _FP32 |= {"rms_norm"}
+from tasks.prediction.operations.autocast import (
+    CAST,
+    CHOOSE,
+    AutocastRules,
+    autocast_operations,
+    include,
+    is_included,
+    keys_included,
+    mapped,
+)
+from tasks.prediction.operations.kernels import FusedRMSNorm, SdpaCall, fused_attention
+from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
 _CUDA = "cuda"
 
@@ -124,14 +116,19 @@ class _Autocast(ContextDecorator):
         self._outside.append((emulation.enabled, emulation.dtype, emulation.caches))
         emulation.enabled, emulation.dtype, emulation.caches = self._inside
         emulation.depth += 1
+        self._follow()
         return self
 
     def __exit__(self, *_: object) -> None:
         emulation = self._emulation
         emulation.enabled, emulation.dtype, emulation.caches = self._outside.pop()
         emulation.depth -= 1
+        self._follow()
         if emulation.depth == 0:
             emulation.cache.clear()
+
+    def _follow(self) -> None:
+        include(CAST, self._emulation.enabled and is_included(CHOOSE))
 
 
 class _Scaler(torch.amp.GradScaler):
@@ -144,106 +141,137 @@ class _Scaler(torch.amp.GradScaler):
         return step(*args, **kwargs)
 
 
-class GpuFunctions(TorchFunctionMode):
-    """Mode in which functions cast their inputs and choose kernels like on a GPU.
+class GpuFunctions:
+    """Context in which operations cast their inputs and choose kernels like on a GPU.
 
     enabled, dtype, caches, depth: state of autocast. cache: its copies of weights, by the id of the
     weight; each entry also holds the weight itself, so that no other tensor gets its id.
+    unfollowed: operations that a GPU computes in kernels whose memory is not known.
     """
 
     def __init__(self, labelling: Callable[[str], AbstractContextManager[object]]) -> None:
-        super().__init__()
         self.enabled = False
         self.dtype = torch.float16
         self.caches = True
         self.depth = 0
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self.unfollowed: set[str] = set()
         self._labelling = labelling
+        self._rules = AutocastRules()
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> Self:
+        keys = (CHOOSE, CAST) if self.enabled else (CHOOSE,)
+        self._entered.append(keys_included(*keys))
+        self._entered[-1].__enter__()
+        _ACTIVE.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _ACTIVE.pop()
+        self._entered.pop().__exit__(None, None, None)
 
     def resumed(self) -> AbstractContextManager[object]:
-        """Return a context in which the mode is active, in whatever state it is now."""
-        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        return nullcontext() if self in modes else self
+        """Return a context in which the emulation is active, in whatever state it is now."""
+        return nullcontext() if is_included(CHOOSE) else self
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Iterable[type],
-        args: Arguments = (),
-        kwargs: Keywords | None = None,
-    ) -> object:
-        options = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if self.enabled:
-            if name == "cross_entropy":
-                return self._cross_entropy(*args, **options)
-            args, options = self._cast_inputs(name, args, options)
-        if func is functional.scaled_dot_product_attention:
-            return fused_attention(SdpaCall(*args, **options))
-        if func is functional.dropout:
-            return _dropout(*args, **options)
-        return func(*args, **options)
+    def call(self, func: Operation, args: Arguments, kwargs: Keywords) -> object:
+        """Call an operation with its inputs cast."""
+        rule = self._rules.rule(func, args, kwargs, self.dtype)
+        if rule.dtypes:
+            indices = count()
 
-    def _cast_inputs(
-        self, name: str, args: Arguments, options: Keywords
-    ) -> tuple[Arguments, Keywords]:
-        if name in _LOW:
-            return _map(self._low, args), _map(self._low, options)
-        if name in _FP32:
-            return _map(_fp32, args), _map(_fp32, options)
-        if name in _FP32_RESULT and _is_low(args[0]) and options.get("dtype") is None:
-            options = {**options, "dtype": torch.float32}
-        return args, options
+            def cast(tensor: Tensor) -> Tensor:
+                dtype = rule.dtypes.get(next(indices))
+                return tensor if dtype is None else self._cast(tensor, dtype)
 
-    def _low(self, tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point() or tensor.dtype in (self.dtype, torch.float64):
-            return tensor
+            args, kwargs = mapped(cast, args), mapped(cast, kwargs)
+        if rule.operation is not func:
+            # Torch leaves out arguments with their defaults, which the other one may require.
+            more = func._schema.arguments[len(args) : rule.count]
+            args = (*args, *(one.default_value for one in more if one.name not in kwargs))
+        return rule.operation(*args, **kwargs, **rule.keywords)
+
+    def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         is_weight = (
             tensor.dtype == torch.float32
             and tensor.requires_grad
             and tensor.is_leaf
             and not tensor._is_view()
         )
-        if not (is_weight and self.caches):
-            return tensor.to(self.dtype)
+        if not (is_weight and self.caches and dtype == self.dtype):
+            return tensor.to(dtype)
         # Autocast copies each trained weight once in a region.
         if id(tensor) not in self.cache:
             with self._labelling("autocast weight copies"):
-                self.cache[id(tensor)] = tensor, tensor.to(self.dtype)
+                self.cache[id(tensor)] = tensor, tensor.to(dtype)
         return self.cache[id(tensor)][1]
 
-    def _cross_entropy(self, logits: Tensor, target: Tensor, **options: Any) -> Tensor:
-        # A composite: its log-softmax has the dtype of the logits, and the loss takes an fp32 copy.
-        smoothing = options.pop("label_smoothing", 0.0)
-        if smoothing or not _is_low(logits):
-            logits = _fp32(logits)
-            return functional.cross_entropy(logits, target, label_smoothing=smoothing, **options)
-        logarithms = functional.log_softmax(logits, min(1, logits.ndim - 1), dtype=logits.dtype)
-        return functional.nll_loss(_fp32(logarithms), target, **options)
+
+_ACTIVE: list[GpuFunctions] = []  # those that were entered, innermost last
 
 
-def _dropout(
-    tensor: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
+def _without(key: torch._C.DispatchKey) -> AbstractContextManager[object]:
+    guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(key)
+    )
+    return guard
+
+
+def _cast_and_call(func: Operation, *args: Any, **kwargs: Any) -> object:
+    with _without(CAST):
+        return _ACTIVE[-1].call(func, args, kwargs)
+
+
+def _attend(*args: Any, **kwargs: Any) -> Tensor:
+    return fused_attention(SdpaCall(*args, **kwargs))
+
+
+def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     """Return what the GPU's kernel returns: it saves a byte for each element instead of a float."""
-    if inplace or not training or not 0 < p < 1:
-        return functional.dropout(tensor, p, training, inplace)
-    return torch.native_dropout(tensor, p, training)[0]
+    if train and 0 < p < 1 and tensor.numel():
+        return torch.native_dropout(tensor, p, train)[0]
+    with _without(CHOOSE):
+        return torch.dropout(tensor, p, train)
 
 
-def _map(cast: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return cast(value)
-    if isinstance(value, list | tuple):
-        return [_map(cast, one) for one in value]
-    if isinstance(value, dict):
-        return {key: _map(cast, one) for key, one in value.items()}
-    return value
+def _normalise(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """Call the GPU's kernel. Without a GPU, torch computes a norm in steps that save more."""
+    if x.is_meta:
+        normalise: Callable[..., tuple[Tensor, Tensor]] = FusedRMSNorm.apply
+        results = normalise(x, list(shape), weight)
+        return results
+    with _without(CHOOSE):
+        in_steps: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
+        return in_steps
 
 
-def _is_low(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+def _recur(func: Operation, *args: Any, **kwargs: Any) -> object:
+    """Call a recurrent layer step by step. On a GPU it is a kernel of cuDNN with its own memory."""
+    _ACTIVE[-1].unfollowed.add(func.overloadpacket.__name__)
+    with _without(CHOOSE):
+        return func(*args, **kwargs)
 
 
-def _fp32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float32) if _is_low(tensor) else tensor
+def _register(library: Any) -> None:
+    """Register the kernels of the two keys. They run only where the keys are included."""
+    aten: Any = torch.ops.aten
+    for func in autocast_operations():
+        library.impl(func, partial(_cast_and_call, func), CAST.name)
+    library.impl(aten.scaled_dot_product_attention.default, _attend, CHOOSE.name)
+    library.impl(aten.dropout.default, _dropout, CHOOSE.name)
+    if hasattr(aten, "_fused_rms_norm"):
+        library.impl(aten._fused_rms_norm.default, _normalise, CHOOSE.name)
+    for packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
+        for overload in ("input", "data"):
+            func = getattr(packet, overload)
+            library.impl(func, partial(_recur, func), CHOOSE.name)
+
+
+_Library: Any = torch.library.Library
+_ATEN, _ALL = _Library("aten", "IMPL"), _Library("_", "IMPL")
+_register(_ATEN)
+for _key in (CAST, CHOOSE):
+    _ALL.fallback(torch.library.fallthrough_kernel, _key.name)

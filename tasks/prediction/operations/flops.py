@@ -2,11 +2,13 @@
 
 Matrix products and attention count, and a causal mask saves nothing. What the backward pass
 computes again is counted separately: checkpoints, and the scores of fused attention. Operations
-of other packages, such as their own kernels, have no formula: they are named.
+without a formula are named: those of other packages, such as their own kernels, and products of
+torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -23,9 +25,43 @@ _KNOWN: dict[
 ] = {}  # FLOPs by operation and shapes: layers repeat each other
 
 
+_Size = tuple[int, ...]
 _COUNTED_PHASES = ("forward", "backward")
 # Namespaces of torch's operations: those without a formula are not worth to be counted.
 _OF_TORCH = frozenset({"aten", "prims", "prim", "rngprims", "inductor", "profiler"})
+
+
+# Ends of words in the names of products, and beginnings of the names of other functions of linear
+# algebra.
+_PRODUCTS = ("mm", "mv", "dot", "trilinear")
+_ALGEBRA = ("linalg_", "cholesky", "lu_", "ormqr", "fft_", "cdist", "cudnn_rnn", "thnn_fused")
+_NO_PRODUCTS = frozenset({"linalg_vector_norm", "linalg_cross"})
+
+
+def _grouped(a: _Size, b: _Size, *_: object, **__: object) -> int:
+    """Count a grouped product: each row of `a`, or each column of `b`, belongs to one group."""
+    if len(a) == 3 and len(b) == 2:
+        return 2 * math.prod(b) * a[-2]
+    return 2 * math.prod(a) * b[-1]
+
+
+def _of_vector(matrix: _Size, *_: object, **__: object) -> int:
+    return 2 * math.prod(matrix)
+
+
+def _added(_: object, matrix: _Size, *__: object, **___: object) -> int:
+    return 2 * math.prod(matrix)
+
+
+_aten = torch.ops.aten
+_MORE: dict[object, Callable[..., int]] = {
+    _aten.mv: _of_vector,
+    _aten.dot: _of_vector,
+    _aten.vdot: _of_vector,
+    _aten.addmv: _added,
+}
+if hasattr(_aten, "_grouped_mm"):
+    _MORE[_aten._grouped_mm] = _grouped
 
 
 class FlopCount:
@@ -76,12 +112,18 @@ class FlopCount:
 def _formula_of(func: Operation) -> Callable[..., int] | str | None:
     """Return the formula of an operation, or None if it is not worth to be counted.
 
-    If another package has an operation without a formula, return its name.
+    If an operation of another package or a product has none, return its name.
     """
-    formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-    if formula is None and func.namespace not in _OF_TORCH:
-        return f"{func.namespace}::{func.overloadpacket.__name__}"
-    return formula
+    packet, name = func.overloadpacket, func.overloadpacket.__name__
+    formula: Callable[..., int] | None = flop_registry.get(packet) or _MORE.get(packet)
+    is_of_torch = func.namespace in _OF_TORCH and not _is_product(name)
+    return formula if formula is not None or is_of_torch else f"{func.namespace}::{name}"
+
+
+def _is_product(name: str) -> bool:
+    plain = name.strip("_")
+    is_product = any(word.endswith(_PRODUCTS) for word in plain.split("_"))
+    return plain not in _NO_PRODUCTS and (is_product or plain.startswith(_ALGEBRA))
 
 
 def _shapes(args: Arguments) -> tuple[object, ...]:

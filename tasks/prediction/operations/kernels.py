@@ -6,6 +6,7 @@ flash_attn/flash_api.cpp.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,15 +14,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tasks.prediction.operations.reductions import reduction_scratch
 from tasks.prediction.operations.shapes import Arguments
 
 _aten = torch.ops.aten
 _FP32 = 4
+_LOW = (torch.float16, torch.bfloat16)
 
 # Operations that call cuBLAS.
-MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"})
+MULTIPLIES = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "_grouped_mm"}
+)
+
+# Operations that may run in kernels of cuDNN, which have a workspace of unknown size.
+UNKNOWN_WORKSPACE = frozenset({"convolution", "_ctc_loss", "_use_cudnn_ctc_loss"})
 
 # Fused optimizers without a kernel for the `meta` device. They allocate nothing.
 NOT_ON_META = frozenset({"_fused_sgd_", "_fused_adagrad_"})
@@ -89,32 +97,164 @@ class SdpaCall:
 
 
 def fused_attention(call: SdpaCall) -> Tensor:
-    """Return the output of the attention kernel that a GPU would choose among the enabled ones.
+    """Return the output of the attention kernel that an H100 would choose among the enabled ones.
 
-    Raise RuntimeError with torch's message if every kernel is disabled.
+    Raise RuntimeError with torch's message if no enabled kernel takes the call. The checks, and
+    what is converted and padded before a kernel, follow ATen/native/transformers: sdp_utils.cpp in
+    cuda, sdp_utils_cpp.h and attention.cpp.
     """
     # On `meta` torch itself would always fall back to the plain formula. On some GPUs cuDNN's
     # kernel comes before flash, and needs the same memory.
-    query, key, value, mask = call.query, call.key, call.value, call.attn_mask
-    is_low = query.dtype in (torch.float16, torch.bfloat16)
+    query, key, value = call.query, call.key, call.value
+    backends: Any = torch.backends.cuda
+    options = (call.dropout_p, call.is_causal)
+    output: Tensor
+    if backends.flash_sdp_enabled() and _takes_flash(call):
+        width = query.shape[-1]
+        padded = [_padded(one, 8) for one in (query, key, value)]
+        attend = partial(_aten._scaled_dot_product_flash_attention, *padded, *options)
+        output = attend(scale=width**-0.5 if call.scale is None else call.scale)[0]
+        return output if output.shape[-1] == width else output[..., :width]
     has_gradients = any(tensor.requires_grad for tensor in (query, key, value))
     gradients = torch.is_grad_enabled() and has_gradients
-    backends: Any = torch.backends.cuda
-    is_grouped = call.enable_gqa and query.shape[-3] != key.shape[-3]
-    given = (query, key, value)
-    options = (call.dropout_p, call.is_causal)
-    if is_low and mask is None and backends.flash_sdp_enabled():
-        attend = partial(_aten._scaled_dot_product_flash_attention, *given)
-    elif is_low and backends.cudnn_sdp_enabled():
-        attend = partial(_aten._scaled_dot_product_cudnn_attention, *given, mask, gradients)
-    elif backends.mem_efficient_sdp_enabled() and not is_grouped:
-        attend = partial(_aten._scaled_dot_product_efficient_attention, *given, mask, gradients)
+    mask = _additive(call.attn_mask, query.dtype)
+    if backends.cudnn_sdp_enabled() and _takes_cudnn(call):
+        attend = partial(_aten._scaled_dot_product_cudnn_attention, query, key, value, mask)
+        output = attend(gradients, *options, scale=call.scale)[0]
+    elif backends.mem_efficient_sdp_enabled() and _takes_efficient(call):
+        if mask is not None:
+            mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
+        attend = partial(_aten._scaled_dot_product_efficient_attention, query, key, value, mask)
+        output = attend(gradients, *options, scale=call.scale)[0]
     elif backends.math_sdp_enabled():
-        if is_grouped:
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
         attend = partial(_aten._scaled_dot_product_attention_math, query, key, value, mask)
+        output = attend(*options, scale=call.scale, enable_gqa=call.enable_gqa)[0]
     else:
         raise RuntimeError("No available kernel. Aborting execution.")
-    output: Tensor = attend(*options, scale=call.scale)[0]
     return output
+
+
+def _takes_flash(call: SdpaCall) -> bool:
+    widths = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
+    is_square = call.query.shape[-2] == call.key.shape[-2]
+    return (
+        call.attn_mask is None
+        and call.query.dtype in _LOW
+        and _is_dense(call, takes_groups=True)
+        and len(widths) == 1
+        and max(widths) <= 256
+        and (is_square or not call.is_causal)
+    )
+
+
+def _takes_cudnn(call: SdpaCall) -> bool:
+    widths = (call.query.shape[-1], call.value.shape[-1])
+    return (
+        call.query.dtype in _LOW
+        and _is_dense(call, takes_groups=True)
+        and _takes_mask(call)
+        and all(width % 8 == 0 for width in widths)
+        and (max(widths) <= 128 or widths == (192, 128))
+        and call.key.shape[-2] > 1
+        and (call.dropout_p * 16).is_integer()  # its resolution
+    )
+
+
+def _takes_mask(call: SdpaCall) -> bool:
+    """Return True for a mask that cuDNN's kernel takes: its gradient is not computed."""
+    mask, query, key = call.attn_mask, call.query, call.key
+    if mask is None:
+        return True
+    # Of three dimensions it is not taken.
+    full = (*query.shape[:-1], key.shape[-2])[-mask.dim() :]
+    fits = all(size in (1, wanted) for size, wanted in zip(mask.shape, full, strict=True))
+    return not mask.requires_grad and mask.dim() in (2, 4) and fits
+
+
+def _takes_efficient(call: SdpaCall) -> bool:
+    query, key, value = call.query, call.key, call.value
+    aligned = 8 if query.dtype in _LOW else 4
+    return (
+        query.dtype in (*_LOW, torch.float32)
+        and _is_dense(call, takes_groups=False)
+        and query.shape[-1] == key.shape[-1]
+        and query.shape[-1] % aligned == 0
+        and value.shape[-1] % aligned == 0
+    )
+
+
+def _is_dense(call: SdpaCall, takes_groups: bool) -> bool:
+    """Return True for shapes and strides that all fused kernels need."""
+    given = (call.query, call.key, call.value)
+    if any(tensor.dim() != 4 for tensor in given):
+        return False
+    heads = [tensor.shape[1] for tensor in given]
+    is_grouped = heads[1] == heads[2] and heads[0] % heads[1] == 0
+    is_even = len(set(heads)) == 1 or (takes_groups and call.enable_gqa and is_grouped)
+    rows = (*given,) if call.attn_mask is None else (*given, call.attn_mask)
+    return (
+        is_even
+        and len({tensor.shape[0] for tensor in given}) == 1
+        and all(tensor.shape[2] for tensor in given)
+        and all(tensor.stride(-1) == 1 for tensor in rows)
+    )
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask as scores to add: torch converts one of booleans in each call."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
+    return torch.where(mask.logical_not(), -math.inf, zero)
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """Return a mask whose rows begin at multiples of 8 elements, which efficient attention needs."""
+    is_aligned = mask.stride(-1) == 1 and not any(stride % 8 for stride in mask.stride()[:-1])
+    # Torch adds 8 columns where none are missing.
+    return (
+        mask
+        if is_aligned
+        else functional.pad(mask, (0, 8 - mask.shape[-1] % 8))[..., : mask.shape[-1]]
+    )
+
+
+def _padded(tensor: Tensor, multiple: int) -> Tensor:
+    missing = -tensor.shape[-1] % multiple
+    return functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def grouped_product(a: Tensor, b: Tensor, offsets: Tensor | None) -> Tensor:
+    """Return the result of `_grouped_mm` for dtypes that its kernel on `meta` refuses.
+
+    A GPU multiplies one group after the other then, and writes into one result.
+    """
+    shape: tuple[int, ...] = (a.shape[-2], b.shape[-1])
+    if a.dim() == b.dim():
+        groups = a.shape[0] if offsets is None else offsets.shape[0]
+        shape = (groups, *shape)
+    return a.new_empty(shape)
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """The GPU's kernel for `rms_norm`: it saves its input, and a number for each row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float32 if x.dtype in _LOW else x.dtype
+        scales = x.new_empty((*x.shape[: -len(shape)], *(1 for _ in shape)), dtype=dtype)
+        ctx.save_for_backward(x, scales, weight)
+        ctx.mark_non_differentiable(scales)
+        ctx.shape = shape
+        return torch.empty_like(x, memory_format=torch.contiguous_format), scales
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        x, scales, weight = ctx.saved_tensors
+        needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        of_x, of_weight = _aten._fused_rms_norm_backward(
+            gradients[0], x, ctx.shape, scales, weight, needed
+        )
+        return of_x, None, of_weight

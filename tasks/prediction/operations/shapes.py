@@ -101,9 +101,11 @@ def _summary(func: Operation, args: Arguments, result: object) -> _NewTensors | 
     if any(map(is_traceable_wrapper_subclass, tensors_of((args, result)))):
         return _CALL_TORCH  # what it holds is made by its class
     if args and result is args[0]:
-        # A tensor with data, such as an optimizer's count of steps, must change in each call.
+        # A tensor with data, such as an optimizer's count of steps, must change in each call, and
+        # so must a shape (`unsqueeze_`).
         is_meta = all(tensor.is_meta for tensor in tensors_of(args))
-        return _IN_PLACE if is_meta else _CALL_TORCH
+        changes_shape = torch.Tag.inplace_view in func.tags
+        return _IN_PLACE if is_meta and not changes_shape else _CALL_TORCH
     results = result if isinstance(result, tuple | list) else (result,)
     for one in results:
         if not isinstance(one, Tensor) or not one.is_meta:

@@ -35,8 +35,7 @@ def measured(**values: Any) -> list[Sample]:
     workload = build(params_of(**values))
     workload.step(lambda name: nullcontext())
     saved = SavedTensors(workload)
-    with saved.watching():
-        workload.step(lambda name: nullcontext())
+    workload.step(lambda name: saved.watching())
     return saved.samples("prediction")
 
 
