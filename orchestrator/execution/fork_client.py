@@ -185,6 +185,7 @@ class ForkServer:
             waiting.close()
         if process is not None:
             os.close(lifeline)
+            process.kill()  # it may not watch its lifeline yet
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
         if output is not None:

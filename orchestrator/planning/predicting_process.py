@@ -78,6 +78,8 @@ class PredictingProcess:
 
     def _start(self) -> None:
         if reason := self._server.broken(PREDICT):
+            self._output.truncate(0)
+            self._output.seek(0)
             self._output.write(self._server.last_output() or reason.encode())
             self._output.flush()
             raise ForkServerLost(reason)

@@ -66,15 +66,15 @@ PROOFS: dict[str, list[str]] = {
         "orchestrator/store/test_run.py"
         "::test_a_kill_while_an_outcome_is_stored_leaves_it_complete_or_absent",
     ],
-    "`--fresh` or `--retry` is stopped": [
-        "orchestrator/planning/test_marks.py"
-        "::test_an_earlier_success_is_shown_until_a_new_one_exists",
-        "orchestrator/planning/test_marks.py"
-        "::test_an_interrupted_command_given_again_continues_where_it_stopped",
-    ],
     "Ctrl-C": [
         f"{RAY}::test_ctrl_c_ends_the_cells_and_keeps_the_finished_ones",
         f"{RAY}::test_a_time_limit_has_its_exit_code_and_the_next_run_continues",
+    ],
+    "`--fresh` or `--retry` is stopped": [
+        "orchestrator/planning/test_marks.py"
+        "::test_an_interrupted_command_given_again_continues_where_it_stopped",
+        "orchestrator/planning/test_marks.py"
+        "::test_an_earlier_success_is_shown_until_a_new_one_exists",
     ],
     "the fork server dies": [
         "orchestrator/execution/test_fork_client.py"

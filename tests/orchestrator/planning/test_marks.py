@@ -301,7 +301,7 @@ def test_a_command_killed_after_its_last_cell_has_nothing_left(
     with monkeypatch.context() as killed:
         killed.setattr("orchestrator.sweep.pipeline.store_cells", die)
         with pytest.raises(RuntimeError):
-            go(request_of(), FakeScheduler(outcome_of), FRESH)
+            go(request_of(), FakeScheduler(outcome_of), FRESH, summary=True)
     scheduler = FakeScheduler(outcome_of)
     go(request_of(), scheduler)
     assert lengths_of(scheduler) == []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ import pytest
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.text.memory import describe_memory
 from orchestrator.common.errors import ConfigError
+from orchestrator.execution import fork_client, program
 from orchestrator.execution.events import AttemptStarted
+from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import predicting_process
-from orchestrator.planning import prediction_requests as prediction
-from orchestrator.planning.predicting_process import PredictingProcess
+from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.report.formats.terminal import Screen
 from orchestrator.report.tables.registry import lay_out
@@ -161,18 +161,41 @@ def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.fixture
+def child() -> Iterator[PredictingProcess]:
+    """A predicting process with a fork server that no other test has used."""
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(ForkServers())).server("", predictor_variables())
+        yield stack.enter_context(closing(PredictingProcess(server)))
+
+
+SLEEPING = """
+import time
+from torch import nn
+
+def build(sleep):
+    time.sleep(60 * sleep)
+    return nn.Sequential(nn.Embedding(101, 4), nn.Linear(4, 101))
+"""
+
+
 @pytest.mark.process
 def test_a_prediction_that_times_out_costs_only_its_own_cell(
-    monkeypatch: pytest.MonkeyPatch,
+    child: PredictingProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The next one is asked of another process, however soon: that it is dead is known later than that it says no more."""
-    slow = "import sys, time; sys.stdin.readline(); time.sleep(60)"
-    monkeypatch.setattr(predicting_process, "_COMMAND", (sys.executable, "-c", slow))
+    (tmp_path / "sleeping.py").write_text(SLEEPING)
+
+    def ask(sleep: int) -> Prediction:
+        own = {"model": "sleeping:build", "model_args": {"sleep": sleep}, "size": None}
+        cell = cell_of(vocab_size=101, context_length=8, **own)
+        return child.ask(PredictionRequest(cell, import_paths=(str(tmp_path),)))
+
+    assert ask(0).how == "tracked"
     monkeypatch.setattr(predicting_process, "_TIMEOUT_S", 0.15)
-    with closing(PredictingProcess()) as child:
-        reasons = {child.ask(PredictionRequest(cell_of())).reason for _ in range(15)}
     late = "no answer within 0.15 s. It is faster on an idle machine"
-    assert reasons == {f"the predictor failed: {late}"}
+    assert {ask(1).reason for _ in range(5)} == {f"the predictor failed: {late}"}
+    monkeypatch.undo()
+    assert ask(0).how == "tracked"
 
 
 FORKING = """
@@ -188,14 +211,15 @@ def build(fork):
 
 
 @pytest.mark.process
-def test_a_model_that_forks_changes_no_other_prediction(tmp_path: Path) -> None:
+def test_a_model_that_forks_changes_no_other_prediction(
+    child: PredictingProcess, tmp_path: Path
+) -> None:
     (tmp_path / "forking.py").write_text(FORKING)
     given = {"model": "forking:build", "vocab_size": 101, "context_length": 8}
-    with closing(PredictingProcess()) as child:
-        for fork in (True, False, True, False):
-            cell = cell_of(size=None, model_args={"fork": fork}, **given)
-            answer = child.ask(PredictionRequest(cell, import_paths=(str(tmp_path),)))
-            assert ("this one has no model" in answer.reason) is not fork
+    for fork in (True, False, True, False):
+        cell = cell_of(size=None, model_args={"fork": fork}, **given)
+        answer = child.ask(PredictionRequest(cell, import_paths=(str(tmp_path),)))
+        assert ("this one has no model" in answer.reason) is not fork
 
 
 HOSTILE = """
@@ -213,67 +237,40 @@ def kills():
 
 
 @pytest.mark.process
-def test_other_predictors_are_forked_from_the_same_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_model_that_patches_torch_or_kills_its_parent_changes_no_other_prediction(
+    child: PredictingProcess, tmp_path: Path
 ) -> None:
-    """A model that patches torch or kills its parent process changes no other prediction."""
     (tmp_path / "hostile.py").write_text(HOSTILE)
 
     def hostile(name: str) -> PredictionRequest:
         cell = cell_of(size=None, model=f"hostile:{name}", vocab_size=101, context_length=8)
         return PredictionRequest(cell, import_paths=(str(tmp_path),))
 
-    started = []
-    popen = subprocess.Popen
-
-    def start(*args: Any, **options: Any) -> Any:
-        started.append(popen(*args, **options))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
     first, second = (PredictionRequest(cell_of(context_length=length)) for length in (16, 32))
-    with closing(PredictingProcess()) as child:
-        with closing(PredictingProcess()) as forked:
-            child.start([forked])
-            assert "NoneType" in forked.ask(hostile("patches")).reason
-            assert [forked.ask(second).how, child.ask(first).how] == ["tracked", "tracked"]
-            assert forked.ask(hostile("kills")).how == "tracked"
-            assert forked.ask(first).how == "tracked"
-            forked._kill()
-            assert "the predictor died" in forked.ask(second).reason
-            assert forked.is_new
-        assert child.ask(hostile("kills")).how == "tracked"
-    assert len(started) == 1
-
-
-def test_predictors_are_started_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import sys; print(len(sys.argv) - 2, 'more', file=sys.stderr)"
-    monkeypatch.setattr(predicting_process, "_COMMAND", (sys.executable, "-c", script))
-    monkeypatch.setattr(prediction, "cores_here", lambda: 3)
-    cells = [cell_of(context_length=length) for length in (16, 32)]
-    reasons = {one.reason for one in predict_memory(cells, None, ()).values()}
-    assert reasons == {"the predictor died: 1 more"}
+    with closing(PredictingProcess(child._server)) as other:
+        assert "NoneType" in child.ask(hostile("patches")).reason
+        server = child._server._process
+        assert [child.ask(second).how, other.ask(first).how] == ["tracked", "tracked"]
+        assert child._server._process is server  # both are its children
+        assert "the predictor died" in child.ask(hostile("kills")).reason
+        assert [other.ask(second).how, child.ask(first).how] == ["tracked", "tracked"]
 
 
 def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        predicting_process,
-        "_COMMAND",
-        (sys.executable, "-c", "import sys; sys.exit('no torch here')"),
-    )
+    command = (sys.executable, "-c", "import sys; sys.exit('no torch here')")
+    monkeypatch.setattr(program, "PROGRAM", command)
     found = predict_memory([cell_of(), cell_of(context_length=32)], None, ())
-    assert {one.how for one in found.values()} == {""}
-    assert all("the predictor died: " in one.reason for one in found.values())
+    reasons = {(one.how, one.reason) for one in found.values()}
+    assert reasons == {("", "the predictor died: no torch here")}
 
 
-def test_a_predicting_process_that_never_answers_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        predicting_process, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)")
-    )
-    monkeypatch.setattr(predicting_process, "_TIMEOUT_S", 0.5)
-    assert "no answer within 0.5 s" in predict_memory([cell_of()], None, ())[cell_of().id].reason
+def test_a_fork_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    monkeypatch.setattr(program, "PROGRAM", command)
+    monkeypatch.setattr(fork_client, "PREPARATION_S", 0.5)
+    found = predict_memory([cell_of()], None, ())[cell_of().id]
+    reason = "the predictor died: it did not become ready: TimeoutError: timed out"
+    assert found.reason.startswith(reason)
 
 
 def test_the_smaller_of_limit_and_gpu_counts() -> None:
@@ -324,7 +321,7 @@ class Measuring(Scheduler):
     def slots(self, device: str, gpu_kind: str | None = None) -> int:
         return 1
 
-    def prepare(self, attempt: Attempt) -> None: ...
+    def import_ahead(self, attempt: Attempt) -> None: ...
 
     def run(self, queue: Any, on_start: Callable[[AttemptStarted], None]) -> Any:
         for attempt in queue:
@@ -399,7 +396,7 @@ def test_cells_are_left_out_only_when_asked(
 def test_a_prediction_never_stops_a_run(
     write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicting_process, "_COMMAND", ("/nowhere/to/be/found",))
+    monkeypatch.setattr(program, "PROGRAM", ("/nowhere/to/be/found",))
     _, result = a_run(write_config, tmp_path, [], summary=True)
     assert result.counts[Status.OK] == 4
     assert (

@@ -12,7 +12,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from click.testing import Result
-from orchestrator.sweep.recovery import recover_attempts
 
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.store.artifacts import read_artifacts
@@ -23,6 +22,7 @@ from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from orchestrator.store.tables import SCHEMAS
 from orchestrator.store.untrusted_files import is_plain
+from orchestrator.sweep.outcome_log import recover_attempts
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
 from tests.conftest import ROOT

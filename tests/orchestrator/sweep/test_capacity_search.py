@@ -131,7 +131,7 @@ class Gpu(Scheduler):
     def slots(self, device: str, gpu_kind: str | None = None) -> int:
         return 1
 
-    def prepare(self, attempt: Attempt) -> None: ...
+    def import_ahead(self, attempt: Attempt) -> None: ...
 
     def run(self, queue: Any, on_start: Callable[[AttemptStarted], None]) -> Iterator[Outcome]:
         for attempt in queue:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -261,11 +263,15 @@ def test_the_first_cell_of_a_process_is_predicted_as_any_other() -> None:
     """Nothing is collected meanwhile: what torch holds on to when it does something for the first time would be counted."""
     values = {"d_head": 64, "context_length": 8192, "causal": True, "attention": "naive"}
     asked = PredictionRequest(make_cell("attention", values), (), HOPPER).to_json() + "\n"
-    command = [sys.executable, "-m", "tasks.prediction"]
-    done = subprocess.run(
-        command, input=asked * 2, capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    first, second = done.stdout.splitlines()
+    ours, theirs = socket.socketpair()
+    code = "import socket; from tasks.prediction.service import answer_requests;"
+    code += f"answer_requests(socket.socket(fileno={theirs.fileno()}))"
+    command = [sys.executable, "-c", code]
+    with ours, subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()]):
+        theirs.close()
+        ours.sendall(f"{os.devnull}\n{asked * 2}".encode())
+        ours.shutdown(socket.SHUT_WR)
+        first, second = ours.makefile().readlines()
     assert first == second
 
 

@@ -39,6 +39,7 @@ from orchestrator.report.tables.views import MAX_COLUMNS, MAX_ROWS, view_of
 from orchestrator.report.text.numbers import HOST_MARK
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from tasks.spec.messages import escape_controls
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.support.tables import texts_of
@@ -137,13 +138,13 @@ def test_csv_numbers_are_those_that_a_reader_sees(every_page: list[RenderedTable
 @given(st.lists(st.text() | st.from_regex(r"[=+\-@\t\r'][^,]*"), min_size=1, max_size=5))
 @example(["=cmd|' /C calc'!A0", "+1+1", "@SUM(1)", "-2+3", "\t=1+1", "\r=1+1", "'=1", "a\rb"])
 def test_no_text_of_a_csv_file_is_a_formula(texts: list[str]) -> None:
-    """Removing one apostrophe restores the text."""
+    """Removing one apostrophe restores the text, in which control characters are escaped."""
     plain = [text for text in texts if text != "–"]
     page = text_table(["key", *map(str, range(len(plain)))], [["k", *plain]])
     _, row = csv.reader(io.StringIO(to_csv(page), newline=""))
     for written, text in zip(row[1:-1], plain, strict=True):
         assert written[:1] not in {"=", "+", "-", "@", "\t", "\r"}
-        assert written.removeprefix("'") == text
+        assert written.removeprefix("'") == escape_controls(text)
 
 
 @given(

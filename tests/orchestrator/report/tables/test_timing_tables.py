@@ -46,6 +46,6 @@ def test_the_standard_deviation_of_one_sample_is_unknown(
         writer.append(make_outcome(step_ms=(10.0,)), None)
     results = load_results(Run(tmp_path / "run"))
     assert "step_ms_sd" not in results.cells or results.cells["step_ms_sd"].isna().all()
-    (timings,) = lay_out(results, ["timings", "phases"])
+    (timings,) = lay_out(results, ["timings"])
     assert texts_of(timings)[0][timings.header.index("total")] == "10.00 ± –"
     assert "total std/mean" not in timings.header  # no row has one
