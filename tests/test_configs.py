@@ -72,7 +72,7 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         [*STEPS, "batch_size=2", "d_head=8", "context_length=16", "precision=fp32", "attention=naive,math"],
         ["task=attention"],
         {"ok": 2},
-        {"memory", "attention-ladder"},
+        {"memory", "attention"},
     ),
     "oom-map": (
         [*TRAINING, "memory_limit_gib=1", "precision=fp32"],

@@ -152,8 +152,6 @@ class ForkServer:
     def _start(self) -> None:
         """Start a server. Raises ProcessNotStarted."""
         self.close()
-        # A file, since nobody reads a pipe while the server runs, and a full pipe blocks it.
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with listener:
             try:
@@ -161,6 +159,8 @@ class ForkServer:
             except OSError:  # another process has started one at this moment
                 return
             listener.listen(128)
+            # A file, since nobody reads a pipe while the server runs, and a full pipe blocks it.
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
             words = ["--fork-server", str(listener.fileno()), "--device", self.device]
             variables = {**os.environ, **self.own, **ENVIRONMENT}
             self._process, self._lifeline = start_bound_process(
@@ -183,13 +183,13 @@ class ForkServer:
         imports, self._imports = self._imports, {}
         for waiting in imports.values():
             waiting.close()
+        if output is not None:
+            output.close()
         if process is not None:
             os.close(lifeline)
             process.kill()  # it may not watch its lifeline yet
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-        if output is not None:
-            output.close()
 
 
 class ForkServers:

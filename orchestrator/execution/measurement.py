@@ -55,6 +55,8 @@ from tasks.spec.status import Status
 # Torch's own limit of threads that compile. The number of these threads is set explicitly, because
 # torch counts the cores when it is imported, and a fork server may have more cores than its children.
 _MAX_COMPILE_THREADS = 32
+# For the fork server to start a minder. It may be importing for a cell of another slot.
+_SERVER_S = PREPARATION_S
 # For a minder that is stopped or does not answer, on top of what it grants to the attempt.
 _GRACE_S = 30.0
 
@@ -313,9 +315,10 @@ def _run_measuring_process(attempt: Attempt) -> Outcome:
         else:
             late = select(request.variables, READ_LATE)
             request = replace(request, command=(), variables=late)
+    minder = _Minder(server, request) if has_minders() else None
     started_at, began = time.time(), time.monotonic()
     with OomKillerWatch() as watch:
-        exits = _run_minded(server, request) if has_minders() else _run_alone(request, words)
+        exits = minder.wait() if minder else _run_alone(request, words)
         ended = ProcessExit(
             exits,
             wall_s=time.monotonic() - began,
@@ -325,23 +328,31 @@ def _run_measuring_process(attempt: Attempt) -> Outcome:
     return build_outcome(attempt, ended, started_at)
 
 
-def _run_minded(server: ForkServer, request: MindRequest) -> RankExits:
-    """Have the fork server run an attempt, and wait for its end. Raises ForkServerLost or OSError."""
-    connection, minder = server.ask("measure", asdict(request)), 0
-    try:
-        # It may be importing for a cell of another slot.
-        minder = connection.receive(PREPARATION_S)["minder"]
-        limit_s = PREPARATION_S + request.timeout_s + ORPHANS_S + _GRACE_S
-        return RankExits(**connection.receive(limit_s))
-    except TimeoutError as error:
-        if minder:  # its ranks die with it
-            with suppress(ProcessLookupError):
-                os.kill(minder, signal.SIGKILL)
-        else:
+class _Minder:
+    """The minder of an attempt, which the fork server starts. Raises ForkServerLost or OSError."""
+
+    def __init__(self, server: ForkServer, request: MindRequest) -> None:
+        self._connection = server.ask("measure", asdict(request))
+        self._limit_s = request.preparation_s + request.timeout_s + ORPHANS_S + _GRACE_S
+        try:
+            self._pid = int(self._connection.receive(_SERVER_S)["minder"])
+        except BaseException as error:
+            self._connection.close()
+            if not isinstance(error, TimeoutError):
+                raise
             server.close()
-        raise ForkServerLost("it does not answer") from error
-    finally:
-        connection.close()
+            raise ForkServerLost("it does not answer") from error
+
+    def wait(self) -> RankExits:
+        """Wait until nothing of the attempt is left. Raises ForkServerLost or OSError."""
+        try:
+            return RankExits(**self._connection.receive(self._limit_s))
+        except TimeoutError as error:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)  # its ranks die with it
+            raise ForkServerLost("it does not answer") from error
+        finally:
+            self._connection.close()
 
 
 def _run_alone(request: MindRequest, words: tuple[str, ...]) -> RankExits:

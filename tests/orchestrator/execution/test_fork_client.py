@@ -155,7 +155,7 @@ def test_where_torch_cannot_be_imported_the_reason_is_in_the_log(
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so is not there')")
     attempt = make_attempt(settings={"env": {"PYTHONPATH": str(tmp_path)}})
     outcome = execute(attempt)
-    assert (outcome.status, outcome.stage) == (Status.FAILED, "start")
+    assert (outcome.status, outcome.stage) == (Status.CRASHED, "start")
     log = (attempt.path / LOG_FILE).read_text()
     assert "it cannot import what cells need: " in log
     assert "libtorch_cpu.so is not there" in log
@@ -253,7 +253,7 @@ def test_a_server_that_no_longer_answers_is_replaced(
     execute(first)
     stopped = server_of(first)
     monkeypatch.setattr(fork_client, "PREPARATION_S", 1.0)
-    monkeypatch.setattr(measurement, "PREPARATION_S", 1.0)
+    monkeypatch.setattr(measurement, "_SERVER_S", 1.0)
     stopped.suspend()
     outcome = execute(make_attempt(2))
     assert (outcome.status, "went away" in outcome.evidence["message"]) == (Status.LOST, True)
@@ -323,7 +323,8 @@ def test_a_server_does_not_answer_another_user(make_attempt: MakeAttempt) -> Non
         f"s.connect({address!r}); s.sendall(b'{{\"probe\": {{}}}}\\n'); print(s.recv(10))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "b''\n" or "reset" in done.stderr
+    is_refused = any(word in done.stderr for word in ("reset", "Broken pipe"))
+    assert done.stdout == "b''\n" or is_refused
 
 
 @pytest.mark.process

@@ -255,7 +255,7 @@ def gloo_group(rank: int, ranks: int, port: int) -> Any:
         ("", RankExits([0, 0])),
         ("fails", RankExits([KILLED, 5], first=1)),
         ("is killed", RankExits([KILLED, KILLED], first=1)),
-        ("hangs", RankExits([KILLED, KILLED], late="ready to begin", limit_s=20.0)),
+        ("hangs", RankExits([KILLED, KILLED], late="ready to begin", limit_s=8.0)),
     ],
 )
 def test_two_ranks_of_gloo_end_together(start: Start, fault: str, expected: RankExits) -> None:
@@ -280,7 +280,7 @@ def test_two_ranks_of_gloo_end_together(start: Start, fault: str, expected: Rank
         dist.all_reduce(total)
         dist.destroy_process_group()
 
-    attempt = start(run, ranks=2, preparation_s=20.0)
+    attempt = start(run, ranks=2, preparation_s=8.0)
     exits = attempt.exits()
     if fault in ("fails", "is killed"):
         # Rank 0 may notice the closed connection before the minder has killed it.
