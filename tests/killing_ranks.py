@@ -3,9 +3,9 @@
     python -m tests.killing_ranks --times 20 --seed 1
 
 The ranks reduce numbers with gloo for ever, so that either waits in a collective if the other is gone.
-Each round begins a driver with a fork server of its own, whose minder runs the ranks, and kills the driver,
-the fork server, the minder or a rank. Printed is what is left five seconds later, and how the driver
-ended. Exit code 1 if anything is wrong.
+Each round begins a driver with a new fork server, whose minder runs the ranks. It kills the driver, the fork
+server, the minder or a rank. Printed is what is left five seconds later, and how the driver ended. Exit code
+1 if anything is wrong.
 """
 
 from __future__ import annotations

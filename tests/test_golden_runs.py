@@ -64,7 +64,7 @@ def published_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("run", ["interrupted", "again", "ray"])
 @pytest.mark.usefixtures("stored_runs")
 def test_status_and_plan_of_stored_runs(run: str) -> None:
-    """What is done and left, and what each kind of command would measure again."""
+    """Status and plans: cells that are done and left, and those that commands measure again."""
     actual = {f"status {run}": run_sweep_command("status", run).splitlines()}
     for options in SELECTIONS:
         command = ["plan", "stored.yaml", "--out", run, *options.split()]
@@ -96,7 +96,7 @@ def test_comparison_of_stored_runs() -> None:
 
 @pytest.mark.usefixtures("published_runs")
 def test_status_and_plan_of_published_runs() -> None:
-    """What each published run says of itself, and what a command would measure again."""
+    """Status of each published run, and the cells that a command would measure again."""
     actual = {}
     for run in PUBLISHED_RUNS:
         folder = f"published/h200/{run}"

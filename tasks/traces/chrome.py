@@ -163,24 +163,24 @@ def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, D
 
 def from_json(text: bytes) -> Timeline:
     """Parse a trace of one process. Raise ValueError if it is not in Chrome's format."""
-    return _timeline(_Events(text))
+    return _timeline(_TraceEvents(text))
 
 
-def _timeline(events: _Events) -> Timeline:
+def _timeline(events: _TraceEvents) -> Timeline:
     whole = _joined(events)
     return whole.timeline(sort_ranges(whole.ranges, {}))
 
 
-def _read(path: Path) -> _Events:
+def _read(path: Path) -> _TraceEvents:
     try:
         text = path.read_bytes()
         text = gzip.decompress(text) if text.startswith(_GZIP) else text
-        return _Events(text.removeprefix(codecs.BOM_UTF8))
+        return _TraceEvents(text.removeprefix(codecs.BOM_UTF8))
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: not a trace of torch.profiler: {error}") from error
 
 
-class _Events:
+class _TraceEvents:
     """The events of a file: the work of all devices, and the rest by the id of its process."""
 
     def __init__(self, text: bytes) -> None:
@@ -195,7 +195,7 @@ class _Events:
                 self.processes[str(event.process)].add(event, position)
 
 
-def _joined(events: _Events) -> _Process:
+def _joined(events: _TraceEvents) -> _Process:
     """Return everything as one process."""
     whole = _Process()
     whole.works = events.works
@@ -208,7 +208,7 @@ def _joined(events: _Events) -> _Process:
     return whole
 
 
-def _split(events: _Events) -> tuple[Mapping[str, _Process], bool]:
+def _split(events: _TraceEvents) -> tuple[Mapping[str, _Process], bool]:
     """Return the processes of a file by name, and True if their work is split by a guess.
 
     A process alone has no name.
@@ -232,7 +232,7 @@ def _split(events: _Events) -> tuple[Mapping[str, _Process], bool]:
     return {**by_name, "": unknown}, is_guess
 
 
-def _ranks(events: _Events) -> Mapping[str, _Process]:
+def _ranks(events: _TraceEvents) -> Mapping[str, _Process]:
     """Return the processes that launched the work of the file, or without work ran operators."""
     traced = {number: own for number, own in events.processes.items() if own.is_traced}
     if not events.works:

@@ -197,8 +197,8 @@ class Running:
 def running(make_attempt: MakeAttempt, tmp_path: Path) -> Callable[..., Running]:
     def start(**settings: object) -> Running:
         mark = tmp_path / "mark"
-        own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "sleep"}}
-        own["model_args"] = {"how": "sleep", "mark": str(mark)}
+        args = {"how": "sleep", "mark": str(mark)}
+        own = {"size": None, "model": "misbehaving:Model", "model_args": args}
         attempt = make_attempt(settings={"import_paths": (TESTS,), **settings}, **own)
         return Running(attempt, mark)
 
@@ -397,7 +397,7 @@ def test_probing_and_predicting_processes_die_with_the_process_that_asked(
 def test_a_signal_while_a_server_is_closed_leaves_nothing_to_close_again(
     make_attempt: MakeAttempt, own_servers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has closed already may be another file's descriptor when the program exits."""
+    """A descriptor that is closed already may be another file's descriptor when the program exits."""
     server = measurement.fork_server(make_attempt(1))
     assert server.broken("measure") == ""
     assert server._process is not None

@@ -552,7 +552,7 @@ def test_a_host_on_which_no_process_starts_is_refused_with_the_reason(
 def test_where_no_process_can_be_minded_the_cell_is_a_child(
     make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on macOS."""
+    """macOS has no minders."""
     monkeypatch.setattr(measurement, "has_minders", lambda: False)
     outcome = execute(make_attempt(1))
     assert (outcome.status, outcome.facts["start_method"]) == (Status.OK, "spawn")

@@ -319,7 +319,7 @@ def test_the_order_in_which_values_are_named_is_of_no_matter(
 def test_an_earlier_success_is_shown_until_a_new_one_exists(
     request_of: Callable[..., SweepRequest],
 ) -> None:
-    """Of an interrupted --fresh, and of a replacement that crashed: no result disappears."""
+    """No result disappears by an interrupted --fresh or by a replacement that crashed."""
     go(request_of(), FakeScheduler(outcome_of))
     crashes = stopping_at(64, lambda one: outcome_of(one, ENDS[length_of(one)]))
     go(request_of(), crashes, FRESH)

@@ -329,7 +329,7 @@ def test_kernels_of_unknown_memory_are_named(layer: str) -> None:
 
 
 def test_a_norm_saves_its_input_and_a_number_for_each_row() -> None:
-    """By hand: the embedded tokens are saved by the first norm, and the sums by the second."""
+    """The first norm saves the embedded tokens, the second one the sums; counted by hand."""
     more = [sample_of(predicted("norm", count=n), "saved_bytes")[0] or 0 for n in (2, 3)]
     assert more[1] - more[0] == 4 * BATCH * LENGTH * (64 + 1)
 
