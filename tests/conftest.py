@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Before it compiles for the CPU with an empty cache, torch tries each set of vector instructions.
 # That takes longer than compiling the small cells of the tests.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+# Two processes of tests with threads for each core would wait for each other half of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # pytest-xdist sets it to the width of the terminal, which must not decide what a command prints.
 os.environ.pop("COLUMNS", None)
 
