@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import PlatformError
+from orchestrator.common.errors import LIMIT_REMEDIES, PlatformError, limit_error
 from orchestrator.execution.fork_client import ForkServer, ForkServerLost
 from orchestrator.execution.program import GPU_ORDER, PROGRAM, import_path, lifeline
 from orchestrator.hardware.host import HostInfo
@@ -103,9 +103,12 @@ def _run_for_json(words: Sequence[str]) -> Any:
         raise PlatformError(message, "See `sweep doctor`, or run again") from error
     except OSError as error:
         message = f"no process could be started here: {error.strerror}"
-        raise PlatformError(message, "See `ulimit -a`, and how large the environment is") from error
+        remedy = LIMIT_REMEDIES.get(error.errno or 0, "See `ulimit -a`")
+        raise PlatformError(message, remedy) from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         output = getattr(error, "stderr", None) or error_text(error)
+        if at_limit := limit_error(output):
+            raise PlatformError(at_limit.message, at_limit.remedy) from error
         message = f"torch does not work here: {output.strip().splitlines()[-1]}"
         raise PlatformError(message, "See `sweep doctor`") from error
 
