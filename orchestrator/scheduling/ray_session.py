@@ -6,9 +6,11 @@ the nodes of a cluster.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
+import resource
 import secrets
 import shutil
 import socket
@@ -24,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from orchestrator.common.errors import PlatformError
+from orchestrator.common.errors import LIMIT_REMEDIES, PlatformError
 from orchestrator.common.files import try_lock
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
 from orchestrator.execution.fork_client import ForkServer
@@ -209,6 +211,12 @@ def _start_here(session: str, server: ForkServer | None) -> tuple[ModuleType, Ra
 
 def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
     """Start Ray with the mark of its session. Raises PlatformError."""
+    largest_file, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if largest_file != resource.RLIM_INFINITY and largest_file < _OBJECT_STORE_BYTES:
+        raise PlatformError(
+            f"files may have {largest_file:,} bytes here, and one of Ray's needs more",
+            f"{LIMIT_REMEDIES[errno.EFBIG]}, or measure with --scheduler serial",
+        )
     watch = RayWatch()
     _keep_token_private()
     os.environ[MARK] = session

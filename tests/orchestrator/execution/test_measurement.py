@@ -548,6 +548,25 @@ def test_a_host_on_which_no_process_starts_is_refused_with_the_reason(
         probe_here()
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (
+            "Traceback\nImportError: libx.so: failed to map segment from shared object",
+            "this process reached a limit: Cannot allocate memory. Free some memory",
+        ),
+        ("Traceback\nImportError: no name x", "torch does not work here: ImportError: no name x"),
+    ],
+)
+def test_a_host_on_which_torch_is_not_imported_is_refused_with_the_reason(
+    output: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.CompletedProcess([], 1, stdout="", stderr=output)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(PlatformError, match=message):
+        probe_here()
+
+
 @pytest.mark.process
 def test_where_no_process_can_be_minded_the_cell_is_a_child(
     make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch
