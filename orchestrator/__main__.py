@@ -8,10 +8,13 @@ import os
 import sys
 import threading
 
-from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER, limit_error
+from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER
+from orchestrator.common.limits import limit_error, require_threads
 from orchestrator.common.run_location import UNANSWERED
 
 _ALLOCATIONS_PER_COLLECTION = 50_000
+# NumPy's OpenBLAS starts one for each core, and sends SIGINT to its own process if it cannot.
+_THREADS = 4
 
 
 def main() -> None:
@@ -20,6 +23,7 @@ def main() -> None:
         _require_utf8()
         _require_docstrings()
         _require_end()
+        require_threads(_THREADS)
         # Commands build hundreds of thousands of objects that live until they end. By default the
         # garbage collector looks at all of them again and again: a tenth of a plan's time.
         gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)

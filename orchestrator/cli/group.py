@@ -19,8 +19,8 @@ from orchestrator.common.errors import (
     EXIT_INTERRUPTED,
     EXIT_USER,
     SweepError,
-    limit_error,
 )
+from orchestrator.common.limits import limit_error
 from tasks.spec.messages import shorten
 
 _LONGEST_SHOWN = 101  # characters of a path in a message, the "…" for the rest included

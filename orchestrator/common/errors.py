@@ -18,9 +18,8 @@ an error here: its attempt has a status and evidence.
 from __future__ import annotations
 
 import errno
-import os
 
-from tasks.spec.messages import escape_unprintable, message_of, shorten
+from tasks.spec.messages import escape_unprintable, shorten
 
 EXIT_FAILURES = 1  # the sweep is complete, and some cell failed
 EXIT_USER = 2  # a SweepError
@@ -37,13 +36,6 @@ LIMIT_REMEDIES = {
     errno.E2BIG: "Unset large environment variables",
     errno.EFBIG: "Raise it with `ulimit -f`",
 }
-# What libraries write about a limit instead of raising an OSError with its number.
-_LIMIT_TEXTS = {
-    **{os.strerror(number): number for number in LIMIT_REMEDIES},
-    "can't start new thread": errno.EAGAIN,  # of Python
-    "failed to map segment from shared object": errno.ENOMEM,  # of the loader of libraries
-    "can't allocate memory": errno.ENOMEM,  # of torch
-}
 
 _LONGEST = 500  # characters; a message may quote a file of any length
 
@@ -58,24 +50,6 @@ class SweepError(Exception):
         # A message that quotes another program may end with a full stop.
         sentence = self.message.removesuffix(".") if remedy else self.message
         super().__init__(". ".join(filter(None, [sentence, self.remedy])))
-
-
-def limit_error(error: BaseException | str) -> SweepError | None:
-    """Return what to do about an error, or its text, of a process that is at one of its limits.
-
-    None: it is another error.
-    """
-    number = getattr(error, "errno", None)
-    if isinstance(error, MemoryError):
-        number = errno.ENOMEM
-    if number not in LIMIT_REMEDIES:
-        text = error if isinstance(error, str) else message_of(error)
-        number = next((one for known, one in _LIMIT_TEXTS.items() if known in text), None)
-    if number is None:
-        return None
-    return SweepError(
-        f"this process reached a limit: {os.strerror(number)}", LIMIT_REMEDIES[number]
-    )
 
 
 class ConfigError(SweepError):

@@ -28,6 +28,7 @@ from typing import Any
 
 from orchestrator.common.errors import LIMIT_REMEDIES, PlatformError
 from orchestrator.common.files import try_lock
+from orchestrator.common.limits import require_threads
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
 from orchestrator.execution.fork_client import ForkServer
 from orchestrator.execution.host_probe import probe_here
@@ -49,6 +50,7 @@ _CONNECT_S = 5.0
 _SHUTDOWN_S = 20.0  # for Ray to end its processes; it needs seconds
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
+_THREADS = 150  # that Ray's processes have together on a host with two cores
 # Enough for events and archives of attempts. Ray takes 30 % of the memory by default.
 _OBJECT_STORE_BYTES = 100 * 1024**2
 
@@ -217,6 +219,11 @@ def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
             f"files may have {largest_file:,} bytes here, and one of Ray's needs more",
             f"{LIMIT_REMEDIES[errno.EFBIG]}, or measure with --scheduler serial",
         )
+    try:
+        require_threads(_THREADS)
+    except OSError as error:
+        message = f"Ray needs more than {_THREADS} threads: {error.strerror}"
+        raise PlatformError(message, LIMIT_REMEDIES[errno.EAGAIN]) from error
     watch = RayWatch()
     _keep_token_private()
     os.environ[MARK] = session

@@ -21,7 +21,6 @@ from orchestrator.common.hashing import file_digest
 from orchestrator.execution.nsys import read_report
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
-from orchestrator.store.run_writer import RunWriter
 from orchestrator.sweep.outcome_log import store_cells
 from tasks.snapshots.attribution import attribute as label
 from tasks.snapshots.read_pickle import read_snapshot
@@ -103,10 +102,14 @@ def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> I
     with open_for_writing(run) as writer:
         if not run.exists:
             writer.write_manifest({"name": run.folder.name})
+        highest: dict[str, int] = {}
+        for cell_id, number in writer.rows("attempts", ["cell", "attempt"]):
+            highest[cell_id] = max(number, highest.get(cell_id, 0))
         for rank, own in measured.items():
             cell = Cell(task, 1, ImportedParams(file=name, content=content, rank=rank))
             wall_s = time.monotonic() - started_s
-            attempt = _next_attempt(cell, run, writer)
+            number = 1 + highest.get(cell.id, 0)
+            attempt = Attempt(cell, number, str(run.attempt_folder(cell.id, number)), Settings())
             outcome = _outcome(attempt, own, started_at, wall_s)
             # Cells of files with the same name differ only by the digest in their parameters.
             facts = {"imported_from": escape_unprintable(str(file))}
@@ -271,12 +274,6 @@ def _of_record(record: Record) -> _Measured:
         Sample("memory_snapshot", "events", "events", record.entries),
     ]
     return _Measured(samples, (), rows, to_curve(record, labelled), notes)
-
-
-def _next_attempt(cell: Cell, run: Run, writer: RunWriter) -> Attempt:
-    earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
-    number = 1 + int(max(earlier["attempt"], default=0))
-    return Attempt(cell, number, str(run.attempt_folder(cell.id, number)), Settings())
 
 
 def _outcome(attempt: Attempt, own: _Measured, started_at: float, wall_s: float) -> Outcome:

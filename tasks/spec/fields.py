@@ -16,6 +16,8 @@ from functools import cache
 from string import Formatter
 from typing import Annotated, get_args, get_origin, get_type_hints
 
+from tasks.spec.messages import is_utf8
+
 
 class Dtype(StrEnum):
     """Data type of a stored column."""
@@ -120,8 +122,7 @@ def require_types(record: object) -> None:
 
 
 def _is_text(value: object) -> bool:
-    # Half of a surrogate pair is no text in UTF-8.
-    return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
+    return isinstance(value, str) and (value.isascii() or is_utf8(value))
 
 
 def _fits_integer(bits: int) -> Callable[[object], bool]:
@@ -129,7 +130,6 @@ def _fits_integer(bits: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and -most <= value < most
 
 
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _FITS: Mapping[Dtype, Callable[[object], bool]] = {
     Dtype.TEXT: _is_text,
     Dtype.JSON: _is_text,

@@ -11,8 +11,8 @@ ThreadId = int | str
 
 _LATEST_NS = 2**62
 _LONGEST_NS = 24 * 3600 * 10**9  # of one kernel, operator or range: sums of them fit 63 bits
-# Spans within one another: calls of Python, of which its own limit allows 1,000. Looking for the
-# innermost span takes a step for each.
+# Spans within one another are calls of Python, which allows 1,000. The search for the innermost
+# span takes a step for each.
 _DEEPEST = 2000
 
 

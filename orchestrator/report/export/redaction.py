@@ -13,8 +13,8 @@ a traceback               its frames, without their code and without the message
 a message or a reason     its numbers, the words in words.txt, and what parameters contain; every
                           other word is `…`: it may be a password, a host or a user
 
-Names of code stay: those of kernels, of functions in call chains and tracebacks, and the parameters
-of cells, of which their ids are made.
+Names of code stay: those of kernels, and of functions in call chains and tracebacks. So do the
+parameters of cells, because the ids of cells are made from them.
 """
 
 from __future__ import annotations

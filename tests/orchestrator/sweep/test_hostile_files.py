@@ -192,6 +192,15 @@ def test_a_pickle_that_grows_is_refused(write: Write, message: str, tmp_path: Pa
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
+def test_a_file_whose_name_is_no_utf8_is_imported(tmp_path: Path) -> None:
+    export = NsysExport(tmp_path / "n\udcff.sqlite")
+    export.kernel("k", None, 1, 2)
+    run = Run(tmp_path / "run")
+    import_file(export.path, run)
+    (params,) = run.read("attempts")["params"]
+    assert json.loads(params)["file"] == r"n\udcff.sqlite"
+
+
 def annotated(count: int) -> dict[str, Any]:
     annotations: list[dict[str, Any]] = []
     for stage, time_us in (("START", -1), ("END", 0)):
