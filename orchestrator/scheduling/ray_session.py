@@ -227,6 +227,8 @@ def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
     watch = RayWatch()
     _keep_token_private()
     os.environ[MARK] = session
+    # With `error`, the first warning of a library would end one of Ray's processes.
+    warnings = os.environ.pop("PYTHONWARNINGS", None)
     try:
         with _only_used_processes():
             ray = _init_ray(
@@ -246,6 +248,8 @@ def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
         raise
     finally:
         del os.environ[MARK]
+        if warnings is not None:
+            os.environ["PYTHONWARNINGS"] = warnings
 
 
 @contextmanager

@@ -6,7 +6,10 @@ report of Nsight Systems; or a memory snapshot of torch. Each process and GPU be
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +22,7 @@ import psutil
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.hashing import file_digest
 from orchestrator.execution.nsys import read_report
+from orchestrator.execution.program import import_path
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.sweep.outcome_log import store_cells
@@ -44,6 +48,16 @@ _SQLITE, _GZIP, _PICKLE = b"SQLite format 3\0", b"\x1f\x8b", b"\x80"
 _SHOWN_RANGES = 8
 _LARGEST = 2**52  # bytes or µs (142 years); sums of them fit 63 bits
 _MOST_RANKS = 1000  # each becomes a cell
+# CPU seconds to read a pickle. A snapshot of 100 MB takes 3 s.
+_PICKLE_S, _PICKLE_BYTES_PER_S = 5, 4 * 1024**2
+_READ_PICKLE = """
+import resource, sys
+from pathlib import Path
+from tasks.snapshots.read_pickle import read_snapshot
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]),) * 2)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+read_snapshot(Path(sys.argv[2]))
+"""
 # Memory to read a file: the objects of a trace take up to 40 times its bytes, and the text in a
 # compressed one 20 times. A few bytes of a hostile file ask for 16 GiB.
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 2 * 1024**3, 200
@@ -234,7 +248,20 @@ def _missing_work(trace: DeviceTrace) -> Iterator[str]:
         )
 
 
+def _require_readable(file: Path) -> None:
+    """Raise ValueError for a pickle that ends the process that reads it, or never ends.
+
+    A key that is a pair of pairs of pairs and so on needs few bytes, and for ever to be hashed.
+    """
+    limit_s = _PICKLE_S + file.stat().st_size // _PICKLE_BYTES_PER_S
+    words = [sys.executable, "-P", "-c", _READ_PICKLE, str(limit_s), str(file)]
+    environment = {**os.environ, "PYTHONPATH": import_path()}
+    if subprocess.run(words, env=environment, capture_output=True).returncode < 0:
+        raise ValueError(f"{file}: not a memory snapshot: reading it takes more than {limit_s} s")
+
+
 def _read_snapshot(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
+    _require_readable(file)
     snapshot = read_snapshot(file)
     try:
         devices = {segment["device"] for segment in snapshot["segments"]}

@@ -19,7 +19,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 # What is read from each kind of record, with its types. A pickle can hold one object in many places:
 # a text of a gigabyte in each event, or a pair of a pair of a pair, whose hash takes for ever.
-_TEXT, _NUMBER = (str, type(None)), (int, float)
+_Types = tuple[type, ...]
+_TEXT: _Types = (str,)
+_NUMBER: _Types = (int, float)
 _EVENT = {
     "action": _TEXT, "addr": _NUMBER, "size": _NUMBER, "time_us": _NUMBER, "user_metadata": _TEXT,
 }  # fmt: skip
@@ -66,7 +68,7 @@ def _check(snapshot: Snapshot) -> None:
             _check_record(frame, _FRAME)
 
 
-def _check_record(record: Any, types: Mapping[str, tuple[type, ...]]) -> None:
+def _check_record(record: Any, types: Mapping[str, _Types]) -> None:
     if not isinstance(record, dict):
         raise ValueError(f"a record in it is of the type {type(record).__name__}")
     for name, kinds in types.items():

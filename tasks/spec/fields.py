@@ -115,7 +115,8 @@ def _declared(row: type, name: str, hint: object) -> Field:
 
 def require_types(record: object) -> None:
     """Raise TypeError for a value of a row that its column cannot hold."""
-    for declared in fields_of(type(record)):
+    row: type = type(record)
+    for declared in fields_of(row):
         value = getattr(record, declared.name)
         if value is not None and not _FITS[declared.dtype or Dtype.TEXT](value):
             raise TypeError(f"{declared.name} cannot be {value!r:.80}")

@@ -142,3 +142,19 @@ def test_a_small_limit_on_files_is_named_before_ray_starts(monkeypatch: pytest.M
     monkeypatch.setattr(ray_session.resource, "getrlimit", lambda _: (65_536, 65_536))
     with pytest.raises(PlatformError, match=r"65,536 bytes .*Raise it with `ulimit -f`"):
         ray_session._start_private_ray("unused", 0)
+
+
+def test_warnings_end_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def init(*_: object, **__: object) -> SimpleNamespace:
+        seen.append(os.environ.get("PYTHONWARNINGS"))
+        return SimpleNamespace()
+
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setattr(ray_session, "_init_ray", init)
+    monkeypatch.setattr(ray_session, "_keep_token_private", lambda: None)
+    _, watch = ray_session._start_private_ray("unused", 0)
+    watch.stop()
+    assert seen == [None]
+    assert os.environ["PYTHONWARNINGS"] == "error"

@@ -192,6 +192,16 @@ def test_a_pickle_that_grows_is_refused(write: Write, message: str, tmp_path: Pa
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
+def test_a_pickle_that_is_hashed_for_ever_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_import, "_PICKLE_S", 1)
+    doubled = b"".join(b"\x940h%ch%c\x86" % (n, n) for n in range(60))
+    write = content(b"\x80\x04})" + doubled + b"Ns.")
+    message = refusal(write, tmp_path / "hashed.pickle")
+    assert "not a memory snapshot: reading it takes more than 1 s" in message
+
+
 def test_a_file_whose_name_is_no_utf8_is_imported(tmp_path: Path) -> None:
     export = NsysExport(tmp_path / "n\udcff.sqlite")
     export.kernel("k", None, 1, 2)
