@@ -8,10 +8,13 @@ import os
 import sys
 import threading
 
-from orchestrator.common.errors import EXIT_INTERRUPTED
+from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER
+from orchestrator.common.limits import limit_error, require_threads
 from orchestrator.common.run_location import UNANSWERED
 
 _ALLOCATIONS_PER_COLLECTION = 50_000
+# NumPy's OpenBLAS starts one for each core, and sends SIGINT to its own process if it cannot.
+_THREADS = 4
 
 
 def main() -> None:
@@ -19,12 +22,20 @@ def main() -> None:
         _open_standard_descriptors()
         _require_utf8()
         _require_docstrings()
+        _require_end()
+        require_threads(_THREADS)
         # Commands build hundreds of thousands of objects that live until they end. By default the
         # garbage collector looks at all of them again and again: a tenth of a plan's time.
         gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
         from orchestrator.cli.main import main as sweep
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:  # of an import; those of a command are explained where it runs
+        at_limit = limit_error(error)
+        if at_limit is None:
+            raise
+        print(f"sweep: {at_limit}", file=sys.stderr)
+        sys.exit(EXIT_USER)
     try:
         sweep(prog_name="sweep")
     except SystemExit as end:
@@ -77,6 +88,12 @@ def _require_docstrings() -> None:
         return
     os.environ["PYTHONOPTIMIZE"] = "1"
     os.execv(sys.executable, [word for word in sys.orig_argv if word != "-OO"])
+
+
+def _require_end() -> None:
+    """Start this process again if Python would wait for input when the program has ended."""
+    if os.environ.pop("PYTHONINSPECT", "") and sys.flags.inspect:
+        os.execv(sys.executable, sys.orig_argv)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import click
 from orchestrator.common.errors import (
     EXIT_INTERRUPTED,
     EXIT_USER,
-    LIMIT_REMEDIES,
     SweepError,
 )
+from orchestrator.common.limits import limit_error
 from tasks.spec.messages import shorten
 
 _LONGEST_SHOWN = 101  # characters of a path in a message, the "…" for the rest included
@@ -74,29 +74,28 @@ class SweepGroup(click.Group):
             # Before a sweep begins or after it ends: during a sweep there is a handler. Click
             # would exit with 1, which means that cells failed.
             _exit(ctx, EXIT_INTERRUPTED, "sweep: stopped by SIGINT")
-        except MemoryError:
-            _exit(ctx, EXIT_USER, f"sweep: {_explain(OSError(errno.ENOMEM, ''))}")
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        except Exception as error:
+            number = getattr(error, "errno", None)
+            if number not in (errno.ENOSPC, errno.EDQUOT):
                 _exit(ctx, EXIT_USER, f"sweep: {_explain(error)}")
             # Python flushes stdout at exit, which would fail again, with a traceback.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            reason = f"its output cannot be written: {error.strerror}"
+            reason = f"its output cannot be written: {os.strerror(number)}"
             _exit(ctx, EXIT_USER, f"sweep: {reason}. Free some space and run again")
 
 
-def _explain(error: OSError) -> SweepError:
+def _explain(error: Exception) -> SweepError:
     """Return what the user can do about a file or a limit of the system.
 
     Raises the error itself if it names neither, such as that of a closed pipe.
     """
-    number = error.errno or 0
-    reason = os.strerror(number)
-    if number in LIMIT_REMEDIES:
-        return SweepError(f"this process reached a limit: {reason}", LIMIT_REMEDIES[number])
-    if error.filename is not None:
+    if at_limit := limit_error(error):
+        return at_limit
+    number = getattr(error, "errno", None) or 0
+    if isinstance(error, OSError) and error.filename is not None:
         name = shorten(os.fsdecode(error.filename), _LONGEST_SHOWN)
-        return SweepError(f"{name}: cannot be used: {reason}", _REMEDIES.get(number, ""))
+        reason = f"cannot be used: {os.strerror(number)}"
+        return SweepError(f"{name}: {reason}", _REMEDIES.get(number, ""))
     if number == errno.ENOENT:  # of a file, it has a name
         return SweepError("the current folder was removed", "Change to another one")
     raise error

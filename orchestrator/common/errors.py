@@ -32,8 +32,9 @@ LIMIT_REMEDIES = {
     errno.EMFILE: "Raise it with `ulimit -n`",
     errno.ENFILE: "Have other programs close files",
     errno.EAGAIN: "Raise it with `ulimit -u`, or end other processes",
-    errno.ENOMEM: "Free some memory",
+    errno.ENOMEM: "Free some memory, or raise it with `ulimit -v`",
     errno.E2BIG: "Unset large environment variables",
+    errno.EFBIG: "Raise it with `ulimit -f`",
 }
 
 _LONGEST = 500  # characters; a message may quote a file of any length

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from orchestrator.common.errors import RunUnwritable
+from orchestrator.common.errors import LIMIT_REMEDIES, RunUnwritable
 
 Content = str | bytes | Iterable[str]  # of a file; an iterable is written piece by piece
 
@@ -91,7 +91,7 @@ def writing(
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        remedy = remedies.get(error.errno or 0, "")
+        remedy = {**remedies, **LIMIT_REMEDIES}.get(error.errno or 0, "")
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
             remedy = f"Move {os.fsdecode(error.filename2 or error.filename)} away"
         raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedy) from error

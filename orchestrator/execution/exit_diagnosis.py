@@ -16,7 +16,7 @@ from tasks.process.log_file import tail
 from tasks.process.minder import RankExits
 from tasks.process.phase_file import read_phase
 from tasks.spec.attempt import JOURNAL_FILE, LOG_FILE, PHASE_FILE, Attempt
-from tasks.spec.messages import shorten
+from tasks.spec.messages import escape_controls, shorten
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
@@ -74,7 +74,9 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
 def lost_outcome(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
     """Return the outcome of an attempt whose end nobody saw."""
     started_at = time.time() - wall_s
-    return Outcome(attempt, Status.LOST, "", "", {"message": reason}, {}, (), started_at, wall_s)
+    # A path in it may have bytes that are not UTF-8, which no table holds.
+    evidence = {"message": escape_controls(reason)}
+    return Outcome(attempt, Status.LOST, "", "", evidence, {}, (), started_at, wall_s)
 
 
 def _evidence(attempt: Attempt, final: FinalStatus, ended: ProcessExit) -> dict[str, object]:

@@ -15,13 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import PlatformError
+from orchestrator.common.errors import LIMIT_REMEDIES, PlatformError
+from orchestrator.common.limits import limit_error
 from orchestrator.execution.fork_client import ForkServer, ForkServerLost
 from orchestrator.execution.program import GPU_ORDER, PROGRAM, import_path, lifeline
 from orchestrator.hardware.host import HostInfo
 from tasks.spec.messages import error_text
 
 TIMEOUT_S = 120
+_OF_TORCH = ("TORCH", "PYTORCH", "CUDA", "TRITON", "OMP", "MKL", "KMP", "LD_PRELOAD")
 # Kineto only logs that CUPTI refused to work. No function of torch reports it.
 _CUPTI_ERROR = re.compile(r"failed with error (CUPTI_ERROR_\w+)")
 
@@ -103,11 +105,24 @@ def _run_for_json(words: Sequence[str]) -> Any:
         raise PlatformError(message, "See `sweep doctor`, or run again") from error
     except OSError as error:
         message = f"no process could be started here: {error.strerror}"
-        raise PlatformError(message, "See `ulimit -a`, and how large the environment is") from error
+        remedy = LIMIT_REMEDIES.get(error.errno or 0, "See `ulimit -a`")
+        raise PlatformError(message, remedy) from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         output = getattr(error, "stderr", None) or error_text(error)
-        message = f"torch does not work here: {output.strip().splitlines()[-1]}"
-        raise PlatformError(message, "See `sweep doctor`") from error
+        if at_limit := limit_error(output):
+            raise PlatformError(at_limit.message, at_limit.remedy) from error
+        raise _refusal_of_torch(output.strip().splitlines()) from error
+
+
+def _refusal_of_torch(output: Sequence[str]) -> PlatformError:
+    """Return the error of an import of torch that failed. output: what it printed."""
+    # Torch refuses some values of its variables, and lists others after the line that says so.
+    for name, value in os.environ.items():
+        if name.startswith(_OF_TORCH) and any(name in line for line in output):
+            reason = next((line for line in output if value in line), output[-1])
+            message = f"torch does not work here with {name}={value}: {reason}"
+            return PlatformError(message, f"Unset {name}, or correct it")
+    return PlatformError(f"torch does not work here: {output[-1]}", "See `sweep doctor`")
 
 
 def _run(words: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

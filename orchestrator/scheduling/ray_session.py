@@ -6,9 +6,11 @@ the nodes of a cluster.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
+import resource
 import secrets
 import shutil
 import socket
@@ -24,8 +26,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from orchestrator.common.errors import PlatformError
+from orchestrator.common.errors import LIMIT_REMEDIES, PlatformError
 from orchestrator.common.files import try_lock
+from orchestrator.common.limits import require_threads
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
 from orchestrator.execution.fork_client import ForkServer
 from orchestrator.execution.host_probe import probe_here
@@ -47,6 +50,7 @@ _CONNECT_S = 5.0
 _SHUTDOWN_S = 20.0  # for Ray to end its processes; it needs seconds
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
+_THREADS = 150  # that Ray's processes have together on a host with two cores
 # Enough for events and archives of attempts. Ray takes 30 % of the memory by default.
 _OBJECT_STORE_BYTES = 100 * 1024**2
 
@@ -209,9 +213,22 @@ def _start_here(session: str, server: ForkServer | None) -> tuple[ModuleType, Ra
 
 def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
     """Start Ray with the mark of its session. Raises PlatformError."""
+    largest_file, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if largest_file != resource.RLIM_INFINITY and largest_file < _OBJECT_STORE_BYTES:
+        raise PlatformError(
+            f"files may have {largest_file:,} bytes here, and one of Ray's needs more",
+            f"{LIMIT_REMEDIES[errno.EFBIG]}, or measure with --scheduler serial",
+        )
+    try:
+        require_threads(_THREADS)
+    except OSError as error:
+        message = f"Ray needs more than {_THREADS} threads: {error.strerror}"
+        raise PlatformError(message, LIMIT_REMEDIES[errno.EAGAIN]) from error
     watch = RayWatch()
     _keep_token_private()
     os.environ[MARK] = session
+    # With `error`, the first warning of a library would end one of Ray's processes.
+    warnings = os.environ.pop("PYTHONWARNINGS", None)
     try:
         with _only_used_processes():
             ray = _init_ray(
@@ -231,6 +248,8 @@ def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
         raise
     finally:
         del os.environ[MARK]
+        if warnings is not None:
+            os.environ["PYTHONWARNINGS"] = warnings
 
 
 @contextmanager

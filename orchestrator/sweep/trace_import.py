@@ -6,18 +6,25 @@ report of Nsight Systems; or a memory snapshot of torch. Each process and GPU be
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.hashing import file_digest
 from orchestrator.execution.nsys import read_report
+from orchestrator.execution.program import import_path
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
-from orchestrator.store.run_writer import RunWriter
 from orchestrator.sweep.outcome_log import store_cells
 from tasks.snapshots.attribution import attribute as label
 from tasks.snapshots.read_pickle import read_snapshot
@@ -40,6 +47,20 @@ from tasks.traces.summary import to_rows, to_samples
 _SQLITE, _GZIP, _PICKLE = b"SQLite format 3\0", b"\x1f\x8b", b"\x80"
 _SHOWN_RANGES = 8
 _LARGEST = 2**52  # bytes or µs (142 years); sums of them fit 63 bits
+_MOST_RANKS = 1000  # each becomes a cell
+# CPU seconds to read a pickle. A snapshot of 100 MB takes 3 s.
+_PICKLE_S, _PICKLE_BYTES_PER_S = 5, 4 * 1024**2
+_READ_PICKLE = """
+import resource, sys
+from pathlib import Path
+from tasks.snapshots.read_pickle import read_snapshot
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]),) * 2)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+read_snapshot(Path(sys.argv[2]))
+"""
+# Memory to read a file: the objects of a trace take up to 40 times its bytes, and the text in a
+# compressed one 20 times. A few bytes of a hostile file ask for 16 GiB.
+_MEMORY_BYTES, _MEMORY_PER_BYTE = 2 * 1024**3, 200
 
 
 @dataclass(frozen=True)
@@ -80,19 +101,29 @@ def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> I
     """
     started_at, started_s = time.time(), time.monotonic()
     task, read = _reader(file)
+    remedy = "Write the file again with the program that made it"
     try:
-        measured = read(file, options or ImportOptions())
+        with _limited_memory(file):
+            measured = read(file, options or ImportOptions())
     except (ValueError, OSError) as error:
-        raise RunError(str(error), "Write the file again with the program that made it") from error
+        raise RunError(str(error), remedy) from error
+    except MemoryError as error:
+        raise RunError(f"{file}: reading it takes too much memory for its size", remedy) from error
     content = file_digest(file)[:12]
+    # Bytes of a name that are not UTF-8 are halves of surrogate pairs, which no table holds.
+    name = file.name.encode(errors="backslashreplace").decode()
     cells, notes = [], []
     with open_for_writing(run) as writer:
         if not run.exists:
             writer.write_manifest({"name": run.folder.name})
+        highest: dict[str, int] = {}
+        for cell_id, number in writer.rows("attempts", ["cell", "attempt"]):
+            highest[cell_id] = max(number, highest.get(cell_id, 0))
         for rank, own in measured.items():
-            cell = Cell(task, 1, ImportedParams(file=file.name, content=content, rank=rank))
+            cell = Cell(task, 1, ImportedParams(file=name, content=content, rank=rank))
             wall_s = time.monotonic() - started_s
-            attempt = _next_attempt(cell, run, writer)
+            number = 1 + highest.get(cell.id, 0)
+            attempt = Attempt(cell, number, str(run.attempt_folder(cell.id, number)), Settings())
             outcome = _outcome(attempt, own, started_at, wall_s)
             # Cells of files with the same name differ only by the digest in their parameters.
             facts = {"imported_from": escape_unprintable(str(file))}
@@ -101,6 +132,24 @@ def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> I
             notes += [": ".join(filter(None, [str(file), rank, note])) for note in own.notes]
         store_cells(writer)
     return Imported(tuple(cells), tuple(dict.fromkeys(notes)))
+
+
+@contextmanager
+def _limited_memory(file: Path) -> Iterator[None]:
+    """Raise MemoryError in the body if it takes too much memory for a file, where Linux can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = (
+        _MEMORY_BYTES + _MEMORY_PER_BYTE * file.stat().st_size + psutil.Process().memory_info().vms
+    )
+    # A report is exported by nsys, which would inherit the limit.
+    is_read_here = file.suffix != ".nsys-rep"
+    if is_read_here and (soft == resource.RLIM_INFINITY or most < soft):
+        with suppress(ValueError, OSError):  # another system
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 _Reader = Callable[[Path, ImportOptions], Mapping[str, _Measured]]
@@ -132,7 +181,15 @@ def _read_traces(
     options: ImportOptions,
 ) -> Mapping[str, _Measured]:
     traces = read(file, options.phases)
+    _require_few_ranks(file, traces)
     return {rank: _of_trace(trace, options) for rank, trace in traces.items()}
+
+
+def _require_few_ranks(file: Path, ranks: Collection[object]) -> None:
+    if len(ranks) > _MOST_RANKS:
+        raise ValueError(
+            f"{file}: has {len(ranks):,} processes and GPUs, more than {_MOST_RANKS:,}"
+        )
 
 
 def _of_trace(trace: DeviceTrace, options: ImportOptions) -> _Measured:
@@ -191,13 +248,27 @@ def _missing_work(trace: DeviceTrace) -> Iterator[str]:
         )
 
 
+def _require_readable(file: Path) -> None:
+    """Raise ValueError for a pickle that ends the process that reads it, or never ends.
+
+    A key that is a pair of pairs of pairs and so on needs few bytes, and for ever to be hashed.
+    """
+    limit_s = _PICKLE_S + file.stat().st_size // _PICKLE_BYTES_PER_S
+    words = [sys.executable, "-P", "-c", _READ_PICKLE, str(limit_s), str(file)]
+    environment = {**os.environ, "PYTHONPATH": import_path()}
+    if subprocess.run(words, env=environment, capture_output=True).returncode < 0:
+        raise ValueError(f"{file}: not a memory snapshot: reading it takes more than {limit_s} s")
+
+
 def _read_snapshot(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:
+    _require_readable(file)
     snapshot = read_snapshot(file)
     try:
         devices = {segment["device"] for segment in snapshot["segments"]}
         for index, events in enumerate(snapshot["device_traces"]):
             if events:
                 devices.add(index)
+        _require_few_ranks(file, devices)
         measured = {}
         for device in sorted(devices):
             rank = f"GPU {device}" if len(devices) > 1 else ""
@@ -230,12 +301,6 @@ def _of_record(record: Record) -> _Measured:
         Sample("memory_snapshot", "events", "events", record.entries),
     ]
     return _Measured(samples, (), rows, to_curve(record, labelled), notes)
-
-
-def _next_attempt(cell: Cell, run: Run, writer: RunWriter) -> Attempt:
-    earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
-    number = 1 + int(max(earlier["attempt"], default=0))
-    return Attempt(cell, number, str(run.attempt_folder(cell.id, number)), Settings())
 
 
 def _outcome(attempt: Attempt, own: _Measured, started_at: float, wall_s: float) -> Outcome:

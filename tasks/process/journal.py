@@ -6,17 +6,20 @@ Each line is a JSON object with the wall-clock time and the seconds since the fi
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, TypeVar
 
 from tasks.process import clock
 from tasks.spec.axes import Values
+from tasks.spec.fields import require_types
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
@@ -110,7 +113,7 @@ def read_journal(path: Path) -> JournalContents:
     try:
         return _contents(entries) if entries else JournalContents()
     # Lines of something else: a model may replace json.dumps, or write into the file.
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return JournalContents()
 
 
@@ -125,11 +128,14 @@ def _contents(entries: Sequence[Values]) -> JournalContents:
         if stage:
             stage_s[stage] = stage_s.get(stage, 0.0) + now_s - before_s
         stage, before_s = entry.get("stage", stage), now_s
-        facts |= entry.get("facts", {})
+        facts |= {**entry.get("facts", {})}
         for table in ("samples", "kernels", "allocations", "live"):
             rows[table] += entry.get(table, ())
         if "status" in entry:
-            final = FinalStatus(Status(entry["status"]), entry["evidence"])
+            final = FinalStatus(Status(entry["status"]), {**entry["evidence"]})
+    datetime.fromtimestamp(entries[0]["time"], UTC)  # as the row of the attempt has it
+    if not isinstance(stage, str) or not math.isfinite(before_s):
+        raise TypeError("it has a stage or a time of another type")
     return JournalContents(
         started_at=float(entries[0]["time"]),
         wall_s=before_s,
@@ -145,7 +151,10 @@ def _contents(entries: Sequence[Values]) -> JournalContents:
 
 
 def _records(kind: Callable[..., Record], rows: Iterable[Values]) -> tuple[Record, ...]:
-    return tuple(kind(**row) for row in rows)
+    records = tuple(kind(**row) for row in rows)
+    for record in records:
+        require_types(record)
+    return records
 
 
 def _is_damaged(content: bytes) -> bool:
@@ -160,7 +169,8 @@ def _complete_lines(content: bytes) -> Iterator[Values]:
     for line in content.split(b"\n"):
         try:
             entry = json.loads(line)
-        except ValueError:  # a process that was killed while it wrote leaves half a line at the end
+        # A process that was killed while it wrote leaves half a line at the end.
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             yield entry

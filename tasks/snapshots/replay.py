@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple, TypedDict
@@ -17,6 +18,7 @@ from tasks.traces.parts import PHASE_PREFIX
 from tasks.traces.ranges import phase_of
 
 BEFORE = -1  # the moment before the first event
+_MOST_PHASES = 1000  # of a step; they are looked through for each allocation
 
 
 class Frame(TypedDict):
@@ -108,7 +110,7 @@ class Record:
     def entries(self) -> int:
         return len(self.times_us)
 
-    @property
+    @cached_property
     def step(self) -> Sequence[ReplayPhase]:
         """The phases of the last step."""
         return self.phases[self._first :]
@@ -174,12 +176,15 @@ def replay(
     blocks = list(_live_blocks(segments))
     # Torch 2.1 wrote no times.
     times_us = [event.get("time_us", 0) for event in events]
-    return Record(
+    record = Record(
         allocations=list(_allocations(events, blocks)),
         phases=_phases(_annotations(snapshot, device, chosen), times_us),
         times_us=times_us,
         rounding_bytes=sum(block["size"] - _requested(block) for block in blocks),
     )
+    if len(record.step) > _MOST_PHASES:
+        raise ValueError(f"its last step has more than {_MOST_PHASES} phases")
+    return record
 
 
 def _requested(block: AllocatorBlock) -> int:

@@ -31,10 +31,14 @@ def to_rows(
     """
     of_forward = _forward_chains(labelled)
     groups: Counter[tuple[Role, str, RoleEvidence, str, str, int]] = Counter()
+    chains: dict[int, str] = {}  # by stack, which many allocations share
     for one in labelled:
         allocation = one.allocation
         if allocation.start <= at < allocation.end:
-            chain = call_chain(allocation.frames)
+            stack = id(allocation.frames)
+            if stack not in chains:
+                chains[stack] = call_chain(allocation.frames)
+            chain = chains[stack]
             if not chain and one.made_in == _BACKWARD and of_forward.get(allocation.part):
                 chain = f"backward of {of_forward[allocation.part]}"
             groups[one.role, one.part, one.how, one.made_in, chain, allocation.size_bytes] += 1
@@ -87,7 +91,8 @@ def _spans(record: Record) -> Iterator[range]:
     edges = {record.begin, record.entries}
     for phase in record.step:
         edges |= {min(phase.start, record.entries), min(phase.end, record.entries)}
-    length = max(1, -(-(record.entries - record.begin) // (_MOST_POINTS - len(edges))))
+    points = max(1, _MOST_POINTS - len(edges))
+    length = max(1, -(-(record.entries - record.begin) // points))
     for begin, end in pairwise(sorted(edges)):
         for start in range(begin, end, length):
             yield range(start, min(start + length, end))

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tasks.spec.axes import Values, select_fields
+import msgspec
+
+from tasks.spec.axes import Values
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import Params
 from tasks.spec.registry import make_cell
@@ -50,12 +52,11 @@ class Settings:
 
     @classmethod
     def from_json(cls, stored: Values) -> Settings:
-        """Read stored settings, without the keys that only another version knows."""
-        read = select_fields(cls, stored)
-        for name, value in read.items():
-            if isinstance(value, list):
-                read[name] = tuple(value)
-        return cls(**read)
+        """Read stored settings, without the keys that only another version knows.
+
+        Raise ValueError for a value of another type.
+        """
+        return msgspec.convert(stored, cls)
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,14 @@ class Attempt:
 def read_attempt(text: str) -> Attempt:
     """Return the attempt that `Attempt.to_json` wrote.
 
-    Raise ValueError if it was damaged since, and what `make_cell` raises.
+    Raise ValueError if it was damaged since or is of somebody else, and what `make_cell` raises.
     """
-    body = json.loads(text)
+    try:
+        body = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("the attempt is nested too deeply") from error
+    if not isinstance(body, dict) or not isinstance(body.get("settings"), dict):
+        raise ValueError("the attempt is no JSON object, or has no settings")
     stored = body.pop(_CHECKSUM, None)  # older versions wrote none
     if stored not in (None, _checksum(body)):
         raise ValueError("the attempt differs from what was written")

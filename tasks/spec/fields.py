@@ -9,12 +9,14 @@ torch, pandas or pyarrow.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache
 from string import Formatter
 from typing import Annotated, get_args, get_origin, get_type_hints
+
+from tasks.spec.messages import is_utf8
 
 
 class Dtype(StrEnum):
@@ -109,6 +111,35 @@ def _declared(row: type, name: str, hint: object) -> Field:
         scalar = (*get_args(kind), kind)[0]
         declared = replace(declared, dtype=_DTYPES[scalar])
     return replace(declared, name=name)
+
+
+def require_types(record: object) -> None:
+    """Raise TypeError for a value of a row that its column cannot hold."""
+    row: type = type(record)
+    for declared in fields_of(row):
+        value = getattr(record, declared.name)
+        if value is not None and not _FITS[declared.dtype or Dtype.TEXT](value):
+            raise TypeError(f"{declared.name} cannot be {value!r:.80}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and (value.isascii() or is_utf8(value))
+
+
+def _fits_integer(bits: int) -> Callable[[object], bool]:
+    most = 2 ** (bits - 1)
+    return lambda value: type(value) is int and -most <= value < most
+
+
+_FITS: Mapping[Dtype, Callable[[object], bool]] = {
+    Dtype.TEXT: _is_text,
+    Dtype.JSON: _is_text,
+    Dtype.INT32: _fits_integer(32),
+    Dtype.INT64: _fits_integer(64),
+    # Floats hold all integers of 53 bits.
+    Dtype.FLOAT: lambda value: type(value) is float or _fits_integer(54)(value),
+    Dtype.BOOL: lambda value: type(value) is bool,
+}
 
 
 # Patterns of what the placeholders of a column's name stand for. `{phase}` names a phase of a step,

@@ -13,6 +13,7 @@ from pathlib import Path
 _CONTROLS = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _FEWEST_WORDS = 3  # a shorter text is not a sentence
 
 
@@ -68,6 +69,11 @@ def escape_controls(text: str) -> str:
     surrogate pairs. They may be in any value of a run.
     """
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def is_utf8(text: str) -> bool:
+    """Return False for a text with half of a surrogate pair, which no table or terminal holds."""
+    return _SURROGATE.search(text) is None
 
 
 def shorten(text: str, most: int) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from tasks.spec.axes import REQUIRED, WORK, Affects, FrozenValues, Values, axes_of, axis, leave_out
+from tasks.spec.messages import is_utf8
 from tasks.spec.order_statistics import FEWEST
 
 T = TypeVar("T")
@@ -71,11 +72,15 @@ class Axes(BaseModel):
 
 
 def _require_json(value: object, place: str) -> None:
-    """Raise ValueError for a value that JSON would change: cells are compared and stored as JSON."""
-    if isinstance(value, dict):
+    """Raise ValueError for a value that JSON or UTF-8 would change: cells are stored as both."""
+    if isinstance(value, str):
+        if not value.isascii() and not is_utf8(value):
+            raise ValueError(f"{place}: {value!r} has half of a surrogate pair, which is no UTF-8")
+    elif isinstance(value, dict):
         for key, one in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{place}: the key {key!r} is not a text. Write it in quotes")
+            _require_json(key, place)
             _require_json(one, f"{place}.{key}".removeprefix("."))
     elif isinstance(value, list):
         for number, one in enumerate(value):

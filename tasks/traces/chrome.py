@@ -27,6 +27,9 @@ _ON_DEVICE = frozenset({
 _CALLS = ("runtime", "driver")  # ends of the host's categories: xpu_runtime, privateuse1_driver
 _RANGES = "user_annotation"
 _GZIP = b"\x1f\x8b"
+# A text that shrinks more than this is not a trace. Zeros and blanks shrink to a thousandth; the
+# traces of torch.profiler shrink to a tenth or a twentieth.
+_MOST_EXPANDED, _ALWAYS_EXPANDED = 100, 64 * 1024**2  # times, and bytes
 _NS_PER_US = 1000
 
 # Only these fields are decoded. With `gc=False` the garbage collector does not track the objects,
@@ -174,10 +177,20 @@ def _timeline(events: _TraceEvents) -> Timeline:
 def _read(path: Path) -> _TraceEvents:
     try:
         text = path.read_bytes()
-        text = gzip.decompress(text) if text.startswith(_GZIP) else text
+        text = _decompressed(path, len(text)) if text.startswith(_GZIP) else text
         return _TraceEvents(text.removeprefix(codecs.BOM_UTF8))
-    except (ValueError, OSError, EOFError, zlib.error) as error:
+    except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
         raise ValueError(f"{path}: not a trace of torch.profiler: {error}") from error
+
+
+def _decompressed(path: Path, size: int) -> bytes:
+    """Return the text of a compressed file of this size. Raise ValueError if it is too large."""
+    most = max(_ALWAYS_EXPANDED, _MOST_EXPANDED * size)
+    with gzip.open(path) as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise ValueError(f"it expands to more than {most:,} bytes")
+    return text
 
 
 class _TraceEvents:

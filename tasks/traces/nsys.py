@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from tasks.traces.parts import PART_PREFIX
@@ -21,14 +21,30 @@ from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpa
 # Stands for the unknown kernels of a CUDA graph.
 WHOLE_GRAPH = "[CUDA graph]"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+# The name of an activity, by the table that has it.
+_ACTIVITY_NAMES = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": "(SELECT value FROM StringIds WHERE id = demangledName)",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "copyKind",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "'[CUDA memset]'",
+    # By default nsys records a replayed graph as a whole, without its kernels.
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"'{WHOLE_GRAPH}'",
+}
 _PUSH_POP, _START_END = 59, 60  # event types of NVTX_EVENTS
 _OF_PROCESS = 0xFFFFFFFFFF000000  # the bits of a globalTid that are the process's globalPid
 # Range of an operator by torch's emit_nvtx, for example "aten::mm, seq = 12, op_id = 3".
 _OPERATOR = re.compile(
-    r"^(?P<name>.+?)(, seq = (?P<sequence>\d+))?(, op_id = \d+)?(, sizes = .*)?$"
+    r"^(?P<name>.+?)(, seq = (?P<sequence>\d+))?(, op_id = \d+)?(, sizes = .*)?$", re.DOTALL
 )
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
 _COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
+
+# A row takes tens of bytes in a file, and reading it tens of instructions of SQLite. A damaged or
+# hostile file can have the same pages in a tree many times, and a view or a column can compute.
+_INSTRUCTIONS, _INSTRUCTIONS_PER_BYTE = 10_000_000, 20
+_CHECKED_AFTER = 100_000  # instructions
+_LONGEST_VALUE = 10_000_000  # bytes
+_HARMLESS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA)
+_FUNCTIONS = ("coalesce", "count")
 
 
 def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, DeviceTrace]:
@@ -38,14 +54,13 @@ def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, DeviceTrace
     activity.
     """
     refusal = f"{path}: not an export of Nsight Systems"
-    # As an address, because the path may contain `?`, `#` or `%`, which have a meaning there.
-    address = f"{path.absolute().as_uri()}?mode=ro"
     try:
-        with closing(sqlite3.connect(address, uri=True)) as database:
+        with _opened(path) as database:
             rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             tables = {name for (name,) in rows}
             if "StringIds" not in tables:
                 raise ValueError("it has no table StringIds")
+            _require_stored_columns(database, tables)
             launches = _launches(database, tables)
             ranges = _ranges(database, tables)
             activities = _activities(database, tables, launches)
@@ -61,6 +76,36 @@ def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, DeviceTrace
         name = f"process {process >> 24 & 0xFFFFFF}, GPU {device}" if len(activities) > 1 else ""
         traces[name] = DeviceTrace(_timeline(of_process, own), of_process)
     return traces
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield the database of an export, in which nothing but stored rows can be read."""
+    # As an address, because the path may contain `?`, `#` or `%`, which have a meaning there.
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    checks_left = (_INSTRUCTIONS + _INSTRUCTIONS_PER_BYTE * path.stat().st_size) // _CHECKED_AFTER
+    checks = iter(range(checks_left))
+    with closing(sqlite3.connect(address, uri=True)) as database:
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        database.set_authorizer(_authorize)
+        # A true answer interrupts the query.
+        database.set_progress_handler(lambda: next(checks, None) is None, _CHECKED_AFTER)
+        yield database
+
+
+def _authorize(action: int, _: str | None, name: str | None, *place: str | None) -> int:
+    """Allow our own queries, but no view, table or trigger that computes its rows."""
+    is_harmless = action in _HARMLESS or (action == sqlite3.SQLITE_FUNCTION and name in _FUNCTIONS)
+    of_view = place[-1] is not None
+    return sqlite3.SQLITE_OK if is_harmless and not of_view else sqlite3.SQLITE_DENY
+
+
+def _require_stored_columns(database: sqlite3.Connection, tables: set[str]) -> None:
+    """Raise ValueError for a table that is read and computes one of its columns."""
+    for table in tables & {"StringIds", "NVTX_EVENTS", _RUNTIME, *_ACTIVITY_NAMES}:
+        columns = database.execute(f"PRAGMA table_xinfo({table})")
+        if any(hidden for *_, hidden in columns):
+            raise ValueError(f"its table {table} has a column that is computed")
 
 
 def _timeline(ranges: Ranges, activities: Sequence[Activity]) -> Timeline:
@@ -117,15 +162,8 @@ def _activities(
     database: sqlite3.Connection, tables: set[str], launches: Mapping[_LaunchKey, Launch]
 ) -> Mapping[tuple[int, int], list[Activity]]:
     """Return kernels, copies, fills and whole CUDA graphs of each process and GPU."""
-    names = {
-        "CUPTI_ACTIVITY_KIND_KERNEL": "(SELECT value FROM StringIds WHERE id = demangledName)",
-        "CUPTI_ACTIVITY_KIND_MEMCPY": "copyKind",
-        "CUPTI_ACTIVITY_KIND_MEMSET": "'[CUDA memset]'",
-        # By default nsys records a replayed graph as a whole, without its kernels.
-        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"'{WHOLE_GRAPH}'",
-    }
     activities: dict[tuple[int, int], list[Activity]] = defaultdict(list)
-    for table, column in names.items():
+    for table, column in _ACTIVITY_NAMES.items():
         if table not in tables:
             continue
         columns = f'{column}, start, "end", deviceId, globalPid, correlationId'

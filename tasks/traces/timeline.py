@@ -11,6 +11,9 @@ ThreadId = int | str
 
 _LATEST_NS = 2**62
 _LONGEST_NS = 24 * 3600 * 10**9  # of one kernel, operator or range: sums of them fit 63 bits
+# Spans within one another are calls of Python, which allows 1,000. The search for the innermost
+# span takes a step for each.
+_DEEPEST = 2000
 
 
 def checked_times(start_ns: object, end_ns: object) -> tuple[int, int]:
@@ -102,6 +105,10 @@ class Thread:
             self.operator.append(operator)
             self.backward.append(backward)
             inside.append((index, end_ns))
+            if len(inside) > _DEEPEST:
+                raise ValueError(
+                    f"more than {_DEEPEST} operators and ranges in it lie in each other"
+                )
 
     def innermost(self, at_ns: int) -> int:
         """Return the index of the innermost span at a moment, or -1."""

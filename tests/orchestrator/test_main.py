@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.__main__ import _require_docstrings
+from orchestrator import __main__ as entry
+from orchestrator.__main__ import _require_docstrings, _require_end
 from tests.conftest import ROOT
 
 CONFIG = """
@@ -51,6 +53,34 @@ def test_a_process_without_docstrings_starts_again(monkeypatch: pytest.MonkeyPat
         _require_docstrings()
     assert started == [["python", "-m", "orchestrator", "report", "r"]]
     assert os.environ["PYTHONOPTIMIZE"] == "1"
+
+
+def test_a_process_that_would_wait_for_input_at_its_end_starts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, words: started.append(words))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "orchestrator", "report", "r"])
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(inspect=1))
+    _require_end()
+    assert "PYTHONINSPECT" not in os.environ
+    _require_end()  # `python -i`, as somebody wants it
+    assert started == [sys.orig_argv]
+
+
+def test_a_limit_while_the_program_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "click")
+
+    monkeypatch.setattr(entry, "_require_utf8", fail)
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+    assert end.value.code == 2
+    reason = "Too many open files. Raise it with `ulimit -n`"
+    assert capsys.readouterr().err == f"sweep: this process reached a limit: {reason}\n"
 
 
 @pytest.mark.process

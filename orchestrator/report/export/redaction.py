@@ -8,6 +8,13 @@ a name with two dots      `…`, unless it belongs to a package on a list: it ma
 a word like a password    `…`: with a known beginning, or with many letters and digits mixed
 a process id              nothing
 an environment variable   its value, everywhere, unless it configures torch or CUDA
+the output of a cell      nothing
+a traceback               its frames, without their code and without the message
+a message or a reason     its numbers, the words in words.txt, and what parameters contain; every
+                          other word is `…`: it may be a password, a host or a user
+
+Names of code stay: those of kernels, and of functions in call chains and tracebacks. So do the
+parameters of cells, because the ids of cells are made from them.
 """
 
 from __future__ import annotations
@@ -16,8 +23,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from ipaddress import ip_address
-from pathlib import PurePosixPath
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
@@ -66,14 +75,32 @@ _SHORT_PATH = 3  # parts, with the root
 _GPU = "GPU"
 _PROCESS_ID = "pid"
 _ENVIRONMENT = "env"  # a key of configs and of the settings of attempts
-_TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}
+_CLUSTER = "--address"  # the option of a command
+_NOTE = "note"
+_TEXTS = {"samples": _NOTE, "predictions": _NOTE, "allocations": "call_chain"}
+# Facts and evidence that are not published: what a process printed, and the path of a file.
+_UNPUBLISHED = ("log_tail", "kernel_log", "imported_from", _PROCESS_ID)
+_TRACEBACK = "traceback"
+# Facts and evidence that may quote anything.
+_FREE = (
+    "message", "reason", "cell_said", "memory_evidence", "nvml", "host_fault", "driver_note",
+    "compile_break_reasons", "compile_recompile_reasons", "settings_changed",
+)  # fmt: skip
+_FRAME = re.compile(r'^ *File "[^"\n]*", line \d+(?:, in [\w.<>]+)?', re.MULTILINE)
+# Several words that are joined, such as the name of a host, stay or go together.
+_WORD = re.compile(r"\w+(?:(?:::|[-.@+:/])\w+)*")
+_SIMPLE_WORD = re.compile(r"[^\W_]+")
+_NUMBER = re.compile(r"\d+(?:x\d+)*(?:[KMGT]i?B|[kMG]?Hz|[mun]?s|x|e\d+)?")
+_NUMBERED = re.compile(r"[A-Za-z].*-\d+")  # a host of a cluster is a plain word with a number
+_PART_OF_NAME = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_WORDS_FILE = Path(__file__).with_name("words.txt")
 
 
 class Redaction:
     """Replaces names in several runs consistently, so that a host has one name in all of them."""
 
     def __init__(self, attempts: pd.DataFrame) -> None:
-        """Collect the names. attempts: `facts` and `started_at` of all attempts."""
+        """Collect the names. attempts: the rows of all attempts of all runs."""
         in_order = attempts.sort_values("started_at", kind="stable")
         facts = list(map(json.loads, in_order["facts"]))
         # By the fact that has the names.
@@ -95,6 +122,11 @@ class Redaction:
             if not _is_of_torch(name)
         }
         self._values = re.compile(_any_of(filter(_is_telling, values)))
+        # These are published as they are, so that they are no secret in a message.
+        public = set(self._called.values())
+        for column in {"cell", "commit", "params"} & set(attempts):
+            public |= set(attempts[column].dropna())
+        self._public = {word for text in public for word in _SIMPLE_WORD.findall(text)}
 
     def left_out(self) -> Iterator[str]:
         """Yield a sentence for each kind of information that was left out."""
@@ -121,17 +153,25 @@ class Redaction:
         text = _DOTTED.sub(self._dotted, text)
         return _PASSWORD.sub(self._password, text)
 
+    def free_text(self, text: str) -> str:
+        """Return a text that may quote anything, with the words that are known to be harmless."""
+        return _WORD.sub(self._joined_words, self.text(text))
+
     def table(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
         """Return a table of a run in its public form."""
         if name == "attempts":
             facts = rows["facts"].map(lambda text: json.dumps(self._facts(json.loads(text))))
-            evidence = rows["evidence"].map(lambda text: json.dumps(self._within(json.loads(text))))
+            evidence = rows["evidence"].map(lambda text: json.dumps(self._facts(json.loads(text))))
             return rows.assign(facts=facts, evidence=evidence)
         column = _TEXTS.get(name)
         if column is None:
             return rows
-        short = {text: self.text(text) for text in rows[column].dropna().unique()}
-        return rows.assign(**{column: rows[column].map(short)})
+        texts = rows[column]
+        redacted = texts.map({text: self.text(text) for text in texts.dropna().unique()})
+        if column == _NOTE:  # the name of a part of a model, or why there is no value
+            reasons = texts[rows["value"].isna()].dropna()
+            redacted.update(reasons.map({text: self.free_text(text) for text in reasons.unique()}))
+        return rows.assign(**{column: redacted})
 
     def manifest(self, manifest: Mapping[str, object]) -> dict[str, object]:
         """Return the content of run.json in its public form."""
@@ -142,7 +182,7 @@ class Redaction:
         return {
             name: names[name].get(str(value)) if name in names else self._entry(name, value)
             for name, value in facts.items()
-            if name != _PROCESS_ID
+            if name not in _UNPUBLISHED
         }
 
     def _within(self, value: object) -> object:
@@ -155,13 +195,28 @@ class Redaction:
     def _entry(self, name: str, value: object) -> object:
         if name == _ENVIRONMENT and isinstance(value, dict):
             return {variable: self._variable(variable, one) for variable, one in value.items()}
+        if isinstance(value, str) and name == _TRACEBACK:
+            return self.text("\n".join(_FRAME.findall(value)))
+        if isinstance(value, str) and name in _FREE:
+            return self.free_text(value)
+        if name == "command" and isinstance(value, list):
+            value = [self._without_cluster(before, word) for before, word in pairwise(["", *value])]
         return self._within(value)
 
     def _variable(self, name: str, value: str) -> str:
         if _is_of_torch(name):
-            return self.text(value)
+            return self.free_text(value)
         self._counts[f"value of the environment variable {name}"] += 1
         return REDACTED
+
+    def _without_cluster(self, before: object, word: object) -> object:
+        """Return a word of a command without the address of a cluster. before: the word before."""
+        option, equals, _ = str(word).partition("=")
+        is_whole = option == _CLUSTER and bool(equals)
+        if not is_whole and before != _CLUSTER:
+            return word
+        self._counts["addresses of networks"] += 1
+        return f"{_CLUSTER}={REDACTED}" if is_whole else REDACTED
 
     def _path(self, found: re.Match[str]) -> str:
         self._counts["beginnings of absolute paths"] += 1
@@ -191,6 +246,14 @@ class Redaction:
         self._counts["words like passwords"] += 1
         return REDACTED
 
+    def _joined_words(self, found: re.Match[str]) -> str:
+        words = _SIMPLE_WORD.findall(found[0])
+        is_host = _NUMBERED.match(found[0]) and not set(words) <= self._public
+        if not is_host and all(word in self._public or _is_harmless(word) for word in words):
+            return found[0]
+        self._counts["words of messages"] += 1
+        return REDACTED
+
     def _address(self, found: re.Match[str]) -> str:
         self._counts["addresses of networks"] += 1
         return REDACTED
@@ -206,6 +269,21 @@ def called(uuid: str) -> str:
 def _is_telling(value: str) -> bool:
     is_mixture = not value.isalpha() and any(map(str.isalpha, value))
     return len(value) >= (_TELLING_MIXTURE if is_mixture else _TELLING)
+
+
+def _is_harmless(word: str) -> bool:
+    """Return True for a letter, a number, or a listed word or several, such as `DataLoader`."""
+    if len(word) == 1 or _NUMBER.fullmatch(word) or word.lower() in _known_words():
+        return True
+    name = re.sub(r"(?<=Backward)\d$", "", word)  # MmBackward0
+    parts = _PART_OF_NAME.findall(name)
+    is_name = "".join(parts) == name
+    return is_name and all(len(part) == 1 or part.lower() in _known_words() for part in parts)
+
+
+@cache
+def _known_words() -> frozenset[str]:
+    return frozenset(_WORDS_FILE.read_text(encoding="utf-8").split())
 
 
 def _is_of_torch(name: str) -> bool:

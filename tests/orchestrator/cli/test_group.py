@@ -56,16 +56,37 @@ def test_an_error_of_the_system_is_one_line(number: int, filename: str | None, l
     assert result.output == line
 
 
-def test_too_little_memory_is_one_line() -> None:
-    result = result_of(MemoryError())
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "Cannot allocate memory. Free some memory, or raise it with `ulimit -v`"),
+        (
+            RuntimeError("can't start new thread"),
+            "Resource temporarily unavailable. Raise it with `ulimit -u`, or end other processes",
+        ),
+        (
+            ImportError("libx.so: failed to map segment from shared object"),
+            "Cannot allocate memory. Free some memory, or raise it with `ulimit -v`",
+        ),
+        (
+            ImportError("libx.so: cannot open shared object file: Too many open files"),
+            "Too many open files. Raise it with `ulimit -n`",
+        ),
+        (OSError(errno.EFBIG, "File too large"), "File too large. Raise it with `ulimit -f`"),
+    ],
+    ids=str,
+)
+def test_a_limit_of_the_process_is_one_line(error: Exception, reason: str) -> None:
+    result = result_of(error)
     assert result.exit_code == EXIT_USER
-    reason = "Cannot allocate memory. Free some memory"
     assert result.output == f"sweep: this process reached a limit: {reason}\n"
 
 
-def test_an_error_without_a_file_that_is_no_limit_is_a_fault_of_the_program() -> None:
-    result = result_of(OSError(errno.EINVAL, "odd"))
-    assert isinstance(result.exception, OSError)
+@pytest.mark.parametrize("error", [OSError(errno.EINVAL, "odd"), ImportError("no name x")])
+def test_an_error_without_a_file_that_is_no_limit_is_a_fault_of_the_program(
+    error: Exception,
+) -> None:
+    assert result_of(error).exception is error
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 from orchestrator.common.errors import PlatformError
 from orchestrator.execution import measurement
 from orchestrator.execution.child_environment import rerun_command
-from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome
+from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome, lost_outcome
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.measurement import FORK_SERVERS, execute, recover
 from tasks.process.journal import read_journal
@@ -538,6 +538,11 @@ def test_a_folder_that_cannot_be_written_is_named(make_attempt: MakeAttempt) -> 
     assert str(attempt.path) in str(outcome.evidence["message"])
 
 
+def test_a_folder_that_is_no_utf8_is_named_in_utf8(make_attempt: Callable[..., Attempt]) -> None:
+    outcome = lost_outcome(make_attempt(), "its folder cannot be written: 'r\udcff'", 1.0)
+    assert outcome.evidence["message"] == r"its folder cannot be written: 'r\udcff'"
+
+
 @pytest.mark.parametrize("number", [*LIMITS, *BROKEN_INTERPRETER])
 def test_a_host_on_which_no_process_starts_is_refused_with_the_reason(
     number: int, monkeypatch: pytest.MonkeyPatch
@@ -545,6 +550,30 @@ def test_a_host_on_which_no_process_starts_is_refused_with_the_reason(
     monkeypatch.setattr(subprocess, "run", refuse(number))
     reason = f"no process could be started here: {os.strerror(number)}"
     with pytest.raises(PlatformError, match=reason):
+        probe_here()
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (
+            "Traceback\nImportError: libx.so: failed to map segment from shared object",
+            "this process reached a limit: Cannot allocate memory. Free some memory",
+        ),
+        ("Traceback\nImportError: no name x", "torch does not work here: ImportError: no name x"),
+        (
+            "ValueError:\nInvalid log settings: odd,\ntry TORCH_LOGS=help\nValid settings:\nall, aot",
+            r"here with TORCH_LOGS=odd: Invalid log settings: odd,. Unset TORCH_LOGS, or correct it",
+        ),
+    ],
+)
+def test_a_host_on_which_torch_is_not_imported_is_refused_with_the_reason(
+    output: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_LOGS", "odd")
+    ended = subprocess.CompletedProcess([], 1, stdout="", stderr=output)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(PlatformError, match=message):
         probe_here()
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.common.errors import PlatformError
 from orchestrator.scheduling import ray_session
 from tests.conftest import ROOT
 
@@ -134,3 +135,26 @@ def test_the_token_of_ray_is_readable_by_its_user_alone(
     ray_session._keep_token_private()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert len(token.read_text()) == (64 if before is None else len("of an earlier session"))
+
+
+def test_a_small_limit_on_files_is_named_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of Ray would be killed by it, and the reason would be lost."""
+    monkeypatch.setattr(ray_session.resource, "getrlimit", lambda _: (65_536, 65_536))
+    with pytest.raises(PlatformError, match=r"65,536 bytes .*Raise it with `ulimit -f`"):
+        ray_session._start_private_ray("unused", 0)
+
+
+def test_warnings_end_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def init(*_: object, **__: object) -> SimpleNamespace:
+        seen.append(os.environ.get("PYTHONWARNINGS"))
+        return SimpleNamespace()
+
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setattr(ray_session, "_init_ray", init)
+    monkeypatch.setattr(ray_session, "_keep_token_private", lambda: None)
+    _, watch = ray_session._start_private_ray("unused", 0)
+    watch.stop()
+    assert seen == [None]
+    assert os.environ["PYTHONWARNINGS"] == "error"

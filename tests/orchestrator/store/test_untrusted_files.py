@@ -23,7 +23,8 @@ from orchestrator.store.run import Run
 from orchestrator.store.tables import SCHEMAS
 from orchestrator.store.untrusted_files import is_plain
 from orchestrator.sweep.outcome_log import recover_attempts
-from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt, read_attempt
+from tasks.process.journal import read_journal
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
 from tests.conftest import ROOT
 from tests.support.fake_sweep import journalled
@@ -216,11 +217,93 @@ def test_an_attempt_with_a_link_or_a_pipe_is_not_adopted(
     assert outside.stat().st_size == before
 
 
-def test_an_adopted_attempt_has_the_number_of_its_folder(adoptable: Attempt) -> None:
-    file = adoptable.path / ATTEMPT_FILE
-    stored = {**json.loads(file.read_text()), "number": "/../../../outside"}
+def rewrite(file: Path, **values: object) -> None:
+    """Write an attempt file with other values, as somebody who knows the checksum would."""
+    stored = {**json.loads(file.read_text()), **values}
     del stored["checksum"]
     file.write_text(json.dumps(stored))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "5",
+        "null",
+        "[" * 100_000,
+        '{"task": [], "params": {}, "settings": {}}',
+        '{"task": "accumulation", "params": [], "settings": {}}',
+        '{"task": "accumulation", "params": {}, "settings": []}',
+    ],
+)
+def test_an_attempt_file_of_another_kind_is_not_adopted(content: str, adoptable: Attempt) -> None:
+    (adoptable.path / ATTEMPT_FILE).write_text(content)
+    with open_for_writing(Run(adoptable.path.parents[2])) as writer:
+        assert recover_attempts(writer) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timeout_s", "soon"),
+        ("timeout_s", [1]),
+        ("env", [1]),
+        ("env", {"A": 1}),
+        ("instruments", "all"),
+        ("cores", ["first"]),
+        ("host_memory_gib", "2"),
+        ("start_method", "guess"),
+    ],
+)
+def test_settings_of_another_type_are_not_adopted(
+    name: str, value: object, adoptable: Attempt
+) -> None:
+    file = adoptable.path / ATTEMPT_FILE
+    rewrite(file, settings={**json.loads(file.read_text())["settings"], name: value})
+    with open_for_writing(Run(adoptable.path.parents[2])) as writer:
+        assert recover_attempts(writer) == 0
+
+
+SAMPLE = {"instrument": "timing", "metric": "m", "unit": "ms", "value": 1.0}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"samples": [{**SAMPLE, "value": "fast"}]},
+        {"samples": [{**SAMPLE, "value": 10**400}]},
+        {"samples": [{**SAMPLE, "value": True}]},
+        {"samples": [{**SAMPLE, "step": 2**40}]},
+        {"samples": [{**SAMPLE, "note": 5}]},
+        {"samples": [{**SAMPLE, "note": "\ud800"}]},
+        {"samples": [{**SAMPLE, "note": ["x"]}]},
+        {"samples": {"instrument": "timing"}},
+        {"facts": [["a", "b"]]},
+        {"evidence": [["a", "b"]]},
+        {"stage": ["x"]},
+        {"time": 1e300},
+        {"time": "soon"},
+        {"after_s": float("inf")},
+        {"status": ["ok"]},
+    ],
+    ids=str,
+)
+def test_a_journal_with_values_of_other_types_is_not_adopted(
+    entry: dict[str, object], adoptable: Attempt
+) -> None:
+    lines = [{"time": 1.0, "samples": [SAMPLE]}, {"time": 2.0, "status": "ok", "evidence": {}}]
+    journal = adoptable.path / JOURNAL_FILE
+    for has_fault in (False, True):
+        written = [{**line, **entry} if has_fault else line for line in lines]
+        journal.write_text("".join(f"{json.dumps(line)}\n" for line in written))
+        assert (read_journal(journal).final is None) == has_fault
+    with open_for_writing(Run(adoptable.path.parents[2])) as writer:
+        assert recover_attempts(writer) == 0
+
+
+def test_an_adopted_attempt_has_the_number_of_its_folder(adoptable: Attempt) -> None:
+    file = adoptable.path / ATTEMPT_FILE
+    rewrite(file, number="/../../../outside")
     assert read_attempt(file.read_text()).number == "/../../../outside"
     run = Run(adoptable.path.parents[2])
     with open_for_writing(run) as writer:

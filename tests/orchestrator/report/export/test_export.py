@@ -44,8 +44,9 @@ from tests.support.fake_sweep import request_for
 
 Rendered = Callable[[Path], Mapping[str, bytes]]
 
-SECRETS = ("secret-host", "/home/ann", "10.0.0.5", "s3cr3t", "4711")
-EVIDENCE = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host, with s3cr3t'
+SECRETS = ("secret-host", "/home/ann", "10.0.0.5", "s3cr3t", "4711", "correcthorse")
+TRACEBACK = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host, with s3cr3t'
+SAID = "not measured on secret-host, with s3cr3t and correcthorse"
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,8 @@ def _with_all(outcome: Outcome) -> Outcome:
 
 def _told(outcome: Outcome) -> Outcome:
     facts = {**outcome.facts, "host": "secret-host", "pid": 4711, "env": {"TOKEN": "s3cr3t"}}
-    evidence = {**outcome.evidence, "traceback": EVIDENCE} if outcome.evidence else outcome.evidence
+    told = {"traceback": TRACEBACK, "cell_said": SAID, "log_tail": SAID}
+    evidence = {**outcome.evidence, **told} if outcome.evidence else outcome.evidence
     return replace(outcome, facts=facts, evidence=evidence)
 
 
@@ -225,7 +227,8 @@ def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[
     failures = (published / "report" / "failures.md").read_text()
     assert "it was oom" in failures
     evidence = Publication(published).read("attempts")["evidence"]
-    assert evidence.str.contains(r'File \\"tasks/train_step.py\\", line 3, on host 1').any()
+    assert evidence.str.contains(r'"File \\"tasks/train_step.py\\", line 3"').any()
+    assert evidence.str.contains("not measured on host 1, with", regex=False).any()
 
 
 def test_a_publication_removes_secrets_of_the_machine_and_counts_them(
