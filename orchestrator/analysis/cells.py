@@ -25,10 +25,9 @@ from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
 from orchestrator.analysis.cpu_bound import concurrent_attempts
 from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields
 from orchestrator.analysis.memory_columns import latest_predictions, undeclared_columns, with_value
-from orchestrator.analysis.metric_columns import metric_columns
-from orchestrator.analysis.pivot import ATTEMPT_KEY, join_columns
+from orchestrator.analysis.metric_columns import join_columns, metric_columns
 from orchestrator.analysis.sound_cells import apply_to_sound_cells
-from orchestrator.analysis.timing_columns import host_lead, with_profiled_kernel_time
+from orchestrator.analysis.timing_columns import ATTEMPT_KEY, host_lead, with_profiled_kernel_time
 from orchestrator.common.files import trim_memory
 from orchestrator.store.cell_state import CellState, Marks, StoredAttempt, states_of
 from orchestrator.store.layout import RUN_SEPARATOR

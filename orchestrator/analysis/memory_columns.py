@@ -12,7 +12,7 @@ from orchestrator.analysis.derived_fields import (
     derived,
     derived_ratio,
 )
-from orchestrator.analysis.pivot import join_columns
+from orchestrator.analysis.metric_columns import join_columns
 from tasks.spec.metrics import CLOSED_FORM_BYTES, VERDICT
 
 DERIVED_FIELDS += [

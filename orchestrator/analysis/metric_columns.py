@@ -6,17 +6,14 @@ cannot be declared.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from orchestrator.analysis.pivot import (
-    join_columns,
-    pivot_samples,
-    with_text_columns,
-    with_text_index,
-)
 from orchestrator.analysis.sound_cells import apply_to_sound_cells
 from orchestrator.analysis.statistics import INTERVAL_STATISTICS, STATISTICS, summarise
 from tasks.spec.fields import Aggregate
@@ -24,16 +21,15 @@ from tasks.spec.metrics import CellColumn, Metric
 
 # A placeholder in the name of a column stands for the values of a column of the samples.
 _PLACEHOLDERS = {"{phase}": "phase", "{rank}": "step", "{role}": "note", "{when}": "mode"}
-_PANDAS_NAMES: Mapping[Aggregate, str] = {
-    Aggregate.FIRST: "first",
-    Aggregate.MAX: "max",
-    Aggregate.SUM: "sum",
-    Aggregate.SIZE: "size",
-}
 _STATISTICS: Mapping[Aggregate, tuple[str, ...]] = {
     Aggregate.SUMMARY: STATISTICS,
     Aggregate.INTERVAL: INTERVAL_STATISTICS,
 }
+
+Positions = NDArray[np.intp]  # of samples
+Values = tuple[
+    NDArray[np.intp], NDArray[np.object_]
+]  # the number of each sample's value; the values
 
 
 def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataFrame:
@@ -41,56 +37,63 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
 
     A column without samples is left out.
     """
-    rows_of = _rows_by_metric(samples)
-    frames = []
+    # All columns of one aggregate are made in one pass: each call of pandas takes a millisecond,
+    # and there are a hundred columns.
+    positions = samples.groupby(["instrument", "metric"], observed=True, sort=False).indices
+    values = {name: _values(samples[name]) for name in ("cell", "mode", "phase", "step", "note")}
+    chosen: dict[Aggregate, dict[str, Positions]] = defaultdict(dict)
+    order = []
     for metric in metrics:
-        rows = rows_of.get((metric.instrument, metric.name))
-        if rows is not None:
-            for column in metric.columns:
-                if column.aggregate:
-                    frames.append(apply_to_sound_cells(partial(_columns, column), rows))
-    return join_columns(frames)
+        here = positions.get((metric.instrument, metric.name))
+        for column in metric.columns if here is not None else ():
+            if column.aggregate:
+                for name, rows in sorted(_rows_by_name(column, here, values).items()):
+                    chosen[column.aggregate][name] = rows
+                    order += _names(name, column.aggregate)
+    frames = []
+    for aggregate, rows_by_name in chosen.items():
+        aggregated = partial(_aggregated, aggregate, list(rows_by_name))
+        frames.append(apply_to_sound_cells(aggregated, _long(samples, values, rows_by_name)))
+    table = join_columns(frames)
+    # A column is missing if all its cells are abnormal, or if no cell has an interval.
+    return table[[name for name in order if name in table]]
 
 
-def _rows_by_metric(samples: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return the samples of each instrument and metric."""
-    # One pass over the samples, which may be millions: to compare all rows with each of the
-    # declared metrics would take about 60 passes.
-    groups = samples.groupby(["instrument", "metric"], observed=True, sort=False)
-    columns = ["cell", "mode", "phase", "step", "value", "note"]
-    return {(str(key[0]), str(key[1])): rows[columns] for key, rows in groups}
+def join_columns(frames: Iterable[pd.DataFrame | pd.Series]) -> pd.DataFrame:
+    """Return the columns of all frames that are not empty, joined by their index."""
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, axis=1) if filled else pd.DataFrame()
 
 
-def _columns(column: CellColumn, rows: pd.DataFrame) -> pd.DataFrame:
-    if column.mode is not None:
-        rows = rows[rows["mode"] == column.mode]
-    if column.phase is not None:
-        rows = rows[rows["phase"] == column.phase]
-    elif "{phase}" in column.name:
-        rows = rows[rows["phase"] != ""]
-    if rows.empty or column.aggregate is None:
-        return pd.DataFrame()
-    if column.aggregate in _STATISTICS:
-        return _summary_columns(column, rows, _STATISTICS[column.aggregate])
-    named = with_text_columns(rows).assign(column=_column_names(column.name, rows))
-    if column.aggregate is Aggregate.DIFFERENCE:
-        return _differences(named)
-    if column.aggregate is Aggregate.NOTE:
-        return pivot_samples(named.assign(value=named["note"]))
-    return pivot_samples(named, _PANDAS_NAMES[column.aggregate])
+def _values(column: pd.Series) -> Values:
+    numbers, values = pd.factorize(column, use_na_sentinel=False)
+    return numbers, np.asarray(values, dtype=object)
 
 
-def _column_names(template: str, rows: pd.DataFrame) -> pd.Series[str]:
-    """Return the name of the column that each sample belongs to."""
-    for placeholder, source in _PLACEHOLDERS.items():
-        if placeholder not in template:
-            continue
-        to_text = _PLACEHOLDER_TEXTS.get(placeholder, str)
-        names = {}
-        for value in rows[source].unique():
-            names[value] = template.replace(placeholder, to_text(value))
-        return rows[source].astype(object).map(names)
-    return pd.Series(template, index=rows.index)
+def _rows_by_name(
+    column: CellColumn, rows: Positions, values: Mapping[str, Values]
+) -> dict[str, Positions]:
+    """Return each name that the column has for samples of its metric, with these samples."""
+    for name, wanted in (("mode", column.mode), ("phase", column.phase)):
+        if wanted is not None:
+            numbers, texts = values[name]
+            rows = rows[texts[numbers[rows]] == wanted]
+    source = next((_PLACEHOLDERS[word] for word in _PLACEHOLDERS if word in column.name), "")
+    if not source:
+        return {column.name: rows} if len(rows) else {}
+    numbers, texts = values[source]
+    numbers_by_name = defaultdict(list)
+    for number in np.unique(numbers[rows]):
+        # Samples of a placeholder's missing value, or of no phase, belong to none of the columns.
+        if pd.notna(texts[number]) and (source, texts[number]) != ("phase", ""):
+            numbers_by_name[_filled(column.name, source, texts[number])].append(number)
+    return {name: rows[np.isin(numbers[rows], those)] for name, those in numbers_by_name.items()}
+
+
+def _filled(template: str, source: str, value: object) -> str:
+    """Return the name of the column for samples that have a value in their column `source`."""
+    placeholder = next(word for word, column in _PLACEHOLDERS.items() if column == source)
+    return template.replace(placeholder, _TEXTS.get(source, str)(value))
 
 
 def role_name(role: str) -> str:
@@ -103,34 +106,52 @@ def role_name(role: str) -> str:
     return (module if module == "attention squares" else group).replace(" ", "_")
 
 
-_PLACEHOLDER_TEXTS: dict[str, Callable[[str], str]] = {
-    "{rank}": lambda step: str(int(step)),
-    "{role}": role_name,
-}
+_TEXTS: dict[str, Callable[..., str]] = {"step": lambda step: str(int(step)), "note": role_name}
 
 
-def _summary_columns(
-    column: CellColumn, rows: pd.DataFrame, statistics: tuple[str, ...]
+def _long(
+    samples: pd.DataFrame, values: Mapping[str, Values], rows_by_name: Mapping[str, Positions]
 ) -> pd.DataFrame:
-    rows = rows[rows["value"].notna()]
-    if rows.empty:
-        return pd.DataFrame()
-    summary = summarise(rows, ["cell", "phase"])[list(statistics)]
-    if "n" in statistics:
-        summary["n"] = summary["n"].astype("Int64")  # stays a count next to cells without one
-    frames = []
-    for phase in sorted(summary.index.unique("phase")):
-        frame = with_text_index(pd.DataFrame(summary.xs(phase, level="phase")))
-        template = column.name.replace("{phase}", str(phase))
-        names = [template.replace("{statistic}", statistic) for statistic in statistics]
-        frames.append(frame.set_axis(names, axis=1))
-    # A single step has no interval: where no cell has more, there is no column of it.
-    return pd.concat(frames, axis=1).dropna(axis=1, how="all")
+    """Return the chosen samples of all names: cell, the number of the name, mode, value and note."""
+    rows = np.concatenate(list(rows_by_name.values()))
+    counts = [len(those) for those in rows_by_name.values()]
+    texts = {name: values[name][1][values[name][0][rows]] for name in ("cell", "mode", "note")}
+    return pd.DataFrame(
+        {
+            "cell": pd.Series(texts["cell"], dtype=object),
+            "column": np.repeat(np.arange(len(counts)), counts),
+            "mode": pd.Series(texts["mode"], dtype=object),
+            "value": samples["value"].to_numpy()[rows],
+            "note": pd.Series(texts["note"], dtype=object),
+        }
+    )
 
 
-def _differences(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the value after the timing less the value before it, null if one is unknown."""
-    signed = rows.assign(value=rows["value"] * rows["mode"].map({"before": -1, "after": 1}))
-    is_known = signed["value"].notna().groupby(signed["cell"], observed=True).all()
-    differences = pivot_samples(signed, "sum")
-    return differences.where(is_known.set_axis(is_known.index.astype(str)), axis=0)
+def _names(name: str, aggregate: Aggregate) -> list[str]:
+    """Return the names of a column, or several names if it is made of statistics."""
+    return [name.replace("{statistic}", one) for one in _STATISTICS.get(aggregate, ("",))]
+
+
+def _aggregated(aggregate: Aggregate, names: list[str], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per cell and one column per name, or one per name and statistic."""
+    keys = ["cell", "column"]
+    if aggregate in _STATISTICS:
+        summary = summarise(rows[rows["value"].notna()], keys)
+        # Counts stay integers where other cells have none. A single step has no interval: where no cell
+        # has more, there is no column of it.
+        summary["n"] = summary["n"].astype("Int64")
+        statistics = (
+            summary[list(_STATISTICS[aggregate])].unstack("column").dropna(axis=1, how="all")
+        )
+        columns = [names[column].replace("{statistic}", one) for one, column in statistics]
+        return statistics.set_axis(columns, axis=1)
+    if aggregate is Aggregate.DIFFERENCE:
+        rows = rows.assign(value=rows["value"] * rows["mode"].map({"before": -1, "after": 1}))
+    groups = rows.groupby(keys)["note" if aggregate is Aggregate.NOTE else "value"]
+    if aggregate is Aggregate.DIFFERENCE:
+        # Null if the value before or after is unknown.
+        column = groups.sum().where(groups.count() == groups.size())
+    else:
+        column = groups.agg("first" if aggregate is Aggregate.NOTE else aggregate.value)
+    table = column.unstack("column")
+    return table.set_axis([names[number] for number in table], axis=1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator.analysis.derived_fields import derived, derived_ratio
-from orchestrator.analysis.pivot import ATTEMPT_KEY, metric_rows, pivot_samples, with_text_columns
 from orchestrator.analysis.sound_cells import quotients
 from orchestrator.analysis.statistics import STATISTICS
 
 # An interval wider than this share of its median hides most differences that a reader looks for.
 # Seen on a virtual machine whose host slowed down: half of 265 cells had one wider than 10 %.
 _WIDE = 0.05
+ATTEMPT_KEY = ["cell", "attempt"]
 _KERNEL_TIME = "_kernel_time_ms"
 
 derived_ratio(
@@ -59,17 +59,17 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     """Return `{phase}_lead_ms`, the CPU's lead over the GPU, and their maximum `host_lead_ms`."""
     # If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does
     # not show this: in a step that ends in many small kernels the GPU catches up.
-    pipelined = metric_rows(samples, "timing", "pipelined", "lead")
-    checked = metric_rows(samples, "timing", "check", "lead")
+    leads = samples[(samples["instrument"] == "timing") & (samples["metric"] == "lead")]
+    pipelined, checked = (leads[leads["mode"] == mode] for mode in ("pipelined", "check"))
     # If adaptive timing stopped without pipelined steps, the last of its warm-up counts.
     checked_only = checked[~checked["cell"].isin(pipelined["cell"])]
     last_step = checked_only.groupby("cell", observed=True)["step"].transform("max")
     last = checked_only[checked_only["step"] == last_step]
-    lead = with_text_columns(pd.concat([pipelined, last]))
-    by_phase = pivot_samples(lead.assign(column=lead["phase"] + "_lead_ms"), "median")
-    if not len(by_phase):
-        return by_phase
-    return by_phase.assign(host_lead_ms=by_phase.max(axis=1))
+    lead = pd.concat([pipelined, last]).astype({"cell": object, "phase": object})
+    if lead.empty:
+        return pd.DataFrame()
+    by_phase = lead.groupby(["cell", "phase"])["value"].median().unstack("phase")
+    return by_phase.add_suffix("_lead_ms").assign(host_lead_ms=by_phase.max(axis=1))
 
 
 @derived(
