@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,8 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
     """
     # All columns of one aggregate are made in one pass: each call of pandas takes a millisecond,
     # and there are a hundred columns.
-    positions = samples.groupby(["instrument", "metric"], observed=True, sort=False).indices
+    groups = samples.groupby(["instrument", "metric"], observed=True, sort=False)
+    positions: Mapping[object, Any] = groups.indices
     values = {name: _values(samples[name]) for name in ("cell", "mode", "phase", "step", "note")}
     chosen: dict[Aggregate, dict[str, Positions]] = defaultdict(dict)
     order = []
@@ -137,14 +139,12 @@ def _aggregated(aggregate: Aggregate, names: list[str], rows: pd.DataFrame) -> p
     keys = ["cell", "column"]
     if aggregate in _STATISTICS:
         summary = summarise(rows[rows["value"].notna()], keys)
-        # Counts stay integers where other cells have none. A single step has no interval: where no cell
-        # has more, there is no column of it.
+        # Counts stay integers where other cells have none.
         summary["n"] = summary["n"].astype("Int64")
-        statistics = (
-            summary[list(_STATISTICS[aggregate])].unstack("column").dropna(axis=1, how="all")
-        )
-        columns = [names[column].replace("{statistic}", one) for one, column in statistics]
-        return statistics.set_axis(columns, axis=1)
+        table = pd.DataFrame(summary[list(_STATISTICS[aggregate])].unstack("column"))
+        columns = [names[column].replace("{statistic}", one) for one, column in table.columns]
+        # A single step has no interval: where no cell has more, there is no column of it.
+        return table.set_axis(columns, axis=1).dropna(axis=1, how="all")
     if aggregate is Aggregate.DIFFERENCE:
         rows = rows.assign(value=rows["value"] * rows["mode"].map({"before": -1, "after": 1}))
     groups = rows.groupby(keys)["note" if aggregate is Aggregate.NOTE else "value"]
@@ -154,4 +154,4 @@ def _aggregated(aggregate: Aggregate, names: list[str], rows: pd.DataFrame) -> p
     else:
         column = groups.agg("first" if aggregate is Aggregate.NOTE else aggregate.value)
     table = column.unstack("column")
-    return table.set_axis([names[number] for number in table], axis=1)
+    return table.set_axis([names[number] for number in table.columns], axis=1)
