@@ -46,9 +46,9 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
     chosen: dict[Aggregate, dict[str, Positions]] = defaultdict(dict)
     order = []
     for metric in metrics:
-        here = positions.get((metric.instrument, metric.name))
-        for column in metric.columns if here is not None else ():
-            if column.aggregate:
+        here = positions.get((metric.instrument, metric.name), ())
+        for column in metric.columns:
+            if column.aggregate and len(here):
                 for name, rows in sorted(_rows_by_name(column, here, values).items()):
                     chosen[column.aggregate][name] = rows
                     order += _names(name, column.aggregate)
@@ -142,7 +142,8 @@ def _aggregated(aggregate: Aggregate, names: list[str], rows: pd.DataFrame) -> p
         # Counts stay integers where other cells have none.
         summary["n"] = summary["n"].astype("Int64")
         table = pd.DataFrame(summary[list(_STATISTICS[aggregate])].unstack("column"))
-        columns = [names[column].replace("{statistic}", one) for one, column in table.columns]
+        pairs: list[Any] = table.columns.tolist()
+        columns = [names[column].replace("{statistic}", one) for one, column in pairs]
         # A single step has no interval: where no cell has more, there is no column of it.
         return table.set_axis(columns, axis=1).dropna(axis=1, how="all")
     if aggregate is Aggregate.DIFFERENCE:
@@ -154,4 +155,5 @@ def _aggregated(aggregate: Aggregate, names: list[str], rows: pd.DataFrame) -> p
     else:
         column = groups.agg("first" if aggregate is Aggregate.NOTE else aggregate.value)
     table = column.unstack("column")
-    return table.set_axis([names[number] for number in table.columns], axis=1)
+    numbers: list[Any] = table.columns.tolist()
+    return table.set_axis([names[number] for number in numbers], axis=1)
