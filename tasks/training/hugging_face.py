@@ -37,7 +37,8 @@ def build_hugging_face(params: TrainStepParams, dtype: torch.dtype) -> nn.Module
     config = read_config(params)
     _require_language_model(config, params)
     _require_positions(config, params)
-    vocabulary = _text_part(config).vocab_size
+    # A config may have none, if transformers builds it from a part of another model.
+    vocabulary = getattr(_text_part(config), "vocab_size", params.vocab_size)
     if vocabulary < params.vocab_size:
         raise NoModelError(
             f"vocab_size {params.vocab_size} is larger than the {vocabulary} of {params.model}"
