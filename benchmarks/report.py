@@ -33,10 +33,9 @@ import pyarrow as pa
 
 from orchestrator.config.selection import Selection
 from orchestrator.planning.request import SweepRequest, resolve
+from orchestrator.store.batch_writer import BATCH
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.parquet_parts import write_part
 from orchestrator.store.run import Run
-from orchestrator.store.run_writer import MERGE_BATCH
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.cell import Cell
 
@@ -127,10 +126,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def make_run(folder: Path, cells: int) -> SweepRequest:
-    """Make a finished run of at least this number of cells.
-
-    Like a real run, it has merged parts, and single parts of the last cells.
-    """
+    """Make a finished run of at least this number of cells, in batches like those of a real run."""
     folder.mkdir(parents=True)
     config = folder / "many.yaml"
     seeds = map(str, range(math.ceil(cells / CELLS_PER_SEED)))
@@ -139,19 +135,12 @@ def make_run(folder: Path, cells: int) -> SweepRequest:
     found = request.expansion.cells
     with open_for_writing(Run(folder)) as writer:
         writer.write_manifest(request.manifest({}, request.new_invocation()))
-        merged = len(found) - len(found) % MERGE_BATCH
-        for start in range(0, merged, MERGE_BATCH):
-            _write(folder, f"merged-{start}", found[start : start + MERGE_BATCH])
-        for cell in found[merged:]:
-            _write(folder, f"{cell.id}-1", [cell])
+        for start in range(0, len(found), BATCH):
+            cells_of_batch = found[start : start + BATCH]
+            rows = pa.Table.from_pylist(list(map(_attempt, cells_of_batch)), SCHEMAS["attempts"])
+            successes = [cell for cell in cells_of_batch if _status(cell) == "ok"]
+            writer.write_batch({"samples": _samples(successes), "attempts": rows})
     return request
-
-
-def _write(folder: Path, name: str, cells: Sequence[Cell]) -> None:
-    successes = [cell for cell in cells if _status(cell) == "ok"]
-    write_part(folder / "samples" / f"{name}.parquet", _samples(successes))
-    rows = pa.Table.from_pylist([_attempt(cell) for cell in cells], SCHEMAS["attempts"])
-    write_part(folder / "attempts" / f"{name}.parquet", rows)
 
 
 def _status(cell: Cell) -> str:
@@ -180,6 +169,7 @@ def _attempt(cell: Cell) -> dict[str, Any]:
         "cell": cell.id, "attempt": 1, "task": cell.task, "task_version": cell.version, "status": status,
         "params": json.dumps(cell.params.values()), "stage": "" if status == "ok" else "warm-up",
         "phase": "" if status == "ok" else "backward", "evidence": json.dumps({} if status == "ok" else evidence),
+        "contents": json.dumps({"samples": len(_SERIES)} if status == "ok" else {}),
         "facts": json.dumps(facts), "started_at": datetime.now(UTC), "wall_s": 10.0, "timeout_s": 600.0,
     }  # fmt: skip
 
@@ -201,11 +191,13 @@ def _series() -> Iterator[tuple[str, str, str, str, str, int]]:
     yield from (("telemetry", mode, "", "host_pace", "1/ms", 1) for mode in ("before", "after"))
 
 
+_SERIES = [(*values, step) for *values, steps in _series() for step in range(steps)]
+
+
 def _samples(cells: Sequence[Cell]) -> pa.Table:
     names = ["instrument", "mode", "phase", "metric", "unit", "step"]
-    series = [(*values, step) for *values, steps in _series() for step in range(steps)]
-    samples = pd.DataFrame(series * len(cells), columns=names)
-    samples["cell"] = np.repeat([cell.id for cell in cells], len(series))
+    samples = pd.DataFrame(_SERIES * len(cells), columns=names)
+    samples["cell"] = np.repeat([cell.id for cell in cells], len(_SERIES))
     samples["attempt"], samples["note"] = 1, ""
     scale = np.where(samples["unit"] == "bytes", GIB, 1.0)
     random = np.random.default_rng(len(cells))

@@ -288,10 +288,10 @@ def test_a_command_imports_no_more_than_it_needs(
 
 def a_run(tmp_path: Path) -> Path:
     """A folder as if a sweep had run in it."""
-    from orchestrator.analysis.results import load_results
     from orchestrator.config.selection import Selection
     from orchestrator.planning.request import resolve
     from orchestrator.store.run import Run
+    from orchestrator.sweep.outcome_log import store_cells
     from tasks.spec.attempt import Attempt, Settings
     from tasks.spec.outcome import Outcome
     from tasks.spec.status import Status
@@ -306,7 +306,7 @@ def a_run(tmp_path: Path) -> Path:
         samples = (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),)
         attempt = Attempt(cell, 1, str(tmp_path), Settings())
         writer.append(Outcome(attempt, Status.OK, "", "", {}, {}, samples, 0.0, 1.0), None)
-        writer.write_cells(load_results(writer).cells)
+        store_cells(writer)
     return tmp_path / "run"
 
 

@@ -1,10 +1,9 @@
 """A run in a bucket, read from a working copy in the user's cache.
 
-The copy is an ordinary results folder, made equal to the bucket before it is used. The file
-`.pending/CELL-NUMBER` marks an attempt that was written here and is not uploaded completely. The
-next driver on this host uploads it, whatever killed the last one. If the bucket has a row of the
-same attempt by then, another host has measured it: that row counts, and the files here are moved
-to `aside/`. Nothing that was measured is ever deleted.
+The copy is an ordinary results folder. Before it is used, it takes over what the bucket lists: files
+of batches never change, so that only those that it lacks are downloaded. What was measured here and
+is not in the bucket stays; the next driver on this host uploads it. If the bucket has another
+attempt of the same number by then, the one from here gets the next number.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -22,23 +22,34 @@ from pathlib import Path
 from orchestrator.common.errors import RunError, RunUnreachable, RunUnwritable, SweepError
 from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
+from orchestrator.store.batch_writer import BatchWriter
+from orchestrator.store.bucket_merge import attempts_of, is_ahead, unlisted_rows
+from orchestrator.store.layout import (
+    ARTIFACTS,
+    ATTEMPTS,
+    CACHE,
+    CELLS_FILE,
+    LISTING_FILE,
+    LOCK_FILE,
+    REPORT,
+)
+from orchestrator.store.listing import RESTORE, Listing, is_batch, read_listing, restored_listing
 from orchestrator.store.manifest import MANIFEST_FILE
-from orchestrator.store.parquet_parts import is_merged, replaced_parts, unmerged_parts
+from orchestrator.store.parquet_file import is_as_written
 from orchestrator.store.publication import require_listed
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
+from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import tables
 from orchestrator.store.untrusted_files import require_plain
-from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, RERUN_FILE
 
 _REFRESH_TRIES = 5
 _DOWNLOADS = 16  # at a time; a bucket takes tens of milliseconds to answer each request
-_PENDING, _ASIDE, _REFRESH_LOCK = ".pending", "aside", ".refresh-lock"
-_CONTENTS = (MANIFEST_FILE, CELLS_FILE, ARTIFACTS, REPORT, _PENDING, *tables())
-# An attempt's row is uploaded last and listed first: a row never precedes its samples.
-_ROWS_FIRST = sorted(tables(), key=lambda table: table != ATTEMPTS)
-_ROWS_LAST = _ROWS_FIRST[::-1]
+_REFRESH_LOCK = ".refresh-lock"
+_BUCKET = ".bucket"  # what the bucket lists, until it is taken over
+_ASIDE = "aside"
+_KEY = ["cell", "attempt"]
 
 
 class RemoteRun(Run):
@@ -95,7 +106,7 @@ class Mirror:
         self.folder = folder
 
     def refresh(self, as_driver: bool = False) -> None:
-        """Make the copy equal to the bucket, except for attempts that are still to be uploaded.
+        """Take over what the bucket has. Rows that are only in the copy stay.
 
         Readers leave the copy alone while a driver on this host writes to it: it is ahead of the
         bucket then. Raise RunUnreachable or RunUnwritable.
@@ -107,27 +118,37 @@ class Mirror:
 
     def fetch_artifacts(self, cell: str) -> None:
         """Download what people read of attempts: of one cell, or of all if it is empty."""
-        rows = self._rows()
+        rows = {f"{cell}/{number}" for cell, number in self._run().rows(ATTEMPTS, _KEY)}
         with reaching(self.remote), writing(self.folder):
             names = []
             for name in self.remote.sizes(f"{ARTIFACTS}/{cell}".rstrip("/"), recursive=True):
                 _, *attempt, last = name.split("/")
                 is_read = last in (ATTEMPT_FILE, LOG_FILE, RERUN_FILE)
-                if is_read and "-".join(attempt[:2]) in rows and not self._has(name):
+                is_here = (self.folder / name).exists()
+                if is_read and "/".join(attempt[:2]) in rows and not is_here:
                     names.append(name)
-            self._download(names)
+            self._download(names, self.folder)
 
     def upload(self, name: str) -> None:
-        """Upload a file, unless it is gone: a part may have been merged into another one."""
-        with suppress(FileNotFoundError):
-            self.remote.put(name, self.folder / name)
+        self.remote.put(name, self.folder / name)
 
-    def parts(self) -> set[str]:
-        """Return the names of all Parquet parts of the copy."""
-        names: set[str] = set()
+    def missing_files(self) -> list[str]:
+        """Return artifacts and parts of older versions that the bucket lacks."""
+        missing = []
         for table in tables():
-            names.update(f"{table}/{path.name}" for path in (self.folder / table).glob("*.parquet"))
-        return names
+            files = (self.folder / table).glob("[!.]*.parquet")
+            parts = {name for file in files if not is_batch(name := f"{table}/{file.name}")}
+            missing += sorted(parts - self.remote.sizes(table).keys())
+        rows = list(self._run().rows(ATTEMPTS, _KEY))
+        if any((self.folder / ARTIFACTS).glob("*")):
+            there = self.remote.sizes(ARTIFACTS, recursive=True)
+            for cell, number in rows:
+                missing += [name for name in self.artifacts(cell, number) if name not in there]
+        return missing
+
+    def artifacts(self, cell: str, number: int) -> list[str]:
+        """Return the files of an attempt in the copy."""
+        return self.files_in(self._run().attempt_folder(cell, number))
 
     def files_in(self, folder: Path) -> list[str]:
         """Return the files below a folder of the copy.
@@ -136,128 +157,165 @@ class Mirror:
         """
         found = []
         for path in sorted(folder.rglob("*")):
-            name = path.relative_to(self.folder)
+            name = path.relative_to(self.folder.absolute())
             if path.is_file() and not path.name.startswith(".") and CACHE not in name.parts:
                 found.append(name.as_posix())
         return found
 
-    def files_of(self, attempt: str) -> list[str]:
-        """Return the files of an attempt, its row last."""
-        artifacts = self.files_in(self.folder / _artifacts_of(attempt))
-        return [*artifacts, *filter(self._has, _parts_of(attempt))]
+    def stored(self) -> Stored:
+        """Return what is stored in the copy."""
+        return self._run().stored()
 
-    def pending(self) -> list[str]:
-        """Return the attempts that are still to be uploaded, as CELL-NUMBER."""
-        return sorted(path.name for path in (self.folder / _PENDING).glob("[!.]*"))
-
-    def is_pending(self, attempt: str) -> bool:
-        return self._has(f"{_PENDING}/{attempt}")
-
-    def mark_pending(self, attempt: str) -> None:
-        """Mark an attempt as not uploaded, before its files are written."""
-        (self.folder / _PENDING).mkdir(exist_ok=True)
-        replace_file(self.folder / _PENDING / attempt, b"")
-
-    def unmark_pending(self, attempt: str) -> None:
-        (self.folder / _PENDING / attempt).unlink(missing_ok=True)
+    def fetch_listing(self) -> Listing | None:
+        """Return the list in the bucket, None if there is none."""
+        content = self.remote.read(LISTING_FILE)
+        if content is None:
+            return None
+        file = self.folder / _BUCKET / LISTING_FILE
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+        return read_listing(file.parent, str(self.remote))
 
     def _refresh(self) -> None:
         manifest = self.remote.read(MANIFEST_FILE)
         if self._is_of_another_run(manifest):
-            self._set_aside(_CONTENTS)
+            self._set_aside()
         for folder in (ARTIFACTS, *tables()):
             (self.folder / folder).mkdir(exist_ok=True)
-        known = self._rows()
         for _ in range(_REFRESH_TRIES):
-            # A driver on another host may merge parts after they were listed.
+            # A driver on another host may close a batch meanwhile.
             with suppress(FileNotFoundError):
-                self._refresh_parts()
+                self._take_over()
                 break
         else:
             raise RunUnreachable(f"{self.remote}: changes faster than it can be read", "Try again")
-        # A driver that was killed here may have left artifacts of an attempt that another host
-        # has measured since. They do not belong to the row that has just arrived.
-        self._set_aside(map(_artifacts_of, self._rows() - known))
         if manifest is not None:
             replace_file(self.folder / MANIFEST_FILE, manifest)
 
-    def _refresh_parts(self) -> None:
-        listed: dict[str, int] = {}
-        for table in _ROWS_FIRST:
-            for name, size in self.remote.sizes(table).items():
-                if name.endswith(".parquet") and not name.startswith(f"{table}/."):
-                    listed[name] = size
-        # A merged part that never arrived holds nothing new: only uploaded parts are merged.
-        for name in filter(is_merged, self.parts() - listed.keys()):
-            (self.folder / name).unlink()
-        # Merged parts come first, because they name the attempts whose rows they hold.
-        self._download_missing(filter(is_merged, listed), listed)
-        self._settle_pending(listed)
-        self._download_missing(listed, listed)
-        for table in tables():
-            for name in replaced_parts(self.folder / table):
-                if f"{table}/{name}" not in listed:
-                    (self.folder / table / name).unlink(missing_ok=True)
-        removed = self.parts() - listed.keys()
-        self._set_aside(name for name in removed if not self.is_pending(Path(name).stem))
+    def _take_over(self) -> None:
+        bucket = self._fetch_list()
+        here = self._stored_here()
+        if is_ahead(here, bucket):
+            shutil.rmtree(bucket.folder)
+            return
+        listed = self.remote.read(LISTING_FILE)
+        self._fetch_batches(bucket)
+        if self.remote.read(LISTING_FILE) != listed:
+            raise FileNotFoundError(LISTING_FILE)  # replaced meanwhile, and with it its files
+        more = unlisted_rows(here, bucket, self._run().highest_attempts())
+        left_behind = self._left_behind(here, bucket)
+        # What was measured here comes first, because it is nowhere else. A listed file that is not
+        # moved into place before a kill is downloaded again.
+        BatchWriter(self.folder, str(self.remote)).take_over(here, bucket, more.tables)
+        for name in (*bucket.listing.files, CELLS_FILE):
+            if (bucket.folder / name).exists():
+                (self.folder / name).parent.mkdir(exist_ok=True)
+                (bucket.folder / name).replace(self.folder / name)
+        for (cell, number), new in {**left_behind, **more.renumbered}.items():
+            with suppress(FileNotFoundError):
+                folder = self.folder / ARTIFACTS / cell
+                (folder / str(number)).rename(folder / str(new))
+        shutil.rmtree(bucket.folder)
 
-    def _settle_pending(self, listed: Mapping[str, int]) -> None:
-        # Another host may have measured a pending attempt since. The row in the bucket counts.
-        merged = replaced_parts(self.folder / ATTEMPTS)
-        for attempt in self.pending():
-            row = _parts_of(attempt)[-1]
-            if row not in listed and Path(row).name not in merged:
-                continue
-            # A row is uploaded last. If the bucket has this very row, the driver was killed before
-            # it removed the mark.
-            if not self._has(row) or self.remote.read(row) != (self.folder / row).read_bytes():
-                self._set_aside([_artifacts_of(attempt), *_parts_of(attempt)])
-            self.unmark_pending(attempt)
+    def _fetch_list(self) -> Stored:
+        """Return what the bucket lists, with its log, in a folder of its own."""
+        folder = self.folder / _BUCKET
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        content = self.remote.read(LISTING_FILE)
+        self._fetch_old_parts(is_listed=content is not None)
+        if content is None:
+            return Stored(folder, str(self.remote), Listing())
+        (folder / LISTING_FILE).write_bytes(content)
+        listing = read_listing(folder, str(self.remote))
+        log = self.remote.read(listing.log) or b""
+        if self.remote.read(LISTING_FILE) != content:
+            raise FileNotFoundError(LISTING_FILE)  # the log may be in a batch by now
+        return Stored(folder, str(self.remote), listing, log)
 
-    def _download_missing(self, names: Iterable[str], listed: Mapping[str, int]) -> None:
+    def _fetch_old_parts(self, is_listed: bool) -> None:
+        """Download the parts of older versions, which have no list."""
         missing = []
-        for name in names:
-            path = self.folder / name
-            if self.is_pending(path.stem):
-                continue
-            # A part that was torn by a crash has another size.
-            if not path.exists() or path.stat().st_size != listed[name]:
+        for table in tables():
+            for name, size in self.remote.sizes(table).items():
+                file = self.folder / name
+                if is_batch(name):
+                    if table == ATTEMPTS and not is_listed:
+                        raise RunError(f"{self.remote}: its {LISTING_FILE} is gone", RESTORE)
+                    continue
+                is_part = name.endswith(".parquet") and not file.name.startswith(".")
+                if is_part and not (file.exists() and file.stat().st_size == size):
+                    missing.append(name)
+        self._download(missing, self.folder)
+
+    def _fetch_batches(self, bucket: Stored) -> None:
+        """Have all listed files in the folder of what the bucket lists."""
+        wanted = {**bucket.listing.files, CELLS_FILE: bucket.listing.cells}
+        missing = []
+        for name, digest in wanted.items():
+            if is_as_written(self.folder / name, digest):
+                target = bucket.folder / name
+                target.parent.mkdir(exist_ok=True)
+                os.link(self.folder / name, target)
+            elif digest:
                 missing.append(name)
-        self._download(missing)
+        self._download(missing, bucket.folder)
 
-    def _download(self, names: Iterable[str]) -> None:
+    def _stored_here(self) -> Stored:
+        try:
+            return self._run().stored()
+        except RunError:  # a torn copy: its batches are compared with those of the bucket
+            return Stored(self.folder, str(self.remote), restored_listing(self.folder))
+
+    def _left_behind(self, here: Stored, bucket: Stored) -> dict[tuple[str, int], int]:
+        """Return new numbers for folders of attempts that were killed here.
+
+        Their numbers have other attempts in the bucket by now.
+        """
+        arrived = attempts_of(bucket).keys() - attempts_of(here).keys()
+        highest = self._run().highest_attempts()
+        found = {}
+        for cell, number in sorted(arrived):
+            journal = self.folder / ARTIFACTS / cell / str(number) / JOURNAL_FILE
+            if not journal.parent.exists():
+                continue
+            name = f"{ARTIFACTS}/{cell}/{number}"
+            sizes = self.remote.sizes(name)
+            is_same = journal.exists() and journal.stat().st_size == sizes.get(
+                f"{name}/{JOURNAL_FILE}"
+            )
+            if not is_same:
+                highest[cell] += 1
+                found[cell, number] = highest[cell]
+        return found
+
+    def _download(self, names: Iterable[str], folder: Path) -> None:
+        def download(name: str) -> None:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
+            with suppress(FileNotFoundError):  # readers report what is listed and missing
+                self.remote.fetch(name, partial)
+                partial.rename(path)
+
         with ThreadPoolExecutor(_DOWNLOADS) as pool:
-            list(pool.map(self._download_one, names))
+            list(pool.map(download, names))
 
-    def _download_one(self, name: str) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        self.remote.fetch(name, partial)
-        partial.rename(path)
-
-    def _rows(self) -> set[str]:
-        """Return the attempts that have a row in the copy, as CELL-NUMBER."""
-        return unmerged_parts(self.folder / ATTEMPTS)
+    def _run(self) -> Run:
+        return Run(self.folder)
 
     def _is_of_another_run(self, manifest: bytes | None) -> bool:
         # The run may have been removed from the bucket, to start again.
-        if not self._has(MANIFEST_FILE):
-            return False
-        return _created(manifest) != _created((self.folder / MANIFEST_FILE).read_bytes())
+        file = self.folder / MANIFEST_FILE
+        return file.exists() and _created(manifest) != _created(file.read_bytes())
 
-    def _set_aside(self, names: Iterable[str]) -> None:
-        existing = sorted(filter(self._has, names))
-        if not existing:
-            return
+    def _set_aside(self) -> None:
         target = self.folder / _ASIDE / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S-%f")
-        for name in existing:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).rename(target / name)
-        warn(f"{self.remote}: has other results than this host; those from here are in {target}")
-
-    def _has(self, name: str) -> bool:
-        return (self.folder / name).exists()
+        target.mkdir(parents=True)
+        for path in self.folder.iterdir():
+            if path.name not in (_ASIDE, LOCK_FILE, _REFRESH_LOCK):
+                path.rename(target / path.name)
+        warn(f"{self.remote}: has another run than this host; what was here is in {target}")
 
     def _has_driver(self) -> bool:
         with (self.folder / LOCK_FILE).open("a+") as lock:
@@ -274,15 +332,6 @@ class Mirror:
 def warn(text: str) -> None:
     with suppress(OSError):  # nobody reads stderr
         print(f"sweep: {text}", file=sys.stderr)
-
-
-def _parts_of(attempt: str) -> list[str]:
-    return [f"{table}/{attempt}.parquet" for table in _ROWS_LAST]
-
-
-def _artifacts_of(attempt: str) -> str:
-    cell, _, number = attempt.rpartition("-")
-    return f"{ARTIFACTS}/{cell}/{number}"
 
 
 def _created(manifest: bytes | None) -> object:

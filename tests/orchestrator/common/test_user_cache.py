@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from orchestrator.store.frame_cache import read_frame, write_frame
 
 from orchestrator.common.files import cache_folder
-from orchestrator.store.frame_cache import read_frame, write_frame
 from tasks.spec.source_digest import find_model_config
 
 

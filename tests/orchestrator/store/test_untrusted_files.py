@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from click.testing import Result
+from orchestrator.store.parquet_parts import read_parts, write_part
 
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.mirror import open_run
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.parquet_parts import read_parts, write_part
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from orchestrator.store.tables import SCHEMAS
