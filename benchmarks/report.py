@@ -95,24 +95,26 @@ class ReportCost:
 def report(folder: Path) -> ReportCost:
     """Report a run in a fresh process."""
     command = [sys.executable, "-m", "orchestrator", "report", str(folder)]
-    started_s, cpu_before_s = time.monotonic(), _children_cpu_s()
+    started_s, cpu_before_s = time.monotonic(), children_cpu_s()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
     peak_bytes = 0
     while child.poll() is None:
-        peak_bytes = max(peak_bytes, _resident_bytes(child.pid))
+        peak_bytes = max(peak_bytes, resident_bytes(child.pid))
         time.sleep(_SAMPLING_S)
     wall_s = time.monotonic() - started_s
     if child.returncode:
         raise SystemExit(f"sweep report ended with {child.returncode}")
-    return ReportCost(wall_s, _children_cpu_s() - cpu_before_s, peak_bytes / 1e6)
+    return ReportCost(wall_s, children_cpu_s() - cpu_before_s, peak_bytes / 1e6)
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
+    """Return the CPU time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of processes that have ended
     return used.ru_utime + used.ru_stime
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
+    """Return the resident set of a process and its children."""
     total = 0
     # A process may end while it is read.
     with suppress(psutil.Error):

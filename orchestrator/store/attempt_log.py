@@ -1,7 +1,7 @@
 """The log of a run: the attempts after its last batch, one a line, so that storing one is an append.
 
-A line is the CRC32 of its JSON, which has the columns of each table: {"samples": {"value": [5.0]}}.
-Half a line at the end is of an attempt that is being stored, or whose driver was killed then.
+A line is the CRC32 of its JSON, which has the number of rows and the columns of each table:
+{"samples": [2, {"unit": "ms", "value": [5.0, 5.1]}]}. A column of equal values is one value. Half a line at the end is of an attempt that is being stored, or whose driver was killed then.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import pyarrow as pa
 
 from orchestrator.store.tables import SCHEMAS, to_columns, to_table
-
-Columns = dict[str, list[object]]
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,18 @@ class LogContents:
 
 def to_line(stored: Mapping[str, pa.Table]) -> bytes:
     """Return the line of an attempt from its rows by table."""
-    columns = {table: to_columns(rows) for table, rows in stored.items()}
-    content = json.dumps(columns, separators=(",", ":")).encode()
+    tables = {}
+    for table, rows in stored.items():
+        columns = to_columns(rows)
+        for name, values in columns.items():
+            if values.count(values[0]) == len(values):
+                columns[name] = values[0]
+        tables[table] = [rows.num_rows, columns]
+    content = json.dumps(tables, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
+@lru_cache(maxsize=1)  # a command reads several tables, one after the other
 def read_log(content: bytes) -> LogContents:
     """Return the attempts in the content of a log. A line without its end is left out.
 
@@ -44,20 +50,21 @@ def read_log(content: bytes) -> LogContents:
     """
     *lines, _ = content.split(b"\n")
     whole = [line[9:] for line in lines if line[:9] == b"%08x " % zlib.crc32(line[9:])]
-    joined: dict[str, Columns] = {}
+    joined: dict[str, dict[str, list[object]]] = {}
     for line in whole:
-        for table, columns in json.loads(line).items():
+        for table, (rows, columns) in json.loads(line).items():
             if table in SCHEMAS:
-                _extend(joined.setdefault(table, {}), columns)
+                _extend(joined.setdefault(table, {}), rows, columns)
     tables = {table: to_table(columns, SCHEMAS[table]) for table, columns in joined.items()}
     return LogContents(tables, len(whole), len(lines) - len(whole))
 
 
-def _extend(joined: Columns, columns: Columns) -> None:
+def _extend(joined: dict[str, list[object]], rows: int, columns: Mapping[str, object]) -> None:
     """Add rows to columns. A column that either of them lacks is null."""
-    before, added = (len(next(iter(one.values()), ())) for one in (joined, columns))
+    before = len(next(iter(joined.values()), ()))
     for name in {**joined, **columns}:
-        values = columns.get(name, [None] * added)
-        if len(values) != added:
-            raise ValueError(f"its column {name} has {len(values)} of {added} rows")
+        values = columns.get(name)
+        values = values if isinstance(values, list) else [values] * rows
+        if len(values) != rows:
+            raise ValueError(f"its column {name} has {len(values)} of {rows} rows")
         joined.setdefault(name, [None] * before).extend(values)

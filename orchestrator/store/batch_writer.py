@@ -8,7 +8,7 @@ listed, and the log of an earlier batch is ignored.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class BatchWriter:
         self._run = run
         self._log: Path | None = None  # None until an attempt is appended to it
         self._log_bytes = 0
-        self._logged = 0
+        self._logged: list[Mapping[str, pa.Table]] = []  # the rows of the log, by attempt
 
     @property
     def has_log(self) -> bool:
@@ -48,14 +48,15 @@ class BatchWriter:
         line = to_line(rows)
         with self._log.open("r+b") as file:
             # A full disk may have taken half a line before.
-            file.truncate(self._log_bytes)
-            file.seek(self._log_bytes)
+            if file.seek(0, os.SEEK_END) != self._log_bytes:
+                file.truncate(self._log_bytes)
+                file.seek(self._log_bytes)
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
         self._log_bytes += len(line)
-        self._logged += 1
-        if self._logged >= BATCH:
+        self._logged.append(rows)
+        if len(self._logged) >= BATCH:
             self.close()
 
     def close(self, drop_damaged: bool = False) -> None:
@@ -63,14 +64,18 @@ class BatchWriter:
 
         drop_damaged: leave out lines that differ from what was written. Without it, raise RunError.
         """
-        stored = read_stored(self.folder, self._run)
-        if stored.logged.damaged and not drop_damaged:
-            raise stored.damaged_log()
-        self._set_aside_unlisted(stored.listing)
-        if stored.logged.attempts:
-            self._write(stored.listing, stored.logged.tables)
-        self._remove_logs(stored.listing.next_number)
-        self._log, self._log_bytes, self._logged = None, 0, 0
+        if self._log is not None:
+            listing, tables = self.listing(), _joined(self._logged)
+        else:
+            stored = read_stored(self.folder, self._run)
+            if stored.logged.damaged and not drop_damaged:
+                raise stored.damaged_log()
+            listing, tables = stored.listing, stored.logged.tables
+        self._set_aside_unlisted(listing)
+        if tables:
+            self._write(listing, tables)
+        self._remove_logs(listing.next_number)
+        self._log, self._log_bytes, self._logged = None, 0, []
 
     def write(self, tables: Mapping[str, pa.Table], replaced: Collection[str] = ()) -> None:
         """Write tables as a batch. replaced: files of damaged batches that are listed no more."""
@@ -90,11 +95,7 @@ class BatchWriter:
         listing = replace(other.listing, last=last)
         log = self._create_log(listing)
         if more:
-            joined = {}
-            for table in {**other.logged.tables, **more}:
-                parts = [one[table] for one in (other.logged.tables, more) if table in one]
-                joined[table] = pa.concat_tables(parts, promote_options="permissive")
-            self._write(listing, joined)
+            self._write(listing, _joined([other.logged.tables, more]))
             self._remove_logs(listing.next_number)
             return
         replace_file(log, other.log)
@@ -155,3 +156,15 @@ class BatchWriter:
         for log in self.folder.glob("*.log"):
             if log.stem.isdecimal() and int(log.stem) <= last:
                 log.unlink()
+
+
+def _joined(parts: Sequence[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
+    """Return the rows of several parts as one, by table."""
+    found: dict[str, list[pa.Table]] = {}
+    for part in parts:
+        for table, rows in part.items():
+            found.setdefault(table, []).append(rows)
+    joined = {}
+    for table, tables in found.items():
+        joined[table] = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    return joined

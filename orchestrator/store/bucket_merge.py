@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from orchestrator.store.layout import ATTEMPTS
+from orchestrator.store.listing import number_of
 from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS, to_columns, to_table
 
@@ -51,14 +52,11 @@ def is_ahead(here: Stored, bucket: Stored) -> bool:
 
 def unlisted_rows(here: Stored, bucket: Stored, highest: Mapping[str, int]) -> Unlisted:
     """Return the rows that only a copy has. highest: the highest known number of each cell."""
-    names = [
-        name
-        for name, digest in here.listing.files.items()
-        if bucket.listing.files.get(name) != digest
-    ]
+    # Batches of two hosts may have one number, and some files in common.
+    listed = bucket.listing.files.items()
+    numbers_here = {number_of(name) for name, _ in here.listing.files.items() - listed}
+    names = [name for name in here.listing.files if number_of(name) in numbers_here]
     there, numbers = attempts_of(bucket), dict(highest)
-    for cell, number in there:
-        numbers[cell] = max(number, numbers.get(cell, 0))
     known, renumbered = set(), {}
     for rows in _rows(here, ATTEMPTS, names):
         for row in rows.to_pylist():

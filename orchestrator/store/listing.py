@@ -18,7 +18,8 @@ from orchestrator.common.errors import RunError
 from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.common.hashing import file_digest
 from orchestrator.store.layout import ATTEMPTS, LISTING_FILE, SCHEMA_VERSION
-from orchestrator.store.tables import tables
+from orchestrator.store.parquet_file import is_readable
+from orchestrator.store.tables import SCHEMAS
 from orchestrator.store.untrusted_files import (
     check_digest,
     check_types,
@@ -118,12 +119,14 @@ def read_listing(folder: Path, run: str) -> Listing:
 def restored_listing(folder: Path) -> Listing:
     """Return the list of all batches in a folder, for a run whose list was lost.
 
-    The attempts in a log are not in a batch, or in one that was not finished.
+    The attempts in a log are not in a batch, or in one that was not finished. Files that cannot be
+    read are left out.
     """
     files = {}
-    for table in tables():
+    for table, schema in SCHEMAS.items():
         for path in sorted((folder / table).glob("*.parquet")):
             name = f"{table}/{path.name}"
-            if is_batch(name) and not (folder / f"{path.stem}.log").exists():
+            is_finished = is_batch(name) and not (folder / f"{path.stem}.log").exists()
+            if is_finished and is_readable(path, schema):
                 files[name] = file_digest(path)
     return Listing(files)

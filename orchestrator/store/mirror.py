@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -202,8 +203,9 @@ class Mirror:
         self._fetch_batches(bucket)
         if self.remote.read(LISTING_FILE) != listed:
             raise FileNotFoundError(LISTING_FILE)  # replaced meanwhile, and with it its files
-        more = unlisted_rows(here, bucket, self._run().highest_attempts())
-        left_behind = self._left_behind(here, bucket)
+        highest = self._highest_attempts(here, bucket)
+        more = unlisted_rows(here, bucket, highest)
+        left_behind = self._left_behind(here, bucket, highest)
         # What was measured here comes first, because it is nowhere else. A listed file that is not
         # moved into place before a kill is downloaded again.
         BatchWriter(self.folder, str(self.remote)).take_over(here, bucket, more.tables)
@@ -265,15 +267,27 @@ class Mirror:
         try:
             return self._run().stored()
         except RunError:  # a torn copy: its batches are compared with those of the bucket
-            return Stored(self.folder, str(self.remote), restored_listing(self.folder))
+            restored_listing(self.folder).write(self.folder)
+            return self._run().stored()
 
-    def _left_behind(self, here: Stored, bucket: Stored) -> dict[tuple[str, int], int]:
+    def _highest_attempts(self, here: Stored, bucket: Stored) -> Counter[str]:
+        """Return each cell's highest attempt number in the copy and in the bucket."""
+        keys = [*self._run().attempt_folders(), *attempts_of(here), *attempts_of(bucket)]
+        with suppress(RunError):  # a torn copy
+            keys += self._run().rows(ATTEMPTS, _KEY)
+        highest = Counter[str]()
+        for cell, number in keys:
+            highest[cell] = max(number, highest[cell])
+        return highest
+
+    def _left_behind(
+        self, here: Stored, bucket: Stored, highest: Mapping[str, int]
+    ) -> dict[tuple[str, int], int]:
         """Return new numbers for folders of attempts that were killed here.
 
         Their numbers have other attempts in the bucket by now.
         """
         arrived = attempts_of(bucket).keys() - attempts_of(here).keys()
-        highest = self._run().highest_attempts()
         found = {}
         for cell, number in sorted(arrived):
             journal = self.folder / ARTIFACTS / cell / str(number) / JOURNAL_FILE
@@ -285,8 +299,7 @@ class Mirror:
                 f"{name}/{JOURNAL_FILE}"
             )
             if not is_same:
-                highest[cell] += 1
-                found[cell, number] = highest[cell]
+                found[cell, number] = highest[cell] + 1
         return found
 
     def _download(self, names: Iterable[str], folder: Path) -> None:

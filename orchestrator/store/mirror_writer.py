@@ -17,7 +17,7 @@ from typing import IO
 from orchestrator.common.errors import RunLocked, RunUnreachable, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
 from orchestrator.store.layout import CELLS_FILE, LISTING_FILE
-from orchestrator.store.listing import Listing
+from orchestrator.store.listing import Listing, number_of
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import Mirror, RemoteRun, warn
 from orchestrator.store.remote_folder import reaching
@@ -181,6 +181,7 @@ class Uploader:
             # A file may have been removed since: a trace by its owner, say.
             with suppress(FileNotFoundError):
                 self._mirror.upload(name)
+            self._last_success_s = time.monotonic()
 
         return self._attempt(upload)
 
@@ -192,27 +193,36 @@ class Uploader:
             self._list(Listing())
         before = self._listed or Listing()
         if listing != before:
-            known = before.files
-            names = [name for name, digest in listing.files.items() if known.get(name) != digest]
-            # Leaving the pool waits for the uploads under way, also if one has failed: none may
-            # arrive after another driver has taken over.
-            with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
-                list(pool.map(self._mirror.upload, names))
-            if listing.cells:
-                with suppress(FileNotFoundError):
-                    self._mirror.upload(CELLS_FILE)
-            self._list(listing)
+            self._upload_batches(listing, before)
         log = (listing.log, stored.log)
         if stored.log and log != self._log:
             remote.put(*log)
             self._log = log
-        if before.log != listing.log:
-            remote.remove(before.log)
+            self._last_success_s = time.monotonic()
+
+    def _upload_batches(self, listing: Listing, before: Listing) -> None:
+        remote, known = self._mirror.remote, before.files
+        names = [name for name, digest in listing.files.items() if known.get(name) != digest]
+        logs = sorted({f"{number_of(name):04}.log" for name in names})
+        for log in logs:  # until they are listed, their batches are not finished
+            if remote.read(log) is None:
+                remote.put(log, b"")
+        # Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
+        # after another driver has taken over.
+        with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
+            list(pool.map(self._mirror.upload, names))
+        if listing.cells:
+            with suppress(FileNotFoundError):
+                self._mirror.upload(CELLS_FILE)
+        self._list(listing)
+        for log in {*logs, before.log} - {listing.log}:
+            remote.remove(log)
 
     def _list(self, listing: Listing) -> None:
         self._require_owner()
         self._mirror.remote.put(LISTING_FILE, listing.text().encode())
         self._listed = listing
+        self._last_success_s = time.monotonic()
 
     def _attempt(self, upload: Callable[[], None]) -> bool:
         remote = self._mirror.remote
@@ -229,7 +239,6 @@ class Uploader:
         except Exception as error:  # file systems of fsspec raise errors of their own kinds
             self._reason = typed_error_text(error)
             return False
-        self._last_success_s = time.monotonic()
         return True
 
 

@@ -85,6 +85,16 @@ def read_rows(opened: pq.ParquetFile, schema: pa.Schema, columns: Sequence[str] 
     return table.cast(pa.schema(fields))
 
 
+def is_readable(path: Path, schema: pa.Schema) -> bool:
+    """Return True if a file has the columns of a table and all its rows can be read."""
+    try:
+        with open_parquet(path, schema, "") as file:
+            read_rows(file, schema, None)
+    except RunError:
+        return False
+    return True
+
+
 def require_valid_rows(table: pa.Table) -> None:
     """Raise ArrowInvalid for rows that this program does not write."""
     names = REQUIRED_COLUMNS.intersection(table.column_names)

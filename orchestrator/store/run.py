@@ -221,7 +221,7 @@ class Run:
 
         An attempt counts from the moment it has a folder or a row, so that no number is used twice.
         """
-        found = [*self._attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])]
+        found = [*self.attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])]
         # Of older versions: a driver may have been cut off between an attempt's samples and its row.
         for table in MEASURED_TABLES:
             found += attempts_of_parts(self.folder / table)
@@ -273,7 +273,7 @@ class Run:
         trim_memory()
         return pd.DataFrame(joined, copy=False)
 
-    def _attempt_folders(self) -> Iterator[tuple[str, int]]:
+    def attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / ARTIFACTS).glob("*/*")):
             if _NUMBER.fullmatch(path.name):
                 yield path.parent.name, int(path.name)

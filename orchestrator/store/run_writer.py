@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -28,7 +28,7 @@ from orchestrator.store.cells_file import write_cells_file
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, LOCK_FILE
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
 from orchestrator.store.run import Run
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_table
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, from_rows
 from orchestrator.store.untrusted_files import require_plain_entries
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
@@ -62,24 +62,20 @@ class RunWriter(Run):
         rows = rows_of(outcome)
         contents = {table: measured.num_rows for table, measured in rows.items()}
         attempt = {**_attempt_row(outcome), "commit": commit, "contents": json.dumps(contents)}
-        columns = {name: [value] for name, value in attempt.items()}
         with self.writing():
-            self._batches.append({ATTEMPTS: to_table(columns, SCHEMAS[ATTEMPTS]), **rows})
+            self._batches.append({ATTEMPTS: from_rows([attempt], SCHEMAS[ATTEMPTS]), **rows})
             self._appended_s = time.monotonic()
             if self._timer is None:
                 self._start_timer(IDLE_S)
 
-    def append_predictions(self, samples: Mapping[str, Iterable[Sample]]) -> None:
+    def append_predictions(self, samples: Mapping[str, Sequence[Sample]]) -> None:
         """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
-        now = self._prediction_time()
-        rows = [(cell, sample) for cell, predicted in samples.items() for sample in predicted]
-        columns: dict[str, list[object]] = {
-            "cell": [cell for cell, _ in rows],
-            "predicted_at": [now] * len(rows),
-        }
-        if rows:
-            columns |= _columns([sample for _, sample in rows])
-            self.write_batch({"predictions": to_table(columns, SCHEMAS["predictions"])})
+        if not any(samples.values()):
+            return
+        now, rows = self._prediction_time(), []
+        for cell, predicted in samples.items():
+            rows += [{"cell": cell, "predicted_at": now, **vars(sample)} for sample in predicted]
+        self.write_batch({"predictions": from_rows(rows, SCHEMAS["predictions"])})
 
     def write_batch(self, tables: Mapping[str, pa.Table], replaced: Collection[str] = ()) -> None:
         """Write tables as a batch. replaced: files of damaged batches that are listed no more."""
@@ -106,7 +102,7 @@ class RunWriter(Run):
         Raise RunError for a folder with a link or a pipe.
         """
         known = set(recorded)
-        for cell, number in self._attempt_folders():
+        for cell, number in self.attempt_folders():
             if (cell, number) not in known:
                 yield from self.attempts_in_folder(cell, number)
 
@@ -262,18 +258,10 @@ def rows_of(outcome: Outcome) -> dict[str, pa.Table]:
     key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
     found = {}
     for table in MEASURED_TABLES:
-        records = getattr(outcome, table)
-        if records:
-            columns = {name: [value] * len(records) for name, value in key.items()}
-            found[table] = to_table({**columns, **_columns(records)}, SCHEMAS[table])
+        rows = [{**key, **vars(record)} for record in getattr(outcome, table)]
+        if rows:
+            found[table] = from_rows(rows, SCHEMAS[table])
     return found
-
-
-def _columns(records: Sequence[Any]) -> dict[str, list[object]]:
-    """Return records of one type as columns."""
-    return {
-        field.name: [getattr(one, field.name) for one in records] for field in fields(records[0])
-    }
 
 
 def _attempt_row(outcome: Outcome) -> dict[str, object]:

@@ -281,8 +281,8 @@ def test_a_lost_log_is_stored_again_from_the_journals(
 
 
 @pytest.mark.parametrize(
-    "entry", [b"[]", b"7", b'{"samples": 1}', b'{"samples": {"cell": ["a"], "attempt": []}}',
-              b'{"samples": {"cell": [{}]}}', b'{"attempts": {"attempt": ["x"]}}', b"[" * 100_000],
+    "entry", [b"[]", b"7", b'{"samples": 1}', b'{"samples": [1, {"cell": ["a"], "attempt": []}]}',
+              b'{"samples": [1, {"cell": [{}]}]}', b'{"attempts": [1, {"attempt": ["x"]}]}', b"[" * 100_000],
 )  # fmt: skip
 def test_a_line_of_another_program_is_one_line(logged: Run, entry: bytes) -> None:
     log = logged.folder / "0001.log"
