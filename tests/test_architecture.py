@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(
@@ -274,7 +275,7 @@ def test_a_command_imports_no_more_than_it_needs(
     group: dict[str, set[str]], tmp_path: Path
 ) -> None:
     run = a_run(tmp_path)
-    cell = next((run / "attempts").iterdir()).name[:6]
+    cell = next(Run(run).rows("attempts", ["cell"]))[0][:6]
     commands = {line.format(run=run, cell=cell): names for line, names in group.items()}
     done = subprocess.run(
         [sys.executable, "-c", RUN_COMMANDS.format(commands=commands)],

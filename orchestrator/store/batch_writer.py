@@ -70,7 +70,7 @@ class BatchWriter:
             stored = read_stored(self.folder, self._run)
             if stored.logged.damaged and not drop_damaged:
                 raise stored.damaged_log()
-            listing, tables = stored.listing, stored.logged.tables
+            listing, tables = stored.listing, dict(stored.logged.tables)
         self._set_aside_unlisted(listing)
         if tables:
             self._write(listing, tables)
@@ -78,7 +78,7 @@ class BatchWriter:
         self._log, self._log_bytes, self._logged = None, 0, []
 
     def write(self, tables: Mapping[str, pa.Table], replaced: Collection[str] = ()) -> None:
-        """Write tables as a batch. replaced: files of damaged batches that are listed no more."""
+        """Write tables as a batch. replaced: damaged files that leave the list."""
         self.close()
         listing = self.listing()
         self._create_log(listing)  # what is not listed is not finished if there is its log

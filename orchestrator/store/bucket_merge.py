@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +91,7 @@ def _in_log(stored: Stored) -> dict[AttemptKey, Mapping[str, Any]]:
     return {(row["cell"], row["attempt"]): row for row in found}
 
 
-def _rows(stored: Stored, table: str, names: Iterator[str]) -> Iterator[pa.Table]:
+def _rows(stored: Stored, table: str, names: Iterable[str]) -> Iterator[pa.Table]:
     """Yield the rows of a table in some files and in the log."""
     damaged = stored.damaged(table)
     for name in names:

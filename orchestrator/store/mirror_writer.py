@@ -169,7 +169,7 @@ class Uploader:
             return False
         names = list(self._waiting)
         for name in names:
-            del self._waiting[name]  # it is put again if it changes meanwhile
+            del self._waiting[name]  # it is put again if it changes now
         with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
             done = dict(zip(names, pool.map(self._upload, names), strict=True))
         failed = [name for name in names if not done[name]]

@@ -56,7 +56,7 @@ def current_parts(folder: Path) -> list[Path]:
     return [path for path in parts if path.stem not in replaced]
 
 
-class Owners:
+class PartOwners:
     """The part that has each attempt's rows, to find rows that would count twice."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ def return_freed_memory() -> None:
 
 
 def is_as_written(path: Path, digest: str) -> bool:
-    """Return True if a file is there with this SHA-256."""
+    """Return True if a file exists and has this SHA-256."""
     try:
         status = path.stat()
         version = (path, status.st_mtime_ns, status.st_size, digest)

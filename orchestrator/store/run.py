@@ -25,8 +25,8 @@ from orchestrator.store.cells_file import read_cells_file
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATION_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
 from orchestrator.store.old_parts import attempts_of_parts
-from orchestrator.store.stored_tables import Stored, read_stored
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, empty_table, with_categories
+from orchestrator.store.stored_tables import Stored, read_categories, read_stored
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
 from orchestrator.store.untrusted_files import is_plain_name, require_no_link
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ StoredRow: TypeAlias = tuple[Any, ...]
 INCOMPLETE = "incomplete"  # the status of a cell whose measured rows are missing in part
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)  # of an attempt: a column of 32 bits holds it
 _BATCH_ROWS = 10_000
-_FILES_AT_ONCE = 16
 _SUGGESTED, _LISTED = 20, 5  # cells in a message
 
 
@@ -114,7 +113,7 @@ class Run:
         different texts then takes a tenth of the memory.
         """
         if categories:
-            return self._read_categories(table, columns)
+            return read_categories(self.stored(), table, columns)
         frame: pd.DataFrame = self._read_table(table, columns).to_pandas()
         return frame
 
@@ -149,7 +148,7 @@ class Run:
     ) -> dict[tuple[str, int], MissingRows]:
         """Return the incomplete ones of attempts, given as `cell`, `attempt` and `contents`.
 
-        Raise RunError for an attempt that is there twice.
+        Raise RunError for an attempt that is in two files.
         """
         written: dict[str, dict[tuple[str, int], int]] = {table: {} for table in MEASURED_TABLES}
         known = set()
@@ -249,30 +248,6 @@ class Run:
         except (FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
             return False
 
-    def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
-        import pandas as pd
-
-        # Reading takes several times the memory of the result, and pandas takes its time for each
-        # batch: 16 files are a compromise.
-        schema = with_categories(SCHEMAS[table])
-        empty = empty_table(schema, columns)
-
-        def to_columns(parts: list[pa.Table]) -> dict[str, pd.Series]:
-            batch = pa.concat_tables([empty, *parts], promote_options="permissive")
-            batch = batch.unify_dictionaries()
-            return {name: batch[name].to_pandas() for name in batch.column_names}
-
-        batches = [
-            to_columns([]),
-            *self.stored().build(table, schema, columns, to_columns, _FILES_AT_ONCE),
-        ]
-        # Each column leaves its batches before the next one is joined.
-        joined: dict[str, pd.Series | pd.Categorical] = {}
-        for name in empty.column_names:
-            joined[name] = _join([batch.pop(name) for batch in batches])
-        trim_memory()
-        return pd.DataFrame(joined, copy=False)
-
     def attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / ARTIFACTS).glob("*/*")):
             if _NUMBER.fullmatch(path.name):
@@ -319,18 +294,3 @@ def _rows_by_attempt(stored: Stored, table: str) -> dict[tuple[str, int], int]:
         number, _, cell = one["values"].partition(" ")
         found[cell, int(number)] = one["counts"]
     return found
-
-
-def _join(columns: list[pd.Series]) -> pd.Series | pd.Categorical:
-    import pandas as pd
-    from pandas.api.types import union_categoricals
-
-    if not isinstance(columns[0].dtype, pd.CategoricalDtype):
-        return pd.concat(columns, ignore_index=True)
-    # pd.concat would turn categories that differ between batches into text.
-    # A batch of nulls has no categories, not even of text, and cannot be joined with others.
-    texts = []
-    for column in columns:
-        has_values = len(column.cat.categories) > 0
-        texts.append(column if has_values else column.cat.set_categories([""]))
-    return union_categoricals(texts)

@@ -78,7 +78,7 @@ class RunWriter(Run):
         self.write_batch({"predictions": from_rows(rows, SCHEMAS["predictions"])})
 
     def write_batch(self, tables: Mapping[str, pa.Table], replaced: Collection[str] = ()) -> None:
-        """Write tables as a batch. replaced: files of damaged batches that are listed no more."""
+        """Write tables as a batch. replaced: damaged files that leave the list."""
         with self.writing():
             self._batches.write(tables, replaced)
 
@@ -143,7 +143,9 @@ class RunWriter(Run):
             whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
             # pandas adds metadata with its version, which would change the file's digest.
             found[table] = whole.replace_schema_metadata(None)
-        self.write_batch(found)
+        with self.writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._batches.write(found)
 
     def _start_timer(self, wait_s: float) -> None:
         self._timer = threading.Timer(wait_s, self._close_if_idle)

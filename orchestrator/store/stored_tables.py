@@ -11,32 +11,37 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError
+from orchestrator.common.files import trim_memory
 from orchestrator.common.hashing import bytes_digest
 from orchestrator.store.attempt_log import LogContents, read_log
 from orchestrator.store.layout import ATTEMPTS, LISTING_FILE
 from orchestrator.store.listing import RESTORE, Listing, read_listing
-from orchestrator.store.old_parts import Owners, current_parts, is_checked
+from orchestrator.store.old_parts import PartOwners, current_parts, is_checked
 from orchestrator.store.parquet_file import (
     is_as_written,
     open_parquet,
     read_rows,
     require_valid_rows,
 )
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, empty_table
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, empty_table, with_categories
 from tasks.spec.messages import error_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Built = TypeVar("Built")
 _READ_TRIES = 5
+_FILES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored in the folder of a run. run: its name in messages."""
+    """The tables of a run at one moment. run: its name in messages."""
 
     folder: Path
     run: str
@@ -102,11 +107,11 @@ class Stored:
 
     def count(self, table: str, schema: pa.Schema) -> int:
         """Return the number of rows of a table, by the footers of its files."""
-        rows = self._of_log(table).num_rows
+        rows: int = self._of_log(table).num_rows
         for name in self._names(table):
             with open_parquet(self.folder / name, schema, RESTORE) as file:
                 rows += file.metadata.num_rows
-        owners = Owners()
+        owners = PartOwners()
         for path in current_parts(self.folder / table):
             with owners.opened(path, schema) as part:
                 rows += part.metadata.num_rows
@@ -121,7 +126,7 @@ class Stored:
         return [*versions, (self.listing.log, bytes_digest(self.log))]
 
     def damaged_log(self) -> RunError:
-        """Return the error for a log of which some lines are damaged."""
+        """Return the error for a log with damaged lines."""
         return RunError(
             f"{self.run}/{self.listing.log}: is damaged: {self.logged.damaged} of its lines differ"
             " from what was written",
@@ -133,7 +138,7 @@ class Stored:
             with open_parquet(self.folder / name, schema, RESTORE) as file:
                 rows = read_rows(file, schema, columns)
             yield rows
-        owners = Owners()
+        owners = PartOwners()
         for path in current_parts(self.folder / table):
             with owners.opened(path, schema) as part:
                 rows = read_rows(part, schema, columns)
@@ -175,6 +180,30 @@ class Stored:
 _NO_ROWS = pa.table({})
 
 
+def read_categories(stored: Stored, table: str, columns: list[str] | None) -> pd.DataFrame:
+    """Return a table as a frame with texts as categories."""
+    import pandas as pd
+
+    # Reading takes several times the memory of the result, and pandas takes its time for each
+    # batch: 16 files are a compromise.
+    schema = with_categories(SCHEMAS[table])
+    empty = empty_table(schema, columns)
+
+    def to_columns(parts: list[pa.Table]) -> dict[str, pd.Series]:
+        batch = pa.concat_tables([empty, *parts], promote_options="permissive")
+        batch = batch.unify_dictionaries()
+        return {name: batch[name].to_pandas() for name in batch.column_names}
+
+    built = stored.build(table, schema, columns, to_columns, _FILES_AT_ONCE)
+    batches = [to_columns([]), *built]
+    # Each column leaves its batches before the next one is joined.
+    joined: dict[str, pd.Series | pd.Categorical] = {}
+    for name in empty.column_names:
+        joined[name] = _join([batch.pop(name) for batch in batches])
+    trim_memory()
+    return pd.DataFrame(joined, copy=False)
+
+
 def read_stored(folder: Path, run: str) -> Stored:
     """Return what is stored now. Raise RunError if the list of the batches is damaged."""
     for _ in range(_READ_TRIES):
@@ -207,8 +236,23 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def _with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the types of a schema, of which texts may be dictionaries."""
+    """Return rows with the types of a schema, whose texts may be dictionaries."""
     fields = []
     for field in rows.schema:
         fields.append(schema.field(field.name) if field.name in schema.names else field)
     return rows.cast(pa.schema(fields))
+
+
+def _join(columns: list[pd.Series]) -> pd.Series | pd.Categorical:
+    import pandas as pd
+    from pandas.api.types import union_categoricals
+
+    if not isinstance(columns[0].dtype, pd.CategoricalDtype):
+        return pd.concat(columns, ignore_index=True)
+    # pd.concat would turn categories that differ between batches into text.
+    # A batch of nulls has no categories, not even of text, and cannot be joined with others.
+    texts = []
+    for column in columns:
+        has_values = len(column.cat.categories) > 0
+        texts.append(column if has_values else column.cat.set_categories([""]))
+    return union_categoricals(texts)

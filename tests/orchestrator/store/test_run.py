@@ -26,7 +26,6 @@ import pytest
 from orchestrator.analysis.memory_columns import latest_predictions
 from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwritable
 from orchestrator.store import batch_writer, run_writer, stored_tables
-from orchestrator.store import run as run_module
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run, find_cell
@@ -233,7 +232,7 @@ def test_a_folder_may_have_any_name(
 def test_categories_do_not_depend_on_the_number_of_files_in_a_batch(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "_FILES_AT_ONCE", 2)
+    monkeypatch.setattr(stored_tables, "_FILES_AT_ONCE", 2)
     with open_for_writing(run) as writer:
         for length in (16, 32, 64):
             writer.append(make_outcome(context_length=length), None)

@@ -359,14 +359,14 @@ def come_from_the_future(folder: Path) -> None:
     [
         (
             remove_a_part,
-            "full/samples/all.parquet of what was published is missing, or a link. Copy",
+            "full/samples/0001.parquet of what was published is missing, or a link. Copy",
         ),
-        (tear_a_part, "full/kernels/all.parquet: is torn, or not what was published. Copy"),
-        (remove_a_run, " and 6 more of what was published is missing, or a link. Copy"),
+        (tear_a_part, "full/kernels/0001.parquet: is torn, or not what was published. Copy"),
+        (remove_a_run, " and 7 more of what was published is missing, or a link. Copy"),
         (tear_the_list, f"{PUBLICATION_FILE}: is not JSON: Expecting"),
         (list_less, f"{PUBLICATION_FILE}: is damaged, or of another program: runs: Field required"),
         (list_nothing, "is damaged, or of another program: it is no JSON object. Copy"),
-        (come_from_the_future, "was written with schema 99, newer than 1. Update"),
+        (come_from_the_future, "was written with schema 99, newer than 2. Update"),
     ],
 )
 def test_a_missing_or_torn_piece_is_one_line(
