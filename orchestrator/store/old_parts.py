@@ -76,6 +76,8 @@ class PartOwners:
             raise RunError(f"{path}: contains rows of the table {table}", _remedy(path))
         is_whole = _is_merged(path.stem) or path.stem == _WHOLE_TABLE
         names = set(json.loads(metadata.get(_DIGESTS, b"{}")))
+        if _is_merged(path.stem) and not _replaced(part):
+            raise RunError(f"{path}: names no parts that it has the rows of", _remedy(path))
         names |= _replaced(part) if is_whole else _names_in_statistics(part)
         for name in sorted(names):
             twin = self._parts.setdefault(name, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -323,6 +324,16 @@ def test_a_copy_of_a_merged_part_is_refused(run: Run) -> None:
         run.read("attempts")
 
 
+def test_a_copy_of_a_batch_is_no_merged_part(run: Run, make_outcome: MakeOutcome) -> None:
+    with open_for_writing(run) as writer:
+        writer.append(make_outcome(), None)
+    shutil.copy(
+        run.folder / "samples" / "0001.parquet", run.folder / "samples" / "merged-7.parquet"
+    )
+    with pytest.raises(RunError, match=r"merged-7\.parquet: names no parts"):
+        run.read("samples")
+
+
 def test_a_part_of_an_attempt_that_is_in_a_batch_is_refused(
     run: Run, make_outcome: MakeOutcome
 ) -> None:
@@ -333,3 +344,26 @@ def test_a_part_of_an_attempt_that_is_in_a_batch_is_refused(
     write(run, f"attempts/{cell}-1.parquet", {**ROW, "cell": [cell]})
     with pytest.raises(RunError, match=rf"attempt 1 of cell {cell} is in two files\. Move"):
         read_states(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("table", ["attempts", "samples"])
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_flipped_bit_has_no_effect_or_is_refused(run: Run, table: str, is_merged: bool) -> None:
+    pattern = "merged-*" if is_merged else SINGLE
+    part = next((run.folder / table).glob(pattern))
+    good, chance = part.read_bytes(), random.Random(1)
+    before, refused = run.stored().read(table, SCHEMAS[table], None), 0
+    for number in range(2000):
+        bad = bytearray(good)
+        bad[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
+        part.write_bytes(bad)
+        os.utime(part, ns=(number, number))  # clocks of file systems may stand still that long
+        try:
+            after = run.stored().read(table, SCHEMAS[table], None)
+        except RunError:
+            refused += 1
+        else:
+            assert after.equals(before)
+    assert refused > 1900
