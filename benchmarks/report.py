@@ -42,6 +42,7 @@ from tasks.spec.cell import Cell
 SECONDS, MB = 20.0, 500.0
 CONFIG = """
 name: many
+limits: {attempts: 1}
 grids:
   - task: train_step
     fixed: {device: cuda}

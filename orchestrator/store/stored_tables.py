@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -221,17 +222,16 @@ def read_stored(folder: Path, run: str) -> Stored:
 
 
 def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
+    with suppress(FileNotFoundError):
+        if path.exists():  # False also where a link leads to itself
+            return path.read_bytes()
+    return b""
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
+    if not path.exists():
         return ()
+    status = os.stat(path)
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
