@@ -64,7 +64,7 @@ class BatchWriter:
 
         drop_damaged: leave out lines that differ from what was written. Without it, raise RunError.
         """
-        if self._log is not None:
+        if self._log is not None and self._log.exists():  # not if the folder was removed
             listing, tables = self.listing(), _joined(self._logged)
         else:
             stored = read_stored(self.folder, self._run)
