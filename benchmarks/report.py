@@ -33,16 +33,16 @@ import pyarrow as pa
 
 from orchestrator.config.selection import Selection
 from orchestrator.planning.request import SweepRequest, resolve
+from orchestrator.store.batch_writer import BATCH
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.parquet_parts import write_part
 from orchestrator.store.run import Run
-from orchestrator.store.run_writer import MERGE_BATCH
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.cell import Cell
 
 SECONDS, MB = 20.0, 500.0
 CONFIG = """
 name: many
+limits: {attempts: 1}
 grids:
   - task: train_step
     fixed: {device: cuda}
@@ -96,24 +96,26 @@ class ReportCost:
 def report(folder: Path) -> ReportCost:
     """Report a run in a fresh process."""
     command = [sys.executable, "-m", "orchestrator", "report", str(folder)]
-    started_s, cpu_before_s = time.monotonic(), _children_cpu_s()
+    started_s, cpu_before_s = time.monotonic(), children_cpu_s()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
     peak_bytes = 0
     while child.poll() is None:
-        peak_bytes = max(peak_bytes, _resident_bytes(child.pid))
+        peak_bytes = max(peak_bytes, resident_bytes(child.pid))
         time.sleep(_SAMPLING_S)
     wall_s = time.monotonic() - started_s
     if child.returncode:
         raise SystemExit(f"sweep report ended with {child.returncode}")
-    return ReportCost(wall_s, _children_cpu_s() - cpu_before_s, peak_bytes / 1e6)
+    return ReportCost(wall_s, children_cpu_s() - cpu_before_s, peak_bytes / 1e6)
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
+    """Return the CPU time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of processes that have ended
     return used.ru_utime + used.ru_stime
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
+    """Return the resident set of a process and its children."""
     total = 0
     # A process may end while it is read.
     with suppress(psutil.Error):
@@ -127,10 +129,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def make_run(folder: Path, cells: int) -> SweepRequest:
-    """Make a finished run of at least this number of cells.
-
-    Like a real run, it has merged parts, and single parts of the last cells.
-    """
+    """Make a finished run of at least this number of cells, in batches like those of a real run."""
     folder.mkdir(parents=True)
     config = folder / "many.yaml"
     seeds = map(str, range(math.ceil(cells / CELLS_PER_SEED)))
@@ -139,19 +138,12 @@ def make_run(folder: Path, cells: int) -> SweepRequest:
     found = request.expansion.cells
     with open_for_writing(Run(folder)) as writer:
         writer.write_manifest(request.manifest({}, request.new_invocation()))
-        merged = len(found) - len(found) % MERGE_BATCH
-        for start in range(0, merged, MERGE_BATCH):
-            _write(folder, f"merged-{start}", found[start : start + MERGE_BATCH])
-        for cell in found[merged:]:
-            _write(folder, f"{cell.id}-1", [cell])
+        for start in range(0, len(found), BATCH):
+            cells_of_batch = found[start : start + BATCH]
+            rows = pa.Table.from_pylist(list(map(_attempt, cells_of_batch)), SCHEMAS["attempts"])
+            successes = [cell for cell in cells_of_batch if _status(cell) == "ok"]
+            writer.write_batch({"samples": _samples(successes), "attempts": rows})
     return request
-
-
-def _write(folder: Path, name: str, cells: Sequence[Cell]) -> None:
-    successes = [cell for cell in cells if _status(cell) == "ok"]
-    write_part(folder / "samples" / f"{name}.parquet", _samples(successes))
-    rows = pa.Table.from_pylist([_attempt(cell) for cell in cells], SCHEMAS["attempts"])
-    write_part(folder / "attempts" / f"{name}.parquet", rows)
 
 
 def _status(cell: Cell) -> str:
@@ -180,6 +172,7 @@ def _attempt(cell: Cell) -> dict[str, Any]:
         "cell": cell.id, "attempt": 1, "task": cell.task, "task_version": cell.version, "status": status,
         "params": json.dumps(cell.params.values()), "stage": "" if status == "ok" else "warm-up",
         "phase": "" if status == "ok" else "backward", "evidence": json.dumps({} if status == "ok" else evidence),
+        "contents": json.dumps({"samples": len(_SERIES)} if status == "ok" else {}),
         "facts": json.dumps(facts), "started_at": datetime.now(UTC), "wall_s": 10.0, "timeout_s": 600.0,
     }  # fmt: skip
 
@@ -201,11 +194,13 @@ def _series() -> Iterator[tuple[str, str, str, str, str, int]]:
     yield from (("telemetry", mode, "", "host_pace", "1/ms", 1) for mode in ("before", "after"))
 
 
+_SERIES = [(*values, step) for *values, steps in _series() for step in range(steps)]
+
+
 def _samples(cells: Sequence[Cell]) -> pa.Table:
     names = ["instrument", "mode", "phase", "metric", "unit", "step"]
-    series = [(*values, step) for *values, steps in _series() for step in range(steps)]
-    samples = pd.DataFrame(series * len(cells), columns=names)
-    samples["cell"] = np.repeat([cell.id for cell in cells], len(series))
+    samples = pd.DataFrame(_SERIES * len(cells), columns=names)
+    samples["cell"] = np.repeat([cell.id for cell in cells], len(_SERIES))
     samples["attempt"], samples["note"] = 1, ""
     scale = np.where(samples["unit"] == "bytes", GIB, 1.0)
     random = np.random.default_rng(len(cells))

@@ -34,9 +34,8 @@ from orchestrator.config.grid import expand, require_matches
 from orchestrator.config.schema import parse_config
 from orchestrator.config.selection import Selection
 from orchestrator.report.tables.registry import lay_out
-from orchestrator.store import run_writer
+from orchestrator.store import batch_writer
 from orchestrator.store.cell_state import read_states
-from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
 from tasks.spec.attempt import Attempt
@@ -339,7 +338,7 @@ STORE_MUTATIONS = [*[flip] * 4, delete, truncate, copy_next_to, copy_over, swap,
 
 
 def make_store(folder: Path) -> Run:
-    """A run of six cells, half of whose parts are merged."""
+    """A run of six cells in three batches."""
 
     def measure(attempt: Attempt) -> Outcome:
         (sample,) = outcome_of(attempt).samples
@@ -352,13 +351,11 @@ def make_store(folder: Path) -> Run:
 
     config = folder / "config.yaml"
     config.write_text(CONFIG.replace("128]", "128, 256, 512]"))
-    go(request_for(config, out=folder / "run"), FakeScheduler(measure), summary=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_writer, "BATCH", 2)
+        patch.setattr(RunWriter, "finish", lambda writer: None)
+        go(request_for(config, out=folder / "run"), FakeScheduler(measure), summary=True)
     run = Run(folder / "run")
-    with pytest.MonkeyPatch.context() as patch, open_for_writing(run) as writer:
-        patch.setattr(run_writer, "MERGE_BATCH", 3)
-        names = {path.stem for path in sorted((run.folder / "attempts").glob("*.parquet"))[:3]}
-        patch.setattr(RunWriter, "may_merge", lambda writer, part: part.stem in names)
-        writer.merge_parts()
     return run
 
 
@@ -403,7 +400,7 @@ def fuzz_stores(times: int, seed: int) -> Counter[str]:
             run = Run(Path(shutil.copytree(good.folder, Path(folder) / str(number))))
             done = []
             for mutate in chance.choices(STORE_MUTATIONS, k=chance.choice([1, 1, 1, 2, 3])):
-                parts = sorted(run.folder.glob("*/*.parquet"))
+                parts = [*sorted(run.folder.glob("*/*.parquet")), run.folder / "stored.json"]
                 with suppress(pa.ArrowException, OSError):  # an earlier mutation has damaged it
                     part = chance.choice(parts)
                     done.append(f"{mutate.__name__} {part.parent.name}/{part.name}")

@@ -40,6 +40,7 @@ import psutil
 
 from orchestrator.common.errors import COMPLETED, EXIT_INTERRUPTED, EXIT_USER
 from orchestrator.scheduling.ray_reaper import RAY_FOLDER, has_ended
+from orchestrator.store.run import Run
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import JOURNAL_FILE
 from tasks.spec.status import Status
@@ -368,7 +369,7 @@ def measured_on_disk(run: Path, known: Attempts = frozenset()) -> Attempts:
 
 def lost_and_repeated(run: Path, finished: Attempts) -> tuple[int, int]:
     """Return how many finished attempts of a run have no row, and how many cells have two."""
-    attempts = pd.concat(pd.read_parquet(part) for part in (run / "attempts").glob("*.parquet"))
+    attempts = Run(run).read("attempts")
     ok = attempts[attempts["status"] == "ok"]
     rows = list(zip(ok["cell"], ok["attempt"], strict=True))
     lost = finished - set(rows)

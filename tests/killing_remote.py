@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.store import run_writer
+from orchestrator.store import batch_writer
 from orchestrator.store.mirror import open_run
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -34,7 +34,7 @@ _CELLS_A_KILL = 30  # more than a driver comes to
 _LONGEST_CELL_S = 0.04
 _LONGEST_S = 1.5
 _REFUSED = 0.02
-_MERGED_AT_ONCE = 5
+_BATCH = 5
 
 Rows = dict[tuple[str, int], float]  # of attempts: how long each took, which no two have in common
 
@@ -42,7 +42,7 @@ Rows = dict[tuple[str, int], float]  # of attempts: how long each took, which no
 def drive(folder: Path, environment: dict[str, str], log: Path, cells: int) -> None:
     """A driver, which writes down the cells that it measures."""
     os.environ.update(environment)
-    run_writer.MERGE_BATCH = _MERGED_AT_ONCE
+    batch_writer.BATCH = _BATCH
 
     def measure(attempt: Attempt) -> Outcome:
         time.sleep(random.uniform(0, _LONGEST_CELL_S))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(
@@ -274,7 +275,7 @@ def test_a_command_imports_no_more_than_it_needs(
     group: dict[str, set[str]], tmp_path: Path
 ) -> None:
     run = a_run(tmp_path)
-    cell = next((run / "attempts").iterdir()).name[:6]
+    cell = next(Run(run).rows("attempts", ["cell"]))[0][:6]
     commands = {line.format(run=run, cell=cell): names for line, names in group.items()}
     done = subprocess.run(
         [sys.executable, "-c", RUN_COMMANDS.format(commands=commands)],
@@ -288,10 +289,10 @@ def test_a_command_imports_no_more_than_it_needs(
 
 def a_run(tmp_path: Path) -> Path:
     """A folder as if a sweep had run in it."""
-    from orchestrator.analysis.results import load_results
     from orchestrator.config.selection import Selection
     from orchestrator.planning.request import resolve
     from orchestrator.store.run import Run
+    from orchestrator.sweep.outcome_log import store_cells
     from tasks.spec.attempt import Attempt, Settings
     from tasks.spec.outcome import Outcome
     from tasks.spec.status import Status
@@ -306,7 +307,7 @@ def a_run(tmp_path: Path) -> Path:
         samples = (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),)
         attempt = Attempt(cell, 1, str(tmp_path), Settings())
         writer.append(Outcome(attempt, Status.OK, "", "", {}, {}, samples, 0.0, 1.0), None)
-        writer.write_cells(load_results(writer).cells)
+        store_cells(writer)
     return tmp_path / "run"
 
 

@@ -22,6 +22,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.attempt import JOURNAL_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -48,7 +49,7 @@ def here(
                         None,
                     )
             writer.append(make_outcome(Status.OOM, context_length=512), None)
-            writer.write_cells(load_results(writer).cells)
+            store_cells(writer)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

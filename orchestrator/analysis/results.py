@@ -18,7 +18,6 @@ from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import value_text
 from orchestrator.store.cell_state import read_states
-from orchestrator.store.frame_cache import read_frame, write_frame
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import INCOMPLETE, Run
 from tasks.spec.cell import dotted_values
@@ -96,14 +95,9 @@ def load_results(run: Run, every_version: bool = False) -> Results:
 def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
     """Read the results of a run, and all its samples, with texts as categories.
 
-    Only the Parquet parts are read. The summary cells.parquet is written after them, so that it may be
-    out of date if the program was killed in between.
-
     every_version: also read cells that were measured by an older version of their task, although
         the run has newer ones.
     """
-    # The key comes first. If another process adds a part between the two reads, the key is that of
-    # fewer parts, and `_store_results` leaves the results out of the cache.
     key = cells_key(run, every_version)
     read_samples = cache(partial(run.read, "samples", categories=True))
     return _load(run, every_version, key, read_samples), read_samples()
@@ -112,18 +106,17 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
 def _load(
     run: Run, every_version: bool, key: str, read_samples: Callable[[], pd.DataFrame]
 ) -> Results:
-    """Return the results from the cache, or derive and store them. key: of `cells_key`."""
-    results = _cached_results(run, key)
+    """Return the results from cells.parquet if it has this key, or derive them."""
+    results = _results_of_file(run, key)
     if results is None:
         results = _derived_results(run, every_version, read_samples)
-        _store_results(run, every_version, key, results)
         # The samples are the largest table: what is free of their memory goes back to the system.
         trim_memory()
     return results
 
 
 def cells_key(run: Run, every_version: bool) -> str:
-    """Return the key of a run's cells in the user's cache: a digest of stored tables and of code.
+    """Return the key of a run's cells in cells.parquet: a digest of stored tables and of code.
 
     every_version: see `load_results`. Raise RunError if a part of the attempts or samples is damaged.
     """
@@ -150,8 +143,13 @@ def _code_digest() -> str:
     return digest_of((file.name, file) for file in files)
 
 
-def _cached_results(run: Run, key: str) -> Results | None:
-    found = read_frame(key)
+def cells_facts(results: Results) -> dict[str, object]:
+    """Return what is stored in cells.parquet with the cells."""
+    return {"axes": results.axes, "cells_without_samples": results.cells_without_samples}
+
+
+def _results_of_file(run: Run, key: str) -> Results | None:
+    found = run.read_cells(key)
     if found is None:
         return None
     cells, facts = found
@@ -166,18 +164,11 @@ def _cached_results(run: Run, key: str) -> Results | None:
     )
 
 
-def _store_results(run: Run, every_version: bool, key: str, results: Results) -> None:
-    # Another process may have added a part in the meantime.
-    if cells_key(run, every_version) == key:
-        facts = {"axes": results.axes, "cells_without_samples": results.cells_without_samples}
-        write_frame(key, results.cells, facts)
-
-
 def _derived_results(
     run: Run, every_version: bool, read_samples: Callable[[], pd.DataFrame]
 ) -> Results:
-    # Samples are read after the attempts: a sweep may be writing, and it writes an attempt's row
-    # last.
+    # Samples are read after the attempts: a sweep may be writing, and what is read later has at
+    # least the attempts that were read before.
     attempts, manifest = read_attempts(run), run.read_manifest()
     samples = read_samples()
     # A row that is older than a parameter gets the parameter's default, from which its cell id was

@@ -6,7 +6,6 @@ writes; unknown keys of another version stay, and are ignored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,15 +15,20 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, InstanceOf
 
 from orchestrator.common.errors import RunError
-from orchestrator.common.hashing import text_digest
 from orchestrator.common.text import shell_path
-from orchestrator.store.untrusted_files import DAMAGED, check_types, read_json_object
+from orchestrator.store.layout import SCHEMA_VERSION
+from orchestrator.store.untrusted_files import (
+    DAMAGED,
+    check_digest,
+    check_types,
+    digested_json,
+    read_json_object,
+)
 
 Manifest: TypeAlias = dict[str, Any]
 
 MANIFEST_FILE = "run.json"
 RESTORED_BY = "`sweep run` with the same config writes it again"
-_DIGEST = "digest"
 _REMEDY = f"Restore it, or move it away: {RESTORED_BY}"
 _REQUIRED_FOR_SWEEP = ("name", "config", "config_path", "selection", "invocations")
 # pydantic's own str refuses lone surrogates, which stand for bytes that are not UTF-8: a command
@@ -93,20 +97,13 @@ def read_manifest(file: Path, name: str) -> Manifest:
     """
     found = read_json_object(file, name, _REMEDY)
     check_types(found, _Manifest, name, _REMEDY)
-    # Manifests of older programs have no digest.
-    digest = found.pop(_DIGEST, None)
-    if digest not in (None, _digest(found)):
-        raise RunError(f"{name}: is damaged: it differs from what was written", _REMEDY)
+    check_digest(found, name, _REMEDY)
     return found
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """Return the text of run.json, with a digest that detects accidents."""
-    return json.dumps({**manifest, _DIGEST: _digest(manifest)}, indent=1)
-
-
-def _digest(manifest: Manifest) -> str:
-    return text_digest(json.dumps(manifest))
+    """Return the text of run.json."""
+    return digested_json({**manifest, "schema_version": SCHEMA_VERSION})
 
 
 def build_manifest(

@@ -1,31 +1,30 @@
-"""Write a run in a bucket: into its working copy, from which a thread uploads what is finished."""
+"""Write a run in a bucket: into its working copy, from which a thread uploads what the bucket lacks.
+
+The list of the batches is uploaded after its batches, and the log after what the attempts in it left
+in their folders: the bucket is a readable run after every upload.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnreachable, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
-from orchestrator.store.layout import CELLS_FILE
+from orchestrator.store.layout import CELLS_FILE, LISTING_FILE
+from orchestrator.store.listing import Listing, number_of
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import Mirror, RemoteRun, warn
 from orchestrator.store.remote_folder import reaching
-from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
+from orchestrator.store.run_writer import RunWriter, finished, open_folder_for_writing
+from orchestrator.store.stored_tables import Stored
 from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
-from tasks.spec.tables import Sample
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # During an outage of the bucket the measuring continues, and its results wait in the copy.
 RETRY_S = 10.0
@@ -43,11 +42,11 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
     mirror = run.mirror
     with open_folder_for_writing(run) as local, owned(mirror.remote, take_over) as owner:
         mirror.refresh(as_driver=True)
-        uploader = Uploader(mirror, owner.require)
-        for attempt in mirror.pending():
-            uploader.put_attempt(attempt)
+        with reaching(mirror.remote):
+            uploader = Uploader(mirror, owner.require)
         try:
-            yield MirrorWriter(mirror, local.lock, uploader)
+            with finished(MirrorWriter(mirror, local.lock, uploader)) as writer:
+                yield writer
         except BaseException as error:
             try:
                 uploader.finish()
@@ -60,7 +59,7 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
 
 
 class MirrorWriter(RunWriter):
-    """A run's writer that also uploads: each attempt's row after all other files of it."""
+    """A run's writer that has everything uploaded that it stores."""
 
     def __init__(self, mirror: Mirror, lock: IO[str] | None, uploader: Uploader) -> None:
         super().__init__(mirror.folder, lock)
@@ -74,69 +73,46 @@ class MirrorWriter(RunWriter):
         if is_new:
             self._uploader.upload_now(MANIFEST_FILE)
         else:
-            self._uploader.put(Upload((MANIFEST_FILE,)))
+            self._uploader.put([MANIFEST_FILE])
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
-        attempt = f"{outcome.attempt.cell.id}-{outcome.attempt.number}"
-        self._mirror.mark_pending(attempt)
+        cell, number = outcome.attempt.cell.id, outcome.attempt.number
+        self._uploader.put(self._mirror.artifacts(cell, number))
         super().append(outcome, commit)
-        self._uploader.put_attempt(attempt)
         if self._uploader.lost is not None:
             raise self._uploader.lost
 
-    def append_predictions(self, samples: Mapping[str, Iterable[Sample]]) -> None:
-        before = self._mirror.parts()
-        super().append_predictions(samples)
-        self._uploader.put(Upload(tuple(self._mirror.parts() - before)))
-
-    def merge_parts(self) -> None:
-        before = self._mirror.parts()
-        super().merge_parts()
-        after = self._mirror.parts()
-        if after != before:
-            self._uploader.put(Upload(tuple(after - before), removed=tuple(before - after)))
-
-    def may_merge(self, part: Path) -> bool:
-        return not self._mirror.is_pending(part.stem)
-
-    def write_cells(self, cells: pd.DataFrame) -> None:
-        super().write_cells(cells)
-        self._uploader.put(Upload((CELLS_FILE,)))
-
-
-@dataclass(frozen=True)
-class Upload:
-    """Files to upload in any order, then a last one, then files to remove from the bucket."""
-
-    files: tuple[str, ...]
-    last: str = ""
-    removed: tuple[str, ...] = ()
-    attempt: str = ""  # whose pending mark is removed at the end
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with super().writing():
+            yield
+        self._uploader.put(())
 
 
 class Uploader:
-    """A thread that uploads what the writer has finished, and tries again what failed."""
+    """A thread that uploads what the bucket lacks, and tries again what failed."""
 
     def __init__(self, mirror: Mirror, require_owner: Callable[[], None]) -> None:
         """require_owner: raises RunLocked once another driver owns the bucket."""
         self._mirror = mirror
         self._require_owner = require_owner
-        self._waiting: deque[Upload] = deque()
+        self._waiting = dict.fromkeys(mirror.missing_files())  # names; a set without an order
+        self._listed = mirror.fetch_listing()
+        self._log: tuple[str, bytes] | None = None  # the last one that was uploaded
         self._wake = threading.Event()
         self._is_finishing = False
+        self._is_done = False  # nothing was left to upload
         self._last_success_s = 0.0
         self._reason = ""  # of the last failure
         self.lost: RunLocked | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-
-    def put(self, upload: Upload) -> None:
-        self._waiting.append(upload)
         self._wake.set()
 
-    def put_attempt(self, attempt: str) -> None:
-        *others, row = self._mirror.files_of(attempt) or [""]
-        self.put(Upload(tuple(others), last=row, attempt=attempt))
+    def put(self, names: Collection[str]) -> None:
+        """Upload these files, and all batches and attempts that the bucket lacks."""
+        self._waiting.update(dict.fromkeys(names))
+        self._wake.set()
 
     def upload_now(self, name: str) -> None:
         """Upload a file in this thread. Raise RunUnreachable if that fails for `PATIENCE_S`."""
@@ -159,7 +135,7 @@ class Uploader:
         self._thread.join()
         if self.lost is not None:
             raise self.lost
-        if self._waiting:
+        if not self._is_done:
             raise RunUnwritable(
                 f"{self._mirror.remote}: results could not be uploaded: {self._reason}",
                 f"They are in {self._mirror.folder}; the next `sweep run` from here uploads them",
@@ -167,30 +143,93 @@ class Uploader:
 
     def _run(self) -> None:
         _lower_priority()
-        while not self._is_done():
-            if self._waiting:
-                upload = self._waiting.popleft()
-                if self._succeeds(upload):
-                    self._last_success_s = time.monotonic()
-                    continue
-                # At the end of the queue, so that a file that can never be read blocks no other.
-                self._waiting.append(upload)
-            self._wake.wait(min(1.0, RETRY_S) if self._is_finishing else RETRY_S)
+        while self.lost is None:
             self._wake.clear()
+            is_last = self._is_finishing  # what was stored before is uploaded below
+            self._is_done = self._upload_all()
+            if is_last and (self._is_done or self._is_out_of_patience()):
+                return
+            if self._is_done:
+                self._wake.wait()
+            else:
+                self._wake.wait(min(1.0, RETRY_S) if self._is_finishing else RETRY_S)
 
-    def _is_done(self) -> bool:
-        if self.lost is not None:
-            return True
-        if not self._is_finishing:
+    def _is_out_of_patience(self) -> bool:
+        return time.monotonic() - self._last_success_s > PATIENCE_S
+
+    def _upload_all(self) -> bool:
+        """Upload what the bucket lacks. Return True if it lacks nothing then.
+
+        The attempts are read first: what they left in their folders is waiting by then.
+        """
+        try:
+            stored = self._mirror.stored()
+        except SweepError as error:
+            self._reason = error.message
             return False
-        return not self._waiting or time.monotonic() - self._last_success_s > PATIENCE_S
+        names = list(self._waiting)
+        for name in names:
+            del self._waiting[name]  # it is put again if it changes now
+        with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
+            done = dict(zip(names, pool.map(self._upload, names), strict=True))
+        failed = [name for name in names if not done[name]]
+        self._waiting.update(dict.fromkeys(failed))
+        return self._attempt(lambda: self._upload_rows(stored)) and not failed
 
-    def _succeeds(self, upload: Upload) -> bool:
+    def _upload(self, name: str) -> bool:
+        def upload() -> None:
+            # A file may have been removed since: a trace by its owner, say.
+            with suppress(FileNotFoundError):
+                self._mirror.upload(name)
+            self._last_success_s = time.monotonic()
+
+        return self._attempt(upload)
+
+    def _upload_rows(self, stored: Stored) -> None:
+        """Upload batches, then their list, then the log of the attempts after them."""
+        remote, listing = self._mirror.remote, stored.listing
+        if self._listed is None:
+            # Without a list, nobody knows if the bucket has all batches.
+            self._list(Listing())
+        before = self._listed or Listing()
+        if listing != before:
+            self._upload_batches(listing, before)
+        log = (listing.log, stored.log)
+        if stored.log and log != self._log:
+            remote.put(*log)
+            self._log = log
+            self._last_success_s = time.monotonic()
+
+    def _upload_batches(self, listing: Listing, before: Listing) -> None:
+        remote, known = self._mirror.remote, before.files
+        names = [name for name, digest in listing.files.items() if known.get(name) != digest]
+        logs = sorted({f"{number_of(name):04}.log" for name in names})
+        for log in logs:  # until they are listed, their batches are not finished
+            if remote.read(log) is None:
+                remote.put(log, b"")
+        # Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
+        # after another driver has taken over.
+        with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
+            list(pool.map(self._mirror.upload, names))
+        if listing.cells:
+            with suppress(FileNotFoundError):
+                self._mirror.upload(CELLS_FILE)
+        self._list(listing)
+        for log in {*logs, before.log} - {listing.log}:
+            remote.remove(log)
+
+    def _list(self, listing: Listing) -> None:
+        self._require_owner()
+        self._mirror.remote.put(LISTING_FILE, listing.text().encode())
+        self._listed = listing
+        self._last_success_s = time.monotonic()
+
+    def _attempt(self, upload: Callable[[], None]) -> bool:
         remote = self._mirror.remote
         try:
             with reaching(remote):
                 self._require_owner()
-                self._carry_out(upload)
+                upload()
         except RunLocked as error:
             self.lost = error
             return False
@@ -201,18 +240,6 @@ class Uploader:
             self._reason = typed_error_text(error)
             return False
         return True
-
-    def _carry_out(self, upload: Upload) -> None:
-        # Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
-        # after another driver has taken over.
-        with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
-            list(pool.map(self._mirror.upload, upload.files))
-        if upload.last:
-            self._mirror.upload(upload.last)
-        for name in upload.removed:
-            self._mirror.remote.remove(name)
-        if upload.attempt:
-            self._mirror.unmark_pending(upload.attempt)
 
 
 def _lower_priority() -> None:

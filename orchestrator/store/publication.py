@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,7 +13,8 @@ from orchestrator.common.hashing import file_digest
 from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.common.run_location import RunLocation, is_address
 from orchestrator.common.text import and_more
-from orchestrator.store.layout import PUBLICATION_FILE
+from orchestrator.store.cells_file import read_cells_file
+from orchestrator.store.layout import CELLS_FILE, PUBLICATION_FILE
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
@@ -24,6 +26,9 @@ from orchestrator.store.untrusted_files import (
     read_json_object,
     require_plain,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Publication(RunCollection):
@@ -46,6 +51,9 @@ class Publication(RunCollection):
     def reference(self) -> str | None:
         """The device whose published numbers its report compares with."""
         return self.contents.against
+
+    def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
+        return read_cells_file(self.folder, self.contents.files.get(CELLS_FILE, ""), key)
 
     def read_manifest(self) -> Manifest:
         return {**super().read_manifest(), "left_out": self.contents.left_out}

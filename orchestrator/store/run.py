@@ -1,11 +1,12 @@
 """Read a results folder: its manifest, its tables as pandas frames or rows, its attempts.
 
-`layout` lists the contents of the folder. `run_writer` writes it, and `parquet_parts` reads and
-writes single parts.
+`layout` lists the contents of the folder. `run_writer` writes it, and `stored_tables` reads what is
+stored at one moment.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,24 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import cell_count, shell_path
+from orchestrator.store.cells_file import read_cells_file
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATION_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
-from orchestrator.store.parquet_parts import (
-    build_from_parts,
-    damaged,
-    part_versions,
-    read_parts,
-    stored_rows,
-    unmerged_parts,
-)
-from orchestrator.store.row_digests import RowsDigest, parse_digests
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, empty_table, with_categories
+from orchestrator.store.old_parts import attempts_of_parts
+from orchestrator.store.stored_tables import Stored, read_categories, read_stored
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
 from orchestrator.store.untrusted_files import is_plain_name, require_no_link
 
 if TYPE_CHECKING:
@@ -41,7 +37,6 @@ StoredRow: TypeAlias = tuple[Any, ...]
 INCOMPLETE = "incomplete"  # the status of a cell whose measured rows are missing in part
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)  # of an attempt: a column of 32 bits holds it
 _BATCH_ROWS = 10_000
-_PARTS_AT_ONCE = 16
 _SUGGESTED, _LISTED = 20, 5  # cells in a message
 
 
@@ -118,7 +113,7 @@ class Run:
         different texts then takes a tenth of the memory.
         """
         if categories:
-            return self._read_categories(table, columns)
+            return read_categories(self.stored(), table, columns)
         frame: pd.DataFrame = self._read_table(table, columns).to_pandas()
         return frame
 
@@ -128,36 +123,55 @@ class Run:
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
-        """Return what changes with every change of some tables: names, sizes and times of parts."""
-        return [(table, part_versions(self.folder / table)) for table in tables]
+        """Return what changes with every change of some tables."""
+        stored = self.stored()
+        return [(table, stored.versions(table)) for table in tables]
+
+    def stored(self) -> Stored:
+        """Return what is stored now."""
+        return read_stored(self.folder, str(self))
+
+    def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
+        """Return cells.parquet and its facts (see `cells_file`), if it was written with this key."""
+        return read_cells_file(self.folder, self.stored().listing.cells, key)
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing from a table, by cell and number.
 
-        Attempts of older programs record no numbers of rows. Raise RunError for a damaged part.
+        Attempts of older programs record no numbers of rows. Raise RunError for damage that hides
+        which attempts there are.
         """
         return self.incomplete_of(self.rows(ATTEMPTS, ["cell", "attempt", "contents"]))
 
     def incomplete_of(
         self, attempts: Iterable[tuple[str, int, str | None]]
     ) -> dict[tuple[str, int], MissingRows]:
-        """Return the incomplete ones of attempts, given as `cell`, `attempt` and `contents`."""
-        recorded: dict[tuple[str, int], dict[str, RowsDigest]] = {}
+        """Return the incomplete ones of attempts, given as `cell`, `attempt` and `contents`.
+
+        Raise RunError for an attempt that is in two files.
+        """
+        written: dict[str, dict[tuple[str, int], int]] = {table: {} for table in MEASURED_TABLES}
+        known = set()
         for cell, number, contents in attempts:
-            if contents is not None:
-                recorded[cell, number] = parse_digests(contents)
-        incomplete = {}
+            if (cell, number) in known:
+                raise RunError(
+                    f"{self}/{ATTEMPTS}: attempt {number} of cell {cell} is in two files",
+                    "Move the one that was copied away",
+                )
+            known.add((cell, number))
+            for table, count in json.loads(contents or "{}").items():
+                # Older versions recorded the number and a digest of the rows.
+                rows = count[0] if isinstance(count, list) else count
+                written.setdefault(table, {})[cell, number] = rows
+        incomplete, stored = {}, self.stored()
         for table in MEASURED_TABLES:
-            names = [f"{key[0]}-{key[1]}" for key in recorded if table in recorded[key]]
-            stored = stored_rows(self.folder / table, SCHEMAS[table], names)
-            for key, digests in recorded.items():
-                rows, digest = digests.get(table, RowsDigest(0, ""))
-                found = stored.get(f"{key[0]}-{key[1]}")
-                found_rows = found.rows if found else 0
-                if found_rows != rows:
-                    incomplete[key] = MissingRows(str(self), table, found_rows, rows)
-                elif found and found.digest != digest:
-                    raise damaged(found.part)
+            total = sum(written[table].values())
+            if not written[table] or stored.count(table, SCHEMAS[table]) == total:
+                continue
+            found = _rows_by_attempt(stored, table)
+            for key, rows in written[table].items():
+                if found.get(key, 0) != rows:
+                    incomplete[key] = MissingRows(str(self), table, found.get(key, 0), rows)
         return incomplete
 
     def marks(self) -> dict[str, list[int]]:
@@ -204,25 +218,26 @@ class Run:
     def highest_attempts(self) -> dict[str, int]:
         """Return each cell's highest attempt number.
 
-        An attempt counts from the moment it has a folder or samples, so that no number is used
-        twice.
+        An attempt counts from the moment it has a folder or a row, so that no number is used twice.
         """
+        found = [*self.attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])]
+        # Of older versions: a driver may have been cut off between an attempt's samples and its row.
+        for table in MEASURED_TABLES:
+            found += attempts_of_parts(self.folder / table)
         highest: dict[str, int] = {}
-        for cell, number in (*self._attempt_folders(), *self._measured_attempts()):
+        for cell, number in found:
             highest[cell] = max(number, highest.get(cell, 0))
         return highest
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
         schema = SCHEMAS[table]
-        parts = read_parts(self.folder / table, schema, columns)
-        if table == ATTEMPTS and not parts and self._has_derived_cells():
+        found = self.stored().read(table, schema, columns)
+        if table == ATTEMPTS and not found.num_rows and self._has_derived_cells():
             raise RunError(
                 f"{self}: its table {ATTEMPTS} is gone",
                 f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
             )
-        return pa.concat_tables(
-            [empty_table(schema, columns), *parts], promote_options="permissive"
-        )
+        return found
 
     def _has_derived_cells(self) -> bool:
         """Return True if cells.parquet has rows. A publication has that file, but no attempts."""
@@ -233,44 +248,10 @@ class Run:
         except (FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
             return False
 
-    def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
-        import pandas as pd
-
-        # Reading takes several times the memory of the result, and pandas takes its time for each
-        # batch: 16 parts are a compromise.
-        schema = with_categories(SCHEMAS[table])
-        empty = empty_table(schema, columns)
-
-        def to_columns(parts: list[pa.Table]) -> dict[str, pd.Series]:
-            batch = pa.concat_tables([empty, *parts], promote_options="permissive")
-            batch = batch.unify_dictionaries()
-            return {name: batch[name].to_pandas() for name in batch.column_names}
-
-        folder = self.folder / table
-        batches = [
-            to_columns([]),
-            *build_from_parts(folder, schema, columns, to_columns, _PARTS_AT_ONCE),
-        ]
-        # Each column leaves its batches before the next one is joined.
-        joined: dict[str, pd.Series | pd.Categorical] = {}
-        for name in empty.column_names:
-            joined[name] = _join([batch.pop(name) for batch in batches])
-        trim_memory()
-        return pd.DataFrame(joined, copy=False)
-
-    def _attempt_folders(self) -> Iterator[tuple[str, int]]:
+    def attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / ARTIFACTS).glob("*/*")):
             if _NUMBER.fullmatch(path.name):
                 yield path.parent.name, int(path.name)
-
-    def _measured_attempts(self) -> Iterator[tuple[str, int]]:
-        # In a bucket, a driver on another host may have been cut off between an attempt's samples
-        # and its row.
-        for table in MEASURED_TABLES:
-            for name in unmerged_parts(self.folder / table):
-                cell, _, number = name.rpartition("-")
-                if cell and _NUMBER.fullmatch(number):
-                    yield cell, int(number)
 
 
 def find_cell(prefix: str, cells: Iterable[str], run: Run, kind: str = "cell") -> str:
@@ -304,16 +285,12 @@ def describe_incomplete(run: Run, cells: Collection[str]) -> RunError | None:
     )
 
 
-def _join(columns: list[pd.Series]) -> pd.Series | pd.Categorical:
-    import pandas as pd
-    from pandas.api.types import union_categoricals
-
-    if not isinstance(columns[0].dtype, pd.CategoricalDtype):
-        return pd.concat(columns, ignore_index=True)
-    # pd.concat would turn categories that differ between batches into text.
-    # A batch of nulls has no categories, not even of text, and cannot be joined with others.
-    texts = []
-    for column in columns:
-        has_values = len(column.cat.categories) > 0
-        texts.append(column if has_values else column.cat.set_categories([""]))
-    return union_categoricals(texts)
+def _rows_by_attempt(stored: Stored, table: str) -> dict[tuple[str, int], int]:
+    """Return the number of rows of each attempt in a table."""
+    keys = stored.read(table, SCHEMAS[table], ["cell", "attempt"])
+    texts = pc.binary_join_element_wise(keys["attempt"].cast(pa.string()), keys["cell"], " ")
+    found = {}
+    for one in pc.value_counts(texts).to_pylist():
+        number, _, cell = one["values"].partition(" ")
+        found[cell, int(number)] = one["counts"]
+    return found

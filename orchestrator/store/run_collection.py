@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.text import and_more
 from orchestrator.store.layout import RUN_SEPARATOR
@@ -76,6 +76,9 @@ class RunCollection(Run):
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         names = tuple(tables)
         return [(name, run.table_versions(names)) for name, run in self._runs.items()]
+
+    def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
+        return None  # the files of its runs have keys of their own
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing, by RUN:CELL and number."""

@@ -1,7 +1,7 @@
 """Write a results folder, as the one process that holds its lock.
 
-Each file is complete or absent, because it is renamed into place. An attempt's row is written
-last: its presence means that the attempt is stored.
+Each file is complete or absent, because it is renamed into place; only the log of the attempts is
+appended to. A driver that ends, or has had no outcome for a minute, closes the log as a batch.
 """
 
 from __future__ import annotations
@@ -10,32 +10,25 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
-from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
+from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.common.files import replace_file, try_lock, writing
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LOCK_FILE, SCHEMA_VERSION
+from orchestrator.store.batch_writer import BatchWriter
+from orchestrator.store.cells_file import write_cells_file
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, LOCK_FILE
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
-from orchestrator.store.parquet_parts import (
-    WHOLE_TABLE,
-    is_merged,
-    merge,
-    replaced_parts,
-    stored_rows,
-    to_parquet,
-    write_part,
-)
-from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, from_rows
 from orchestrator.store.untrusted_files import require_plain_entries
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
@@ -44,9 +37,8 @@ from tasks.spec.tables import Sample
 if TYPE_CHECKING:
     import pandas as pd
 
-# Reading a part takes about 1 ms (measured), however few rows it has: 10,000 parts would take 10 s
-# a table.
-MERGE_BATCH = 128
+# Without an outcome for so long, the log is closed: pandas reads batches and no logs.
+IDLE_S = 60.0
 
 
 class RunWriter(Run):
@@ -56,47 +48,53 @@ class RunWriter(Run):
         """lock: the open file that is locked, None to write without one."""
         super().__init__(folder)
         self.lock = lock
-        self._appended = 0
+        self._batches = BatchWriter(folder, str(self))
+        self._mutex = threading.RLock()  # the log is also closed by a timer
+        self._timer: threading.Timer | None = None
+        self._appended_s = 0.0
 
     def write_manifest(self, manifest: Manifest) -> None:
-        text = manifest_text({"schema_version": SCHEMA_VERSION, **manifest})
-        with self._writing():
-            replace_file(self.folder / MANIFEST_FILE, text)
+        with self.writing():
+            replace_file(self.folder / MANIFEST_FILE, manifest_text(manifest))
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
-        """Store an outcome: first what was measured, then the attempt's row."""
-        cell, number = outcome.attempt.cell.id, outcome.attempt.number
-        key, name = {"cell": cell, "attempt": number}, f"{cell}-{number}"
-        contents = {}
-        with self._writing():
-            for table in MEASURED_TABLES:
-                rows = [{**key, **asdict(record)} for record in getattr(outcome, table)]
-                if rows:
-                    contents[table] = self._write_rows(table, name, rows)[name]
-            row = {**key, **_attempt_row(outcome), "commit": commit}
-            self._write_rows(ATTEMPTS, name, [{**row, "contents": json.dumps(contents)}])
-        self._appended += 1
-        if self._appended % MERGE_BATCH == 0:
-            self.merge_parts()
+        """Store an outcome. It survives whatever happens after this call."""
+        rows = rows_of(outcome)
+        contents = {table: measured.num_rows for table, measured in rows.items()}
+        attempt = {**_attempt_row(outcome), "commit": commit, "contents": json.dumps(contents)}
+        with self.writing():
+            self._batches.append({ATTEMPTS: from_rows([attempt], SCHEMAS[ATTEMPTS]), **rows})
+            self._appended_s = time.monotonic()
+            if self._timer is None:
+                self._start_timer(IDLE_S)
 
-    def append_predictions(self, samples: Mapping[str, Iterable[Sample]]) -> None:
+    def append_predictions(self, samples: Mapping[str, Sequence[Sample]]) -> None:
         """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
-        if not samples:
+        if not any(samples.values()):
             return
         now, rows = self._prediction_time(), []
         for cell, predicted in samples.items():
-            rows += [{"cell": cell, "predicted_at": now, **asdict(sample)} for sample in predicted]
-        if rows:
-            with self._writing():
-                self._write_rows("predictions", str(time.time_ns()), rows)
+            rows += [{"cell": cell, "predicted_at": now, **vars(sample)} for sample in predicted]
+        self.write_batch({"predictions": from_rows(rows, SCHEMAS["predictions"])})
 
-    def require_readable_parts(self) -> None:
-        """Raise RunError for a damaged part, before hours are measured in vain.
+    def write_batch(self, tables: Mapping[str, pa.Table], replaced: Collection[str] = ()) -> None:
+        """Write tables as a batch. replaced: damaged files that leave the list."""
+        with self.writing():
+            self._batches.write(tables, replaced)
 
-        Only footers are read, and the pages are not checked.
-        """
-        for table, schema in SCHEMAS.items():
-            stored_rows(self.folder / table, schema, ())
+    def close_batch(self, drop_damaged: bool = False) -> None:
+        """Write the attempts in the log as a batch. drop_damaged: without its damaged lines."""
+        with self.writing():
+            self._batches.close(drop_damaged)
+
+    def finish(self) -> None:
+        """Close the log of this driver, if it has one."""
+        with self._mutex:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._batches.has_log:
+                self.close_batch()
 
     def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
         """Yield the attempts that left a folder but no row, because their driver was killed.
@@ -104,68 +102,65 @@ class RunWriter(Run):
         Raise RunError for a folder with a link or a pipe.
         """
         known = set(recorded)
-        for cell, number in self._attempt_folders():
-            file = self.attempt_folder(cell, number) / ATTEMPT_FILE
-            if (cell, number) in known or not os.path.lexists(file):
-                continue
-            # The journal of such an attempt is read, and its log is shortened in place.
-            require_plain_entries(file.parent.parent)
-            require_plain_entries(file.parent)
-            with suppress(ValueError, KeyError, TypeError):  # torn, or its task was removed
-                attempt = read_attempt(file.read_text())
-                # Another id means that the task has changed, so that the numbers belong to
-                # another cell. The run may have been moved, or be somebody else's: where the
-                # attempt lies counts, and not what the file says of it.
-                if attempt.cell.id == cell:
-                    yield replace(attempt, number=number, folder=str(file.parent))
+        for cell, number in self.attempt_folders():
+            if (cell, number) not in known:
+                yield from self.attempts_in_folder(cell, number)
 
-    def merge_parts(self) -> None:
-        """Merge each full batch of small parts."""
-        with self._writing():
-            for table, schema in SCHEMAS.items():
-                folder = self.folder / table
-                # A driver that was killed while it merged leaves parts that are replaced.
-                for name in replaced_parts(folder):
-                    (folder / name).unlink(missing_ok=True)
-                parts = sorted(folder.glob("*.parquet"))
-                small = [path for path in parts if not is_merged(path) and self.may_merge(path)]
-                for start in range(0, len(small) - MERGE_BATCH + 1, MERGE_BATCH):
-                    # A damaged part does not stop the measuring. Readers report it.
-                    with suppress(RunError):
-                        merge(small[start : start + MERGE_BATCH], schema)
-
-    def may_merge(self, part: Path) -> bool:
-        """True if a small part may be merged into a larger one now."""
-        return True
+    def attempts_in_folder(self, cell: str, number: int) -> Iterator[Attempt]:
+        """Yield the attempt that a folder holds, if its file is whole and of this cell."""
+        file = self.attempt_folder(cell, number) / ATTEMPT_FILE
+        if not os.path.lexists(file):
+            return
+        # The journal of such an attempt is read, and its log is shortened in place.
+        require_plain_entries(file.parent.parent)
+        require_plain_entries(file.parent)
+        with suppress(ValueError, KeyError, TypeError):  # torn, or its task was removed
+            attempt = read_attempt(file.read_text())
+            # Another id means that the task has changed, so that the numbers belong to another
+            # cell. The run may have been moved, or be somebody else's: where the attempt lies
+            # counts, and not what the file says of it.
+            if attempt.cell.id == cell:
+                yield replace(attempt, number=number, folder=str(file.parent))
 
     def copy_files(self, files: Mapping[str, Path]) -> None:
         """Copy files into the run. files: by their paths in the run."""
-        with self._writing():
+        with self.writing():
             for name, file in files.items():
                 path = self.folder / name
                 if path.resolve() != file.resolve():
                     path.parent.mkdir(parents=True, exist_ok=True)
                     replace_file(path, file.read_bytes())
 
-    def write_cells(self, cells: pd.DataFrame) -> None:
-        """Write cells.parquet, a row per cell."""
-        with self._writing():
-            table = pa.Table.from_pandas(cells, preserve_index=False)
-            replace_file(self.folder / CELLS_FILE, to_parquet(table))
+    def write_cells(self, cells: pd.DataFrame, key: str, facts: Mapping[str, object]) -> None:
+        """Write cells.parquet, a row per cell. key, facts: see `cells_file`."""
+        with self.writing():
+            self._batches.list_cells(write_cells_file(self.folder, cells, key, facts))
 
-    def write_table(self, table: str, rows: pd.DataFrame) -> dict[str, RowsDigest]:
-        """Write all rows of a table as its only part, in their order.
-
-        Return their digests by CELL-NUMBER.
-        """
-        if not len(rows):
-            return {}
-        with self._writing():
-            (self.folder / table).mkdir(parents=True, exist_ok=True)
+    def write_tables(self, tables: Mapping[str, pd.DataFrame]) -> None:
+        """Write all rows of tables as a batch, in their order."""
+        found = {}
+        for table, rows in tables.items():
             whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
             # pandas adds metadata with its version, which would change the file's digest.
-            part = self.folder / table / f"{WHOLE_TABLE}.parquet"
-            return write_part(part, whole.replace_schema_metadata(None))
+            found[table] = whole.replace_schema_metadata(None)
+        with self.writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._batches.write(found)
+
+    def _start_timer(self, wait_s: float) -> None:
+        self._timer = threading.Timer(wait_s, self._close_if_idle)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _close_if_idle(self) -> None:
+        # An error is raised where the next attempt is stored. Until then, its log counts.
+        with self._mutex, suppress(SweepError):
+            self._timer = None
+            wait_s = self._appended_s + IDLE_S - time.monotonic()
+            if wait_s > 0:
+                self._start_timer(wait_s)
+            elif self._batches.has_log:
+                self.close_batch()
 
     def _prediction_time(self) -> datetime:
         """Return the time, or one after all predictions if the clock has been set back."""
@@ -174,15 +169,10 @@ class RunWriter(Run):
             time = max(time, earlier + timedelta(microseconds=1))
         return time
 
-    def _write_rows(
-        self, table: str, name: str, rows: list[dict[str, object]]
-    ) -> dict[str, RowsDigest]:
-        part = self.folder / table / f"{name}.parquet"
-        return write_part(part, pa.Table.from_pylist(rows, SCHEMAS[table]))
-
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with writing(self.folder):
+    def writing(self) -> Iterator[None]:
+        """Raise RunUnwritable for what the disk refuses during the body."""
+        with self._mutex, writing(self.folder):
             self._require_lock()
             yield
 
@@ -221,10 +211,23 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
     with lock:
         try:
             _lock(lock, run)
-            yield RunWriter(run.folder, lock)
+            with finished(RunWriter(run.folder, lock)) as writer:
+                yield writer
         finally:
             if not run.exists:
                 _remove_empty(new)
+
+
+@contextmanager
+def finished(writer: RunWriter) -> Iterator[RunWriter]:
+    """Yield a writer and close its log at the end, also after an error."""
+    try:
+        yield writer
+    except BaseException:
+        with suppress(SweepError):  # the first error is raised, and the log counts
+            writer.finish()
+        raise
+    writer.finish()
 
 
 def _lock(file: IO[str], run: Run) -> None:
@@ -252,9 +255,22 @@ def _remove_empty(paths: Iterable[Path]) -> None:
                 path.unlink()
 
 
+def rows_of(outcome: Outcome) -> dict[str, pa.Table]:
+    """Return what an attempt measured, by table. Tables without a row are left out."""
+    key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
+    found = {}
+    for table in MEASURED_TABLES:
+        rows = [{**key, **vars(record)} for record in getattr(outcome, table)]
+        if rows:
+            found[table] = from_rows(rows, SCHEMAS[table])
+    return found
+
+
 def _attempt_row(outcome: Outcome) -> dict[str, object]:
     cell = outcome.attempt.cell
     return {
+        "cell": cell.id,
+        "attempt": outcome.attempt.number,
         "task": cell.task,
         "task_version": cell.version,
         "params": json.dumps(cell.params.values()),

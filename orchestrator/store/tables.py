@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tasks.spec.fields import Dtype, Field
 from tasks.spec.tables import STORED_TABLES
@@ -51,3 +53,45 @@ def with_categories(schema: pa.Schema) -> pa.Schema:
     for field in schema:
         fields.append(field.with_type(categories) if pa.types.is_string(field.type) else field)
     return pa.schema(fields)
+
+
+def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return rows as a table with the columns of the schema; values that are missing are null.
+
+    About twice as fast as pa.Table.from_pylist.
+    """
+    whole = pa.array(rows, pa.struct(list(schema)))
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(whole)])
+
+
+def to_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """Return columns as a table with all columns of the schema; those that are missing are null.
+
+    A column of a newer program stays as it is.
+    """
+    rows = len(next(iter(columns.values()), ()))
+    arrays = {}
+    for field in schema:
+        arrays[field.name] = pa.array(columns.get(field.name, [None] * rows), field.type)
+    for name, values in columns.items():
+        if name not in arrays:
+            arrays[name] = pa.array(values)
+    return pa.table(arrays)
+
+
+def to_columns(table: pa.Table) -> dict[str, list[Any]]:
+    """Return the values of each column for JSON: a time in microseconds since 1970."""
+    columns = {}
+    for name in table.column_names:
+        column = table[name]
+        is_time = pa.types.is_timestamp(column.type)
+        columns[name] = (column.cast(pa.int64()) if is_time else column).to_pylist()
+    return columns
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """Return the content of a Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

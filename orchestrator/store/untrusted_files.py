@@ -11,18 +11,20 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.common.errors import RunError, RunMismatch, RunUnwritable
+from orchestrator.common.hashing import text_digest
 from orchestrator.store.layout import ARTIFACTS, CACHE, REPORT, SCHEMA_VERSION
 from tasks.spec.tables import STORED_TABLES
 
 DAMAGED = "is damaged, or of another program"
 Contents = TypeVar("Contents", bound=BaseModel)
+_DIGEST = "digest"
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a named pipe",
@@ -112,3 +114,20 @@ def check_types(found: dict[str, Any], model: type[Contents], name: str, remedy:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise RunError(f"{name}: {DAMAGED}: {key}: {first['msg']}", remedy) from error
+
+
+def digested_json(content: Mapping[str, object]) -> str:
+    """Return the text of a JSON file, with a digest that detects accidents."""
+    return json.dumps({**content, _DIGEST: _digest(content)}, indent=1)
+
+
+def check_digest(found: dict[str, Any], name: str, remedy: str) -> None:
+    """Remove the digest from an object of `digested_json`. Raise RunError if it is another one."""
+    # Files of older versions have none.
+    digest = found.pop(_DIGEST, None)
+    if digest not in (None, _digest(found)):
+        raise RunError(f"{name}: is damaged: it differs from what was written", remedy)
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    return text_digest(json.dumps(content))

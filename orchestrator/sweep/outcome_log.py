@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from orchestrator.common.output import Notify
 from orchestrator.common.provenance import PROGRAM_SOURCE, git_commit
 from orchestrator.execution.measurement import recover
 from orchestrator.planning.cell_decisions import cells_by_flag
 from orchestrator.planning.invocation import INVOCATION, Invocation, measurement_settings
+from orchestrator.store.repair import repair
 from orchestrator.store.run_writer import RunWriter
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -53,11 +55,13 @@ def measured_by(invocation: Invocation, outcome: Outcome) -> Outcome:
     return replace(outcome, facts={**outcome.facts, **facts})
 
 
-def recover_attempts(writer: RunWriter) -> int:
+def recover_attempts(writer: RunWriter, notify: Notify = lambda message: None) -> int:
     """Store the outcomes that a killed driver left in the folders of attempts. Return how many.
 
-    This comes before the plan, which then sees their rows.
+    What is damaged is repaired first. This comes before the plan, which then sees their rows.
     """
+    for line in repair(writer, recover):
+        notify(line)
     manifest = writer.read_manifest()
     entries = manifest.get("invocations", [])
     last = Invocation.from_json(entries[-1]) if entries else Invocation(commit=git_commit())
@@ -67,16 +71,20 @@ def recover_attempts(writer: RunWriter) -> int:
     finished = list(filter(None, map(recover, writer.attempts_without_row(recorded))))
     for outcome in finished:
         writer.append(measured_by(last, outcome), last.commit)
-    writer.merge_parts()
+    writer.finish()
     return len(finished)
 
 
 def store_cells(writer: RunWriter) -> dict[str, set[str]]:
     """Write the derived row of each cell. Return the ids of the cells by quality flag."""
     from orchestrator.analysis.cpu_bound import ran_with_others
-    from orchestrator.analysis.results import load_results
+    from orchestrator.analysis.results import cells_facts, cells_key, load_results
 
-    cells = load_results(writer).cells
-    writer.write_cells(cells)
+    writer.finish()  # the key is that of the closed log
+    key = cells_key(writer, every_version=False)
+    results = load_results(writer)
+    cells = results.cells
+    if writer.read_cells(key) is None:
+        writer.write_cells(cells, key, cells_facts(results))
     concurrent = set(cells.loc[ran_with_others(cells), "cell"])
     return {**cells_by_flag(cells), RAN_WITH_OTHERS: concurrent}

@@ -35,8 +35,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         Interruption(deadline) as interruption,
         open_for_writing(request.run, request.execution.take_over) as writer,
     ):
-        writer.require_readable_parts()
-        recovered = recover_attempts(writer)
+        recovered = recover_attempts(writer, notify)
         invocation = request.new_invocation()
         plan = plan_request(request, invocation)
         if message := describe_continuation(plan):

@@ -156,7 +156,7 @@ PREDICTION_MODES: Mapping[str, str] = {
     "": "the verdict",
 }
 _REPLACES = "older runs: attempt up to which successes are replaced if this one succeeds; else 0"
-_CONTENTS = "by table, number and digest of the rows of this attempt; null in older runs"
+_CONTENTS = "by table, number of the rows of this attempt; with a digest or null in older runs"
 # The class of kernels whose work is unknown, such as CUDA graphs that were traced as a whole.
 UNKNOWN_CLASS = "other"
 # The name of a row of time of a CPU trace that no operator accounts for: allocation, page faults,

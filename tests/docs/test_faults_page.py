@@ -57,7 +57,13 @@ PROOFS: dict[str, list[str]] = {
         "orchestrator/store/test_run.py::test_a_read_only_folder_is_reported",
         "orchestrator/sweep/test_pipeline.py::test_a_removed_results_folder_ends_the_sweep",
     ],
-    "a damaged Parquet file": [
+    "a damaged or lost file of a batch": [
+        "orchestrator/store/test_stored_rows.py::test_a_damaged_file_is_built_again_from_journals",
+        "orchestrator/store/test_stored_rows.py"
+        "::test_a_damaged_line_of_the_log_is_stored_again_from_the_journal",
+        "orchestrator/store/test_stored_rows.py::test_a_lost_list_is_written_again",
+    ],
+    "a damaged Parquet part": [
         "orchestrator/sweep/test_pipeline.py"
         "::test_a_torn_row_is_reported_and_its_cell_measured_again"
     ],

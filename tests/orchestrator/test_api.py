@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 import orchestrator as sweep
-from orchestrator.analysis.results import load_results
 from orchestrator.api import LoadedRun
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import KernelRow
@@ -49,7 +49,7 @@ def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> LoadedRun:
             make_outcome(context_length=64, precision="bf16"),
         ):
             writer.append(outcome, None)
-        writer.write_cells(load_results(writer).cells)
+        store_cells(writer)
     return sweep.load(tmp_path / "run")
 
 

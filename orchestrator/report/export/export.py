@@ -25,13 +25,20 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 from ruamel.yaml import YAML
 
-from orchestrator.analysis.results import Results, incomplete_cells, load_results
+from orchestrator.analysis.results import (
+    Results,
+    cells_facts,
+    cells_key,
+    incomplete_cells,
+    load_results,
+)
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.common.files import Content, writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import cell_count
 from orchestrator.report.export.redaction import Redaction
+from orchestrator.store.cells_file import write_cells_file
 from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
@@ -85,15 +92,16 @@ def publish(
     for run in runs.values():
         if error := describe_incomplete(run, incomplete_cells(run)):
             raise error
-    # Read once, and before all other tables: a sweep may be writing. An attempt's row is written
-    # last, so that these attempts have all their other rows, and all names are redacted.
+    # Read once, and before all other tables: a sweep may be writing. What is read later has all
+    # other rows of these attempts, and all names are redacted.
     attempts = {name: run.read(ATTEMPTS) for name, run in runs.items()}
     redaction = Redaction(pd.concat([one[["facts", "started_at"]] for one in attempts.values()]))
     with _aside(out) as folder:
         for name, run in runs.items():
             _copy(run, attempts[name], folder / name, redaction)
         copies = RunCollection({name: Run(folder / name) for name in runs}, folder)
-        RunWriter(folder).write_cells(load_results(copies).cells)
+        copied = load_results(copies)
+        write_cells_file(folder, copied.cells, cells_key(copies, False), cells_facts(copied))
         left_out = (*redaction.left_out(), _NOT_COPIED)
         if missing := copies.unfinished_count():
             left_out += (f"{cell_count(missing)} asked for and not measured yet",)
@@ -178,22 +186,21 @@ def _copy(run: Run, attempts: pd.DataFrame, folder: Path, redaction: Redaction) 
     writer = RunWriter(folder)
     known = pd.MultiIndex.from_frame(attempts[_KEY])
     incomplete = run.incomplete_attempts()
-    written = {}
+    copied, counts = {}, {}
     for table in tables():
         if table == ATTEMPTS:
             continue
         rows = run.read(table)
         if set(_KEY) <= set(rows):
             rows = rows[pd.MultiIndex.from_frame(rows[_KEY]).isin(known)]
-        written[table] = writer.write_table(table, redaction.table(table, rows))
-    attempts = redaction.table(ATTEMPTS, attempts)
+            counts[table] = rows.groupby(_KEY).size()
+        copied[table] = redaction.table(table, rows)
     contents = []
-    keys = zip(attempts["cell"], attempts["attempt"], attempts["contents"], strict=True)
-    for cell, number, before in keys:
-        name = f"{cell}-{number}"
-        found = {table: written[table][name] for table in written if name in written[table]}
-        contents.append(before if (cell, number) in incomplete else json.dumps(found))
-    writer.write_table(ATTEMPTS, attempts.assign(contents=contents))
+    for key, before in zip(known, attempts["contents"], strict=True):
+        found = {table: int(count[key]) for table, count in counts.items() if key in count.index}
+        contents.append(before if key in incomplete else json.dumps(found))
+    copied[ATTEMPTS] = redaction.table(ATTEMPTS, attempts).assign(contents=contents)
+    writer.write_tables(copied)
     manifest = redaction.manifest(run.read_manifest())
     writer.write_manifest(manifest)
     if "config" in manifest:

@@ -13,6 +13,7 @@ from orchestrator.analysis.cells import rows_of
 from orchestrator.analysis.results import Results, choose_where, load_results
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.registry import make_cell
 from tests.support.fake_sweep import outcome_of
@@ -34,7 +35,7 @@ def results_with(folder: Path, *model_args: dict[str, Any]) -> Results:
             values = {"device": "cpu", "model": "mine:Gpt", "model_args": arguments}
             cell = make_cell("train_step", values)
             writer.append(outcome_of(Attempt(cell, 1, "/nowhere", Settings())), None)
-        writer.write_cells(load_results(writer).cells)
+        store_cells(writer)
     return load_results(run)
 
 

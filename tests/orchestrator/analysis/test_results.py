@@ -1,7 +1,8 @@
-"""Tests of derived cells in the user's cache: as good as derived ones, and never outdated."""
+"""Tests of derived cells in cells.parquet: as good as derived ones, and never outdated."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from orchestrator.analysis import results
 from orchestrator.analysis.results import CODE, cells_key, load_results, load_with_samples
 from orchestrator.common.errors import RunError
-from orchestrator.store import frame_cache
+from orchestrator.store.cells_file import read_cells_file, write_cells_file
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
+from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.outcome import Outcome
 from tests.test_architecture import ALLOWED, ALWAYS
 
@@ -23,20 +25,20 @@ MakeOutcome = Callable[..., Outcome]
 
 
 @pytest.fixture
-def run(tmp_path: Path, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a run of one cell, with an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def run(tmp_path: Path, make_outcome: MakeOutcome) -> Run:
+    """Return a run of one cell with its cells.parquet."""
     with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.append(make_outcome(), None)
+        store_cells(writer)
     return Run(tmp_path / "run")
 
 
-def cached_files() -> list[Path]:
-    return sorted(frame_cache._path("").iterdir())
-
-
 def test_an_unchanged_run_is_derived_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells_file = run.folder / "cells.parquet"
+    content = cells_file.read_bytes()
+    cells_file.unlink()
     derived = load_results(run)
+    cells_file.write_bytes(content)
     monkeypatch.setattr(results, "derive_cells", None)
     cached = load_results(run)
     pd.testing.assert_frame_equal(cached.cells, derived.cells, check_exact=True)
@@ -59,22 +61,39 @@ def test_another_attempt_or_default_is_another_key(run: Run, make_outcome: MakeO
 @pytest.mark.parametrize("content", [b"", b"half of a file", None])
 def test_a_file_that_cannot_be_used_costs_only_time(run: Run, content: bytes | None) -> None:
     derived = load_results(run)
-    (file,) = cached_files()
+    file = run.folder / "cells.parquet"
     file.unlink()
-    if content is None:
-        file.mkdir()  # can neither be read nor replaced
-    else:
+    if content is not None:
         file.write_bytes(content)
     pd.testing.assert_frame_equal(load_results(run).cells, derived.cells, check_exact=True)
 
 
-def test_a_damaged_part_is_reported_with_a_warm_cache(run: Run) -> None:
+def test_a_file_with_other_cells_is_not_used(run: Run) -> None:
+    derived, key = load_results(run), cells_key(run, False)
+    digest = write_cells_file(run.folder, derived.cells.assign(step_ms_median=1.0), key, {})
+    assert read_cells_file(run.folder, digest, "another") is None
+    pd.testing.assert_frame_equal(load_results(run).cells, derived.cells, check_exact=True)
+
+
+def test_cells_are_not_derived_again_in_a_copy_of_the_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    derived = load_results(run)
+    copy = Run(Path(shutil.copytree(run.folder, tmp_path / "copy")))
+    monkeypatch.setattr(results, "derive_cells", None)
+    pd.testing.assert_frame_equal(load_results(copy).cells, derived.cells, check_exact=True)
+
+
+def test_a_damaged_file_is_noticed_although_cells_were_derived(run: Run) -> None:
     load_results(run)
-    (part,) = (run.folder / "samples").glob("*.parquet")
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-    with pytest.raises(RunError, match=part.name):
+    for table in ("samples", "attempts"):
+        (file,) = (run.folder / table).glob("*.parquet")
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        if table == "samples":
+            assert load_results(run).incomplete
+    with pytest.raises(RunError, match=r"attempts/0001\.parquet"):
         load_results(run)
 
 
@@ -85,7 +104,9 @@ def test_a_sweep_that_writes_meanwhile_leaves_no_cell_without_samples(
 
     def read_while_a_sweep_writes(self: Run, table: str, *more: Any, **how: Any) -> pd.DataFrame:
         found = read(self, table, *more, **how)
-        RunWriter(run.folder).append(make_outcome(context_length=next(lengths)), None)
+        writer = RunWriter(run.folder)
+        writer.append(make_outcome(context_length=next(lengths)), None)
+        writer.finish()
         return found
 
     monkeypatch.setattr(Run, "read", read_while_a_sweep_writes)
@@ -93,13 +114,6 @@ def test_a_sweep_that_writes_meanwhile_leaves_no_cell_without_samples(
         results = load(run)
         assert results.cells_without_samples == 0
         assert not results.cells["step_ms_median"].isna().any()
-
-
-def test_the_oldest_files_are_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_cache, "MOST_FILES", 2)
-    for key in "abc":
-        frame_cache.write_frame(key, pd.DataFrame({"cell": [key]}), {})
-    assert [file.name for file in cached_files()] == ["b", "c"]
 
 
 def test_the_key_covers_all_code_that_derives_cells() -> None:

@@ -22,6 +22,7 @@ from orchestrator.report.text.answers import answers
 from orchestrator.report.text.leads import lead
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
@@ -143,7 +144,7 @@ def test_a_cell_with_abnormal_times_leaves_the_report_and_comparison_of_others(
         facts = {**bad.facts, "stage_s": [1], "flops": "many"}
         writer.append(replace(bad, facts=facts), None)
         writer.write_manifest({"name": "test"})
-        writer.write_cells(load_results(run).cells)
+        store_cells(writer)
     results = load_results(run)
     good = results.cells[results.cells["context_length"] == 16]
     assert good["tokens_per_s"].tolist() == [16 / 11.0 * 1e3]

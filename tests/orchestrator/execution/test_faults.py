@@ -154,7 +154,7 @@ def test_a_fault_has_its_expected_row_and_leaves_other_cells_untouched(
     for place, fault in enumerate(faults):
         attempt = attempts_of(run, place)[0]
         check(attempt, fault, run.attempt_folder(attempt["cell"], 1))
-    untouched = files_of_good_cells(run)
+    untouched = rows_of_good_cells(run)
     assert len(untouched) == 2 * (len(faults) + 1)
 
     done = sweep_here("run", config, "--scheduler", "serial")
@@ -167,7 +167,7 @@ def test_a_fault_has_its_expected_row_and_leaves_other_cells_untouched(
     if row == "out of memory":
         assert sweep_here("run", config, "--scheduler", "serial", "--retry", "oom").exit_code == 0
     assert {attempts_of(run, place)[-1]["status"] for place in range(len(faults))} == {"ok"}
-    assert files_of_good_cells(run) == untouched
+    assert rows_of_good_cells(run) == untouched
 
 
 def cells_of(faults: Sequence[Fault], folder: Path) -> Any:
@@ -220,12 +220,14 @@ def check_flood(log: str, facts: dict[str, Any]) -> None:
     assert facts["log_left_out_bytes"] > 900 * 1024**2
 
 
-def files_of_good_cells(run: Run) -> dict[str, bytes]:
-    """All that was kept of them: by its path what is in it."""
+def rows_of_good_cells(run: Run) -> dict[tuple[str, str], str]:
+    """Return all stored rows of each good cell, by table and cell."""
     rows = run.read("attempts").to_dict("records")
     good = {row["cell"] for row in rows if json.loads(row["params"])["model_args"]["how"] == "well"}
     assert {row["status"] for row in rows if row["cell"] in good} == {"ok"}
-    parts = [
-        path for table in ("attempts", "samples") for path in (run.folder / table).glob("*.parquet")
-    ]
-    return {str(path): path.read_bytes() for path in parts if path.name.split("-")[0] in good}
+    found = {}
+    for table in ("attempts", "samples"):
+        for cell, own in run.read(table).groupby("cell"):
+            if cell in good:
+                found[table, str(cell)] = own.to_json()
+    return found

@@ -28,6 +28,7 @@ from orchestrator.report.text.answers import answers
 from orchestrator.report.text.provenance import provenance
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import default_values
@@ -102,7 +103,7 @@ def results_of(tmp_path: Path) -> Callable[..., Results]:
             writer.write_manifest({"name": "test"})
             for one in outcomes:
                 writer.append(one, "abc")
-            writer.write_cells(load_results(writer).cells)
+            store_cells(writer)
         return load_results(run)
 
     return make

@@ -22,6 +22,7 @@ from orchestrator.execution.host_probe import gpu_failure
 from orchestrator.execution.measurement import Slot
 from orchestrator.execution.program import PROGRAM
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_names
+from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -150,9 +151,7 @@ def test_a_new_process_checks_whether_a_gpu_computes() -> None:
 
 def rows(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
     """Return status, GPU and evidence of each attempt, in the order of their start."""
-    attempts = pd.concat(
-        pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")
-    ).sort_values("started_at")
+    attempts = Run(folder).read("attempts").sort_values("started_at")
     columns = zip(attempts["status"], attempts["facts"], attempts["evidence"], strict=True)
     return [
         (status, json.loads(facts)["visible_devices"], json.loads(evidence))

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 import ray.exceptions as ray_exceptions
 from click.testing import Result
@@ -26,6 +25,7 @@ from orchestrator.execution.measurement import Slot
 from orchestrator.scheduling.cluster import NodeHealth
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.serial import SerialScheduler
+from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -121,9 +121,7 @@ def run_on(
 
 def rows(folder: Path) -> Rows:
     """Return status and evidence of each attempt, in the order of their start."""
-    attempts = pd.concat(
-        pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")
-    ).sort_values("started_at")
+    attempts = Run(folder).read("attempts").sort_values("started_at")
     return [
         (status, json.loads(text))
         for status, text in zip(attempts["status"], attempts["evidence"], strict=True)

@@ -30,6 +30,7 @@ from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.host_probe import TIMEOUT_S
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.mirror import open_run
+from orchestrator.store.run import Run
 from tasks.process.phase_file import read_phase
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, PHASE_FILE, PREPARATION_S, Attempt
 from tasks.spec.outcome import Outcome
@@ -264,11 +265,11 @@ def test_a_killed_driver_loses_and_repeats_no_finished_cell(
     done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 1, done.output
     assert set(statuses(folder).values()) == {"ok", "failed"}
-    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
+    attempts = Run(folder).read("attempts")
     ok = attempts[attempts["status"] == "ok"]
     assert len(ok) == 7
     assert lost_and_repeated(folder, finished) == (0, 0)
-    samples = pd.concat(pd.read_parquet(part) for part in (folder / "samples").glob("*.parquet"))
+    samples = Run(folder).read("samples")
     assert not samples.duplicated(
         ["cell", "attempt", "instrument", "mode", "phase", "metric", "step"]
     ).any()
@@ -355,10 +356,10 @@ def test_ctrl_c_ends_the_cells_and_keeps_the_finished_ones(
     )
     assert statuses(folder) == {"good 0": "ok", "good 1": "ok"}
     wait_until_gone(tmp_path)
-    untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    untouched = rows_of_good_cells(folder)
     done = sweep_here("run", path, "--scheduler", "serial")
     assert "measured 1 cell: 1 ok" in done.output, done.output
-    assert {part: part.read_bytes() for part in untouched} == untouched
+    assert rows_of_good_cells(folder)[: len(untouched)] == untouched
 
 
 def test_a_time_limit_has_its_exit_code_and_the_next_run_continues(
@@ -397,7 +398,7 @@ def test_a_second_driver_is_refused(
         stdout=subprocess.DEVNULL,
     )
     wait_until_stuck(folder, "sleep")
-    untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    untouched = rows_of_good_cells(folder)
     assert len(untouched) == 2
     second = sweep("run", path, env=environment)
     assert second.returncode == 2
@@ -407,7 +408,7 @@ def test_a_second_driver_is_refused(
     assert first.wait(30) == 130
     done = sweep_here("run", path, "--scheduler", "serial", "--where", "size=tiny")
     assert done.exit_code == 0, done.output
-    assert {part: part.read_bytes() for part in parts_of_good_cells(folder)} == untouched
+    assert rows_of_good_cells(folder) == untouched
 
 
 def kill_supervisor(tmp_path: Path) -> None:
@@ -456,10 +457,10 @@ def test_a_killed_worker_and_a_lost_node_cost_one_cell_each(
             for _, status, evidence in ends
             if status == "lost"
         )
-        untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+        untouched = rows_of_good_cells(folder)
     done = sweep_here("run", path, "--scheduler", "serial")
     assert "measured 2 cells: 2 ok" in done.output, done.output
-    assert {part: part.read_bytes() for part in untouched} == untouched
+    assert rows_of_good_cells(folder) == untouched
 
 
 @contextmanager
@@ -472,12 +473,11 @@ def driver_on(cluster: Any, config: Path, folder: Path) -> Iterator[subprocess.P
             driver.kill()
 
 
-def parts_of_good_cells(folder: Path) -> list[Path]:
-    return [
-        part
-        for part in (folder / "attempts").glob("*.parquet")
-        if pd.read_parquet(part)["status"].tolist() == ["ok"]
-    ]
+def rows_of_good_cells(folder: Path) -> list[dict[str, object]]:
+    """Return the rows of the attempts that succeeded, in the order of their start."""
+    attempts = Run(folder).read("attempts")
+    good = attempts[attempts["status"] == "ok"].sort_values("started_at")
+    return good.to_dict("records")
 
 
 def test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit(
@@ -521,14 +521,14 @@ def test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit(
         ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
         assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "ok"]
         assert "its node went away" in str(ends[2][2])
-        untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+        untouched = rows_of_good_cells(folder)
     done = sweep_here("run", path, "--scheduler", "serial")
     assert "measured 1 cell: 1 ok" in done.output, done.output
-    assert {part: part.read_bytes() for part in untouched} == untouched
+    assert rows_of_good_cells(folder)[: len(untouched)] == untouched
 
 
 def read(folder: Path, *columns: str) -> list[list[object]]:
-    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
+    attempts = Run(folder).read("attempts")
     return [attempts[column].tolist() for column in columns]
 
 

@@ -77,8 +77,8 @@ def test_a_damaged_manifest_is_reported_in_one_line(
 
 
 def test_a_manifest_of_a_newer_program_asks_for_an_update(file: Path) -> None:
-    file.write_text('{"schema_version": 2, "defaults": "written otherwise since"}')
-    with pytest.raises(RunMismatch, match=r"schema 2, newer than 1\. Update"):
+    file.write_text('{"schema_version": 3, "defaults": "written otherwise since"}')
+    with pytest.raises(RunMismatch, match=r"schema 3, newer than 2\. Update"):
         read_checked(file)
 
 

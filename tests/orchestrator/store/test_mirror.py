@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,14 +27,17 @@ from click.testing import CliRunner, Result
 
 import orchestrator as sweep
 from orchestrator.cli.main import main
-from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
+from orchestrator.common.errors import RunError, RunLocked, RunUnwritable, SweepError
 from orchestrator.common.run_location import split_cell
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store import bucket_owner, mirror_writer, run_writer
+from orchestrator.store import batch_writer, bucket_owner, mirror_writer
 from orchestrator.store.bucket_owner import OWNER_FILE
+from orchestrator.store.cell_state import read_states
+from orchestrator.store.listing import Listing
 from orchestrator.store.mirror import open_run
 from orchestrator.store.remote_folder import RemoteFolder, reaching
+from orchestrator.store.run import Run
 from orchestrator.sweep.result import SweepResult
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
@@ -119,6 +124,24 @@ def cut_off(bucket: Bucket, fails: Callable[[str, str], bool]) -> Iterator[None]
     bucket.fails = lambda method, key: False
 
 
+def as_folder(bucket: Bucket, folder: Path) -> Run:
+    """Return the run as somebody gets it who copies the whole bucket now."""
+    for key, (content, _) in dict(bucket.objects).items():
+        path = folder / key.removeprefix("bucket/runs/x/")
+        if not key.endswith("/"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    return Run(folder)
+
+
+def rows_in(bucket: Bucket) -> list[tuple[str, int]]:
+    """Return cell and number of the attempts in the bucket. Every one must be complete."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = as_folder(bucket, Path(scratch))
+        assert run.incomplete_attempts() == {}
+        return sorted(run.rows("attempts", ["cell", "attempt"]))
+
+
 def call(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words], prog_name="sweep")
 
@@ -129,7 +152,7 @@ def test_another_host_reads_and_continues_a_run(
     assert go(tmp_path, 16, 32, summary=True)[1] == [16, 32]
     assert {"run.json", "cells.parquet"} <= bucket.names("runs/x/")
     assert OWNER_FILE not in bucket.names("runs/x/")
-    cell = next(iter(bucket.names("runs/x/attempts/"))).split("-")[0]
+    cell = next(iter(bucket.names("runs/x/artifacts/"))).split("/")[0]
     on_host("second")
     assert go(tmp_path, 16, 32, 64, summary=True)[1] == [64]
     on_host("third")
@@ -172,23 +195,33 @@ def test_the_manifest_is_uploaded_before_the_first_cell_is_measured(
     assert go(tmp_path, 16, measure=measure)[1] == [16]
 
 
-def test_a_row_is_uploaded_after_its_samples_and_artifacts(
-    bucket: Bucket, on_host: Host, tmp_path: Path
+def test_a_bucket_is_a_readable_run_after_every_write(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    early = []
+    """Before each request, the bucket has whole attempts, with the files of their folders."""
+    monkeypatch.setattr(batch_writer, "BATCH", 2)
+    seen: list[int] = []
+    missing: list[str] = []
 
     def look(method: str, key: str) -> bool:
-        folder, _, name = key.removeprefix("bucket/runs/x/").rpartition("/")
-        if method == "PUT" and folder == "attempts" and name:
-            of = f"runs/x/artifacts/{name.removesuffix('.parquet').replace('-', '/')}/"
-            early.extend({name} - bucket.names("runs/x/samples/"))
-            early.extend({ATTEMPT_FILE, LOG_FILE} - bucket.names(of))
+        try:
+            rows = rows_in(bucket)
+        except Exception as error:  # it would end the server
+            missing.append(f"{method} {key}: {error}")
+            return False
+        for cell, number in rows:
+            names = bucket.names(f"runs/x/artifacts/{cell}/{number}/")
+            missing.extend({ATTEMPT_FILE, LOG_FILE} - names)
+        seen.append(len(rows))
         return False
 
     bucket.fails = look
-    go(tmp_path)
-    assert len(bucket.names("runs/x/attempts/")) == 4
-    assert not early
+    go(tmp_path, *range(8, 48, 8), summary=True)
+    bucket.fails = lambda method, key: False
+    assert (seen, missing) == (sorted(seen), [])
+    assert len(rows_in(bucket)) == 5
+    assert {"0001.parquet", "0002.parquet", "0003.parquet"} == bucket.names("runs/x/samples/")
+    assert not [name for name in bucket.names("runs/x/") if name.endswith(".log")]
 
 
 def kill_itself(tmp_path: Path, cache: Path, environment: dict[str, str]) -> None:
@@ -198,7 +231,7 @@ def kill_itself(tmp_path: Path, cache: Path, environment: dict[str, str]) -> Non
 
     def measure(attempt: Attempt) -> Outcome:
         if attempt.cell.params.values()["context_length"] == 64:
-            while len(remote.sizes("attempts")) < 2:
+            while (remote.read("0001.log") or b"").count(b"\n") < 2:
                 time.sleep(0.02)
             measured(attempt)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -218,7 +251,7 @@ def test_a_killed_driver_loses_no_finished_cell(
     driver.start()
     driver.join(60)
     assert driver.exitcode == -signal.SIGKILL
-    assert len(bucket.names("runs/x/attempts/")) == 2
+    assert len(rows_in(bucket)) == 2
     killed = dict(bucket.objects)
 
     on_host("second")
@@ -232,7 +265,7 @@ def test_a_killed_driver_loses_no_finished_cell(
     on_host("first")
     result, lengths = go(tmp_path)
     assert (result.recovered, lengths) == (1, [128])
-    assert len(bucket.names("runs/x/attempts/")) == len(sweep.load(ADDRESS).samples) == 4
+    assert len(rows_in(bucket)) == len(sweep.load(ADDRESS).samples) == 4
 
 
 def test_uploads_that_fail_are_repeated(
@@ -256,19 +289,23 @@ def at_times(put: Callable[..., None], chance: random.Random) -> Callable[..., N
     return put_or_fail
 
 
+def is_of_rows(key: str) -> bool:
+    return key.endswith((".log", ".parquet"))
+
+
 def test_results_that_cannot_be_uploaded_are_reported_and_uploaded_by_the_next_run(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)  # merges no part that is not uploaded
+    monkeypatch.setattr(batch_writer, "BATCH", 2)
     with (
-        cut_off(bucket, lambda method, key: method == "PUT" and "/samples/" in key),
+        cut_off(bucket, lambda method, key: method == "PUT" and is_of_rows(key)),
         pytest.raises(
             RunUnwritable,
             match=r"results could not be uploaded: .*the next `sweep run` from here uploads them",
         ),
     ):
         go(tmp_path)
-    assert not bucket.names("runs/x/attempts/")
+    assert not rows_in(bucket)
     result, lengths = go(tmp_path)
     assert (result.recovered, lengths) == (0, [])
     on_host("second")
@@ -336,7 +373,7 @@ def test_a_driver_that_was_taken_over_uploads_nothing_afterwards(
     with pytest.raises(RunLocked, match="has taken it over"):
         go(tmp_path, measure=measure, summary=True)
     assert time.monotonic() - began < 15  # it does not try for long
-    assert len([name for name in there if name.startswith("attempts/")]) == 4
+    assert len(rows_in(bucket)) == 4
     assert there == {
         name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in bucket.names("runs/x/")
     }
@@ -362,7 +399,7 @@ def test_foreign_errors_of_a_file_system_lose_nothing(
         ):
             go(tmp_path)
     assert go(tmp_path)[1] == []
-    assert len(bucket.names("runs/x/attempts/")) == 4
+    assert len(rows_in(bucket)) == 4
 
 
 def test_an_owner_is_dead_only_if_its_process_was_on_this_machine() -> None:
@@ -375,13 +412,10 @@ def test_an_owner_is_dead_only_if_its_process_was_on_this_machine() -> None:
     assert not bucket_owner._is_dead({**own, "process": no_process, "host": "another"})
 
 
-def test_an_attempt_that_two_hosts_measured_counts_once(
-    bucket: Bucket,
-    on_host: Host,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_an_attempt_that_two_hosts_measured_is_there_twice(
+    bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
-    """The rows in the bucket count; those of a host that was cut off are set aside."""
+    """The one in the bucket stays as it is; that of a host that was cut off gets the next number."""
     go(tmp_path, 16)
     with (
         cut_off(bucket, lambda method, key: method == "PUT" and OWNER_FILE not in key),
@@ -389,63 +423,79 @@ def test_an_attempt_that_two_hosts_measured_counts_once(
     ):
         go(tmp_path, 16, 32)
     on_host("second")
-    assert go(tmp_path, 16, 32, measure=lambda attempt: replace(measured(attempt), wall_s=9.0))[
-        1
-    ] == [32]
+    slow = lambda attempt: replace(measured(attempt), wall_s=9.0)  # noqa: E731
+    assert go(tmp_path, 16, 32, measure=slow)[1] == [32]
+    (cell,) = {cell for cell, _ in rows_in(bucket)} - {cell_of(tmp_path, 16)}
     there = {
         name: bucket.objects[f"bucket/runs/x/{name}"][0]
         for name in bucket.names("runs/x/")
-        if name.startswith("a")
+        if name.startswith(("artifacts/", "attempts/", "samples/"))
     }
     on_host("first")
-    capsys.readouterr()
     assert go(tmp_path, 16, 32)[1] == []
-    assert f"{ADDRESS}: has other results than this host" in capsys.readouterr().err
     assert there == {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in there}
     run = open_run(ADDRESS)
-    assert len(run.read("attempts")) == len(run.read("samples")) == 2
-    aside = [
-        path.relative_to(run.folder / "aside").parts[1:]
-        for path in (run.folder / "aside").rglob("*.*")
-    ]
-    assert {part[0] for part in aside} >= {"attempts", "artifacts"}
+    attempts = run.read("attempts").query("cell == @cell").set_index("attempt")
+    assert attempts["wall_s"].to_dict() == {1: 9.0, 2: 2.0}
+    assert len(run.read("samples")) == 3
+    assert json.loads(attempts["facts"][2])  # as it was measured there
+    folder = bucket.names(f"runs/x/artifacts/{cell}/2/")
+    assert {ATTEMPT_FILE, LOG_FILE, RERUN_FILE} <= folder
+    assert go(tmp_path, 16, 32)[1] == []
+    assert len(rows_in(bucket)) == 3
 
 
-def test_merged_parts_replace_the_parts_that_they_contain(
+def cell_of(tmp_path: Path, length: int) -> str:
+    (cell,) = request_of(tmp_path, length).expansion.cells
+    return cell.id
+
+
+def test_a_copy_takes_over_batches_of_another_host(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_host("reader")
-    monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
+    monkeypatch.setattr(batch_writer, "BATCH", 4)
     lengths = [8 * count for count in range(1, 11)]
     go(tmp_path, *lengths[:2])
     on_host("first")
     go(tmp_path, *lengths)
-    go(tmp_path, *lengths)  # merges, because all parts are uploaded
-    assert len(bucket.names("runs/x/attempts/")) == 2 + 2 == len(bucket.names("runs/x/samples/"))
-    on_host("reader")  # its copy is older than the merged parts
+    assert len(bucket.names("runs/x/attempts/")) == 3 == len(bucket.names("runs/x/samples/"))
+    on_host("reader")
+    before = len(bucket.requests)
     run = open_run(ADDRESS)
+    downloads = [one for one in bucket.requests[before:] if "GET" in one and "/samples/0" in one]
+    assert len(downloads) == 2  # the first batch is here
     assert len(run.read("attempts")) == len(run.read("samples")) == 10
-    assert len(list((run.folder / "attempts").glob("*.parquet"))) == 4
+    assert len(pd.read_parquet(run.folder / "samples")) == 10
 
 
-def test_rows_that_two_hosts_merged_count_once(
-    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_that_two_hosts_closed_in_a_batch_count_once(
+    bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
-    """One host is cut off before its merged part is uploaded, and another merges the same rows."""
-    go(tmp_path, 16, 32)
-    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
+    """One host is cut off before its batch is uploaded, and another closes the same log."""
+    began: list[Attempt] = []
+
+    def measure(attempt: Attempt) -> Outcome:
+        while len(rows_in(bucket)) < len(began):
+            time.sleep(0.02)
+        began.append(attempt)
+        return measured(attempt)
+
     with (
-        cut_off(bucket, lambda method, key: method == "PUT" and "/merged-" in key),
+        cut_off(bucket, lambda method, key: method == "PUT" and key.endswith(".parquet")),
         pytest.raises(RunUnwritable),
     ):
-        go(tmp_path, 16, 32)
+        go(tmp_path, 16, 32, 64, measure=measure)
+    assert len(rows_in(bucket)) in (2, 3)  # in the log
     on_host("second")
-    go(tmp_path, 16, 32)
-    on_host("first")
     assert go(tmp_path, 16, 32)[1] == []
+    assert not [name for name in bucket.names("runs/x/") if name.endswith(".log")]
+    on_host("first")
+    assert go(tmp_path, 16, 32, 64)[1] == []
     on_host("third")
     run = open_run(ADDRESS)
-    assert (len(run.read("attempts")), len(run.read("samples"))) == (2, 2)
+    assert (len(run.read("attempts")), len(run.read("samples"))) == (3, 3)
+    assert set(run.read("attempts")["attempt"]) == {1}
 
 
 def test_samples_do_not_join_a_failed_attempt_of_another_host(
@@ -455,10 +505,7 @@ def test_samples_do_not_join_a_failed_attempt_of_another_host(
     with (
         cut_off(
             bucket,
-            lambda method, key: (
-                method == "PUT"
-                and ("/attempts/" in key or "/samples/" in key or "/artifacts/" in key)
-            ),
+            lambda method, key: method == "PUT" and (is_of_rows(key) or "/artifacts/" in key),
         ),
         pytest.raises(RunUnwritable),
     ):
@@ -466,34 +513,11 @@ def test_samples_do_not_join_a_failed_attempt_of_another_host(
     on_host("second")
     go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
     on_host("first")
+    assert not bucket.names("runs/x/artifacts/")
     assert go(tmp_path, 16)[1] == []
-    assert not bucket.names("runs/x/samples/") | bucket.names("runs/x/artifacts/")
-    assert len(list(open_run(ADDRESS).folder.glob("aside/*/samples/*"))) == 1
-
-
-def test_uploaded_samples_without_a_row_reserve_their_attempt_number(
-    bucket: Bucket, on_host: Host, tmp_path: Path
-) -> None:
-    """A host was cut off between samples and row: the next host uses another attempt number."""
-    with (
-        cut_off(bucket, lambda method, key: method == "PUT" and "/attempts/" in key),
-        pytest.raises(RunUnwritable),
-    ):
-        go(tmp_path, 16)
-    on_host("second")
-    go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
-    assert list(
-        open_run(ADDRESS).read("attempts")[["attempt", "status"]].itertuples(index=False)
-    ) == [(2, "oom")]
-    on_host("first")
-    assert go(tmp_path, 16)[1] == []
-    on_host("third")
     run = open_run(ADDRESS)
-    assert sorted(run.read("attempts")[["attempt", "status"]].itertuples(index=False)) == [
-        (1, "ok"),
-        (2, "oom"),
-    ]
-    assert set(run.read("samples")["attempt"]) == {1}
+    assert dict(run.rows("attempts", ["attempt", "status"])) == {1: "oom", 2: "ok"}
+    assert set(run.read("samples")["attempt"]) == {2}
 
 
 def test_a_failed_upload_waits_for_those_under_way(
@@ -510,7 +534,7 @@ def test_a_failed_upload_waits_for_those_under_way(
             has_begun.set()
             time.sleep(1.5)
             arriving.remove(key)
-        if method == "PUT" and "/artifacts/" in key:
+        if method == "PUT" and "/attempts/" in key:
             has_begun.wait(30)
             return True
         return False
@@ -526,15 +550,16 @@ def test_a_file_that_cannot_be_uploaded_blocks_no_other(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror_writer, "RETRY_S", 0.01)
-    first = request_of(tmp_path).expansion.cells[0].id
+    first = cell_of(tmp_path, 16)
     with (
-        cut_off(bucket, lambda method, key: method == "PUT" and f"/{first}/1/" in key),
+        cut_off(bucket, lambda method, key: method == "PUT" and f"/{first}/1/log" in key),
         pytest.raises(RunUnwritable),
     ):
         go(tmp_path)
-    assert len(bucket.names("runs/x/attempts/")) == 3
+    assert len(rows_in(bucket)) == 4
+    assert LOG_FILE not in bucket.names(f"runs/x/artifacts/{first}/1/")
     assert go(tmp_path)[1] == []
-    assert len(bucket.names("runs/x/attempts/")) == 4
+    assert LOG_FILE in bucket.names(f"runs/x/artifacts/{first}/1/")
 
 
 def test_an_emptied_bucket_starts_a_new_run(
@@ -547,7 +572,8 @@ def test_an_emptied_bucket_starts_a_new_run(
         open_run(ADDRESS).require()
     assert "aside" in capsys.readouterr().err
     assert go(tmp_path, 16)[1] == [16]
-    assert len(list(open_run(ADDRESS).folder.glob("aside/*/attempts/*.parquet"))) == 2
+    assert len(list(open_run(ADDRESS).folder.glob("aside/*/attempts/*.parquet"))) == 1
+    assert len(rows_in(bucket)) == 1
 
 
 def test_readers_do_not_refresh_a_copy_while_a_driver_writes_to_it(
@@ -571,13 +597,16 @@ def test_a_lost_or_torn_copy_is_downloaded_again(
 ) -> None:
     go(tmp_path)
     folder = open_run(ADDRESS).folder
-    torn, *lost = (folder / "samples").glob("*")
+    (torn,) = (folder / "samples").glob("*")
     torn.write_bytes(torn.read_bytes()[:100])
-    for part in lost:
-        part.unlink()
+    (folder / "attempts" / torn.name).unlink()
     assert len(sweep.load(ADDRESS).samples) == 4
     assert go(tmp_path)[1] == []
     assert not (folder / "aside").exists()
+    (folder / "stored.json").unlink()
+    assert len(sweep.load(ADDRESS).samples) == 4
+    assert go(tmp_path)[1] == []
+    assert len(rows_in(bucket)) == 4
     shutil.rmtree(folder)
     assert len(sweep.load(ADDRESS).samples) == 4
 
@@ -680,7 +709,7 @@ def test_a_key_that_leaves_the_folder_refuses_the_run(
     key: str, content: bytes, bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
     go(tmp_path, 16)
-    cell = next(iter(bucket.names("runs/x/attempts/"))).split("-")[0]
+    cell = next(iter(bucket.names("runs/x/artifacts/"))).split("/")[0]
     bucket.objects[f"bucket/runs/x/{key.format(cell=cell)}"] = content, datetime.now(UTC)
     on_host("second")
     for words in (["report", ADDRESS], ["show", ADDRESS, cell]):
@@ -698,23 +727,117 @@ def test_a_key_that_leaves_the_folder_refuses_the_run(
 def test_a_merged_part_of_a_bucket_deletes_no_file_of_its_reader(
     bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
-    go(tmp_path, 16)
+    put_old_run(bucket)
     precious = tmp_path / "thesis.tex"
     precious.write_text("thesis")
-    part = next(iter(bucket.names("runs/x/samples/")))
-    content, at = bucket.objects.pop(f"bucket/runs/x/samples/{part}")
+    (name,) = [one for one in bucket.names("runs/x/samples/") if one.startswith("c8e8af5d4a64")]
+    content, at = bucket.objects[f"bucket/runs/x/samples/{name}"]
+    replaces = json.dumps([str(precious), "../../../../thesis.tex"]).encode()
     merged = pq.read_table(pa.BufferReader(content)).replace_schema_metadata(
-        {b"replaces": json.dumps([part, str(precious)]).encode()}
+        {b"replaces": replaces}
     )
     sink = pa.BufferOutputStream()
     pq.write_table(merged, sink)
     bucket.objects["bucket/runs/x/samples/merged-1.parquet"] = sink.getvalue().to_pybytes(), at
-    on_host("second")
+    del bucket.objects[f"bucket/runs/x/samples/{name}"]
     for _ in range(2):
-        done = call("status", ADDRESS)
-        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
-        assert "not the name of a part" in done.stderr
+        assert "5 ok" in call("status", ADDRESS).output
     assert precious.read_text() == "thesis"
+
+
+def put_old_run(bucket: Bucket) -> None:
+    """Put a run of an older version into the bucket."""
+    for path in (ROOT / "tests" / "data" / "parts").rglob("*.*"):
+        name = path.relative_to(ROOT / "tests" / "data" / "parts").as_posix()
+        bucket.objects[f"bucket/runs/x/{name}"] = path.read_bytes(), datetime.now(UTC)
+
+
+def test_a_run_of_an_older_version_is_continued(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    put_old_run(bucket)
+    before = dict(bucket.objects)
+    assert "5 ok" in call("status", ADDRESS).output
+    assert go(tmp_path, 16, 32, 64, 512)[1] == [512]
+    assert all(bucket.objects[name] == before[name] for name in before if "run.json" not in name)
+    on_host("second")
+    assert go(tmp_path, 16, 32, 64, 512)[1] == []
+    assert len(open_run(ADDRESS).read("samples")) == 11
+
+
+@pytest.mark.parametrize("change", [b"", b"{", None])
+def test_a_lost_list_of_a_bucket_is_noticed(
+    bucket: Bucket, on_host: Host, tmp_path: Path, change: bytes | None
+) -> None:
+    go(tmp_path, 16)
+    key = "bucket/runs/x/stored.json"
+    if change is None:
+        del bucket.objects[key]
+    else:
+        bucket.objects[key] = change, datetime.now(UTC)
+    on_host("second")
+    done = call("status", ADDRESS)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+    assert "stored.json" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["../../outside.parquet", "samples/../../x.parquet", "/x.parquet"])
+def test_a_listed_name_that_is_no_batch_refuses_the_bucket(
+    bucket: Bucket, on_host: Host, tmp_path: Path, name: str
+) -> None:
+    go(tmp_path, 16)
+    content = Listing({name: "0" * 64}).text().encode()
+    bucket.objects["bucket/runs/x/stored.json"] = content, datetime.now(UTC)
+    on_host("second")
+    done = call("status", ADDRESS)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+    assert "is not the name of a batch" in done.stderr
+    assert not list(tmp_path.rglob("outside*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_at", range(1, 60))
+def test_a_kill_at_any_upload_loses_and_repeats_nothing(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    """The bucket is a readable run then; another host continues it, and then this one."""
+    monkeypatch.setattr(batch_writer, "BATCH", 2)
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.0)
+    uploads = [0]
+
+    def fails(method: str, key: str) -> bool:
+        if method in ("PUT", "POST", "DELETE") and OWNER_FILE not in key:
+            uploads[0] += 1
+        return uploads[0] >= kill_at and OWNER_FILE not in key
+
+    bucket.fails = fails
+    lengths = [8, 16, 24, 32, 40]
+    try:
+        go(tmp_path, *lengths, summary=True)
+    except SweepError:
+        pass
+    else:
+        pytest.skip(f"there are only {uploads[0]} uploads")
+    bucket.fails = lambda method, key: False
+    if "run.json" in bucket.names("runs/x/"):
+        before = rows_in(bucket)
+        on_host("second")
+        found = go(tmp_path, *lengths[:3])[1]
+        assert len(found) == len(
+            set(cells_of(tmp_path, lengths[:3])) - {cell for cell, _ in before}
+        )
+        assert set(before) <= set(rows_in(bucket))
+        on_host("first")
+    go(tmp_path, *lengths)
+    run = open_run(ADDRESS)
+    assert {cell for cell, _ in rows_in(bucket)} == set(cells_of(tmp_path, lengths))
+    assert {one.status for one in read_states(run).values()} == {"ok"}
+    assert len(run.read("attempts")) == len(run.read("samples")) == len(rows_in(bucket))
+    assert go(tmp_path, *lengths)[1] == []
+
+
+def cells_of(tmp_path: Path, lengths: list[int]) -> list[str]:
+    return [cell_of(tmp_path, length) for length in lengths]
 
 
 def test_a_file_in_an_unknown_place_of_a_bucket_is_ignored(

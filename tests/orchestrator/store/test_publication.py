@@ -69,5 +69,5 @@ def test_a_wrong_list_is_refused_by_the_report_and_for_each_run(
 
 def test_a_newer_publication_is_refused_for_each_run(published: Path) -> None:
     change(published, schema_version=99)
-    with pytest.raises(RunMismatch, match=r"schema 99, newer than 1\. Update"):
+    with pytest.raises(RunMismatch, match=r"schema 99, newer than 2\. Update"):
         require_listed(published / "run")

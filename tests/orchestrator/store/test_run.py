@@ -13,31 +13,29 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.analysis.memory_columns import latest_predictions
 from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwritable
-from orchestrator.store import run_writer
+from orchestrator.store import batch_writer, run_writer, stored_tables
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run, find_cell
 from orchestrator.store.run_writer import RunWriter
+from orchestrator.store.tables import SCHEMAS
 from tasks.spec.attempt import ATTEMPT_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 from tests.conftest import ROOT
-from tests.orchestrator.store.test_parquet_parts import ROW
 
 MakeOutcome = Callable[..., Outcome]
 
@@ -53,8 +51,9 @@ def test_a_run_whose_attempts_are_gone_is_not_taken_for_a_new_one(
     with open_for_writing(run) as writer:
         writer.write_manifest({})
         writer.append(make_outcome(), "abc")
-        writer.write_cells(pd.DataFrame({"cell": ["a"]}))
+        writer.write_cells(pd.DataFrame({"cell": ["a"]}), "", {})
     shutil.rmtree(run.folder / "attempts")
+    (run.folder / "stored.json").unlink()
     for read in (lambda: run.read("attempts"), lambda: read_states(run)):
         with pytest.raises(RunError, match=r"its table attempts is gone\. Copy that folder again"):
             read()
@@ -100,139 +99,150 @@ def test_allocations_of_a_failed_attempt_are_stored(run: Run, make_outcome: Make
         assert [kind(**row) for row in read] == list(rows)
 
 
-@pytest.mark.parametrize("torn", ["samples", "kernels", "attempts"])
+@pytest.mark.parametrize("left", [0, 1, 100, -1])
 def test_a_kill_while_an_outcome_is_stored_leaves_it_complete_or_absent(
-    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, torn: str
+    run: Run, make_outcome: MakeOutcome, left: int
 ) -> None:
-    """The row is written last, so that no attempt counts without its kernels and samples."""
-    write_part, outcome = run_writer.write_part, make_outcome()
-
-    def die_at(path: Path, table: pa.Table) -> dict[str, RowsDigest]:
-        if path.parent.name == torn:
-            path.with_name(f".{path.name}.1").write_bytes(b"PAR1 half a file")
-            raise KeyboardInterrupt
-        return write_part(path, table)
-
-    monkeypatch.setattr(run_writer, "write_part", die_at)
-    with pytest.raises(KeyboardInterrupt), open_for_writing(run) as writer:
-        writer.append(outcome, None)
-    assert run.read("attempts").empty
-    monkeypatch.undo()
+    """Half a line does not count, and the next driver writes its attempts after whole lines."""
+    first, second = make_outcome(), make_outcome(seed=1)
+    writer = RunWriter(run.folder)
+    run.folder.mkdir()
+    writer.append(first, None)
+    (log,) = run.folder.glob("*.log")
+    whole = log.read_bytes()
+    writer.append(second, None)
+    line = log.read_bytes()[len(whole) :]
+    log.write_bytes(whole + line[:left])
+    for table in ("attempts", "samples", "kernels"):
+        assert set(run.read(table)["cell"]) == {first.attempt.cell.id}
     with open_for_writing(run) as writer:  # the next driver stores it from the journal
-        writer.append(outcome, None)
-    assert len(run.read("attempts")) == 1
-    assert (len(run.read("samples")), len(run.read("kernels"))) == (
-        len(outcome.samples),
-        len(outcome.kernels),
-    )
+        writer.append(second, None)
+    assert len(run.read("attempts")) == 2
+    assert len(run.read("samples")) == 2 * len(first.samples)
+    assert not list(run.folder.glob("*.log"))
 
 
-def test_merging_changes_no_row(
-    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
+def test_closing_a_batch_changes_no_row(run: Run, make_outcome: MakeOutcome) -> None:
     with open_for_writing(run) as writer:
         for seed in range(10):
             writer.append(make_outcome(seed=seed), None)
-        before = {table: _sorted(run.read(table)) for table in ("attempts", "samples", "kernels")}
-        writer.merge_parts()
+        assert not list(run.folder.glob("*/*.parquet"))
+        before = {table: run.read(table) for table in SCHEMAS}
     for table, frame in before.items():
-        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
-        assert len(list((run.folder / table).glob("*.parquet"))) == 2 + 2
+        pd.testing.assert_frame_equal(run.read(table), frame)
+        whole = run.read(table, categories=True)
+        texts = dict.fromkeys(whole.select_dtypes("category"), "str")
+        pd.testing.assert_frame_equal(whole.astype(texts), frame)
+    assert list(before["attempts"]["cell"]) == list(
+        pd.read_parquet(run.folder / "attempts")["cell"]
+    )
+    assert len(pd.read_parquet(run.folder / "samples")) == 10 * 12
 
 
-def test_a_kill_before_merged_parts_are_removed_counts_no_row_twice(
+def test_a_long_run_has_few_files(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batch_writer, "BATCH", 4)
     with open_for_writing(run) as writer:
-        for seed in range(3):
+        for seed in range(9):
             writer.append(make_outcome(seed=seed), None)
-        before = {table: _sorted(run.read(table)) for table in ("samples", "kernels")}
-        monkeypatch.setattr(run_writer, "MERGE_BATCH", 3)
-        monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
-        writer.merge_parts()
-    for table, frame in before.items():
-        assert len(list((run.folder / table).glob("*.parquet"))) == 4
-        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
-    monkeypatch.undo()
-    monkeypatch.setattr(run_writer, "MERGE_BATCH", 3)
-    with open_for_writing(
-        run
-    ) as writer:  # the next driver removes the replaced parts, and merges none twice
-        writer.merge_parts()
-    for table, frame in before.items():
-        assert len(list((run.folder / table).glob("*.parquet"))) == 1
-        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
+        assert sorted(path.name for path in (run.folder / "attempts").iterdir()) == [
+            "0001.parquet",
+            "0002.parquet",
+        ]
+        assert [path.name for path in run.folder.glob("*.log")] == ["0003.log"]
+        assert len(run.read("attempts")) == 9
+        assert len(run.read("samples", categories=True)) == 9 * 12
 
 
-@pytest.mark.parametrize("listing", range(4))
-@pytest.mark.parametrize("moment", ["before", "during", "after"])
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_reader_during_a_merge_sees_each_row_once(
-    listing: int,
-    moment: str,
-    slow: bool,
-    run: Run,
-    make_outcome: MakeOutcome,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The merge comes before, during or after a listing. slow: replaced parts are not removed."""
-    with open_for_writing(run) as writer:
-        for seed in range(5):
-            writer.append(make_outcome(seed=seed), None)
-    whole, real, listings = _sorted(run.read("attempts")), Path.glob, iter(range(9))
-
-    def merge() -> None:
-        with monkeypatch.context() as now:
-            now.setattr(Path, "glob", real)
-            now.setattr(run_writer, "MERGE_BATCH", 4)
-            if slow:
-                now.setattr(Path, "unlink", lambda path, missing_ok=False: None)
-            RunWriter(run.folder).merge_parts()
-
-    def glob(folder: Path, pattern: str) -> Iterator[Path]:
-        is_due = folder.name == "attempts" and next(listings, None) == listing
-        if is_due and moment == "before":
-            merge()
-        found = list(real(folder, pattern))
-        if is_due and moment != "before":
-            merge()
-        return iter(
-            [path for path in found if path.exists()] if is_due and moment == "during" else found
-        )
-
-    monkeypatch.setattr(Path, "glob", glob)
-    pd.testing.assert_frame_equal(_sorted(run.read("attempts")), whole)
-
-
-def test_a_run_may_have_more_parts_than_a_process_may_open(
+def test_a_log_without_an_outcome_for_a_minute_is_closed(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_writer, "IDLE_S", 0.3)
+    with open_for_writing(run) as writer:
+        writer.append(make_outcome(), None)
+        deadline = time.monotonic() + 30
+        while not (run.folder / "stored.json").exists() and time.monotonic() < deadline:
+            assert len(run.read("attempts")) == 1
+            time.sleep(0.02)
+        assert len(pd.read_parquet(run.folder / "attempts")) == 1
+        writer.append(make_outcome(seed=1), None)
+        assert len(run.read("attempts")) == 2
+    assert len(pd.read_parquet(run.folder / "attempts")) == 2
+
+
+@pytest.mark.parametrize("moment", ["before the log", "after the log"])
+def test_a_reader_sees_each_row_once_while_a_batch_is_closed(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    writer = RunWriter(run.folder)
+    run.folder.mkdir()
+    for seed in range(5):
+        writer.append(make_outcome(seed=seed), None)
+    whole, real, has_closed = run.read("attempts"), stored_tables._content, []
+
+    def content(path: Path) -> bytes:
+        found = real(path) if moment == "after the log" else b""
+        if not has_closed:
+            has_closed.append(True)
+            writer.close_batch()
+        return found if moment == "after the log" else real(path)
+
+    monkeypatch.setattr(stored_tables, "_content", content)
+    pd.testing.assert_frame_equal(run.read("attempts"), whole)
+    assert has_closed
+
+
+def test_a_run_may_have_more_files_than_a_process_may_open(
+    run: Run, make_outcome: MakeOutcome
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with open_for_writing(run) as writer:
         for seed in range(60):
             writer.append(make_outcome(seed=seed), None)
+            writer.close_batch()
         # Other tests may have left files open in this process.
         most_open = max(map(int, os.listdir("/dev/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_open + 40, hard))
         try:
             assert len(writer.read("attempts")) == 60
-            monkeypatch.setattr(run_writer, "MERGE_BATCH", 55)
-            writer.merge_parts()
             assert len(writer.read("samples")) == 60 * 12
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_long_run_merges_its_parts(
+@pytest.mark.parametrize(
+    "name",
+    ["~", "~root", "a:b", "s3:x", "file:x", "with space", "é", "a%20b", "a#b", "a?b", "[x]", "*"],
+)
+def test_a_folder_may_have_any_name(
+    name: str, tmp_path: Path, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A relative path could be read as an address or as a home folder.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(batch_writer, "BATCH", 2)
+    with open_for_writing(Run(Path(name))) as writer:
+        for length in (16, 32, 64):
+            writer.append(make_outcome(context_length=length), None)
+    run = Run(Path(name))
+    assert run.read("attempts")["cell"].nunique() == len(list(run.rows("attempts", ["cell"]))) == 3
+    assert run.read("samples", categories=True)["cell"].nunique() == 3
+
+
+def test_categories_do_not_depend_on_the_number_of_files_in_a_batch(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
+    monkeypatch.setattr(stored_tables, "_FILES_AT_ONCE", 2)
     with open_for_writing(run) as writer:
-        for seed in range(9):
-            writer.append(make_outcome(seed=seed), None)
-        assert len(list((run.folder / "attempts").glob("*.parquet"))) == 2 + 1
-        assert len(run.read("attempts")) == 9
+        for length in (16, 32, 64):
+            writer.append(make_outcome(context_length=length), None)
+            writer.close_batch()
+    found = run.read("samples", categories=True)
+    assert (
+        found["cell"].nunique() == len(found["cell"].cat.categories) - 1 == 3
+    )  # and the empty text
+    texts = dict.fromkeys(found.select_dtypes("category"), "str")
+    pd.testing.assert_frame_equal(found.astype(texts), run.read("samples"))
 
 
 def test_an_attempt_of_a_changed_task_is_not_recovered(run: Run, make_outcome: MakeOutcome) -> None:
@@ -242,17 +252,6 @@ def test_an_attempt_of_a_changed_task_is_not_recovered(run: Run, make_outcome: M
     (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
     with open_for_writing(run) as writer:
         assert not list(writer.attempts_without_row([]))
-
-
-def test_an_unknown_status_is_reported(run: Run, make_outcome: MakeOutcome) -> None:
-    with open_for_writing(run) as writer:
-        writer.write_manifest({})
-        writer.append(make_outcome(), None)
-        pq.write_table(
-            pa.table({**ROW, "status": ["marvellous"]}), run.folder / "attempts" / "c-1.parquet"
-        )
-    with pytest.raises(RunError, match=r"unknown status 'marvellous'\. Move the part away"):
-        read_states(run)
 
 
 def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) -> None:
@@ -321,7 +320,7 @@ def test_a_file_system_may_refuse_to_sync_folders(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
+    monkeypatch.setattr(batch_writer, "BATCH", 2)
     with open_for_writing(run) as writer:
         for seed in range(4):
             writer.append(make_outcome(seed=seed), None)
@@ -500,7 +499,3 @@ def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
         "sweep: r: cannot be written: Read-only file system. Name a writable folder with --out",
         "measured 2 cells: 2 ok",
     ], done.stderr
-
-
-def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.sort_values(list(frame.columns[:9]), ignore_index=True)

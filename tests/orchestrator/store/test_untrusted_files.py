@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from click.testing import Result
 
@@ -17,15 +16,12 @@ from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.mirror import open_run
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.parquet_parts import read_parts, write_part
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
-from orchestrator.store.tables import SCHEMAS
 from orchestrator.store.untrusted_files import is_plain
 from orchestrator.sweep.outcome_log import recover_attempts
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt, read_attempt
-from tasks.spec.outcome import Outcome
 from tests.conftest import ROOT
 from tests.support.fake_sweep import journalled
 
@@ -49,6 +45,7 @@ def run(tmp_path: Path) -> Path:
     "name",
     [
         ".lock", "run.json", "report", "report/charts", "samples", "samples/a-1.parquet",
+        "stored.json", "0001.log", "damaged", "samples/0001.parquet",
         "artifacts/xyz", "cache", "cache/inductor",
     ],
 )  # fmt: skip
@@ -141,36 +138,6 @@ def test_a_lock_that_is_a_link_leaves_its_target_alone(
     done = sweep_here("run", write_config("name: x\ngrids: [{task: matmul}]\n"), "--out", run)
     assert done.exit_code == 2
     assert target.read_text() == "precious"
-
-
-def replace_with_merged(folder: Path, *replaced: str) -> None:
-    """Merge the parts of a table as a driver does, and have the merged part replace more files."""
-    parts = sorted(folder.glob("*.parquet"))
-    whole = pa.concat_tables(read_parts(folder, SCHEMAS[folder.name], None))
-    for part in parts:
-        part.unlink()
-    names = json.dumps([*(part.name for part in parts), *replaced]).encode()
-    write_part(folder / "merged-1.parquet", whole.replace_schema_metadata({b"replaces": names}))
-
-
-@pytest.mark.parametrize(
-    "name", ["../../thesis.tex", "{}/thesis.tex", "../attempts/all.parquet", "thesis.tex", "."]
-)
-def test_a_merged_part_that_replaces_other_files_is_refused(
-    name: str, tmp_path: Path, make_outcome: Callable[..., Outcome]
-) -> None:
-    precious = tmp_path / "thesis.tex"
-    precious.write_text("thesis")
-    run = Run(tmp_path / "run")
-    with open_for_writing(run) as writer:
-        writer.append(make_outcome(), None)
-        writer.write_manifest({"name": "x"})
-    replace_with_merged(run.folder / "samples", name.format(tmp_path))
-    with pytest.raises(RunError, match=r"merged-1\.parquet: .* not the name of a part"):
-        run.read("samples")
-    with open_for_writing(run) as writer, pytest.raises(RunError, match="not the name of a part"):
-        writer.merge_parts()
-    assert precious.read_text() == "thesis"
 
 
 def test_a_part_that_is_named_as_a_folder_is_refused(run: Path) -> None:

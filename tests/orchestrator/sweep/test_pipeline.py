@@ -30,15 +30,17 @@ from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.cell_decisions import plan_request
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve_again
+from orchestrator.store import batch_writer
+from orchestrator.store.attempt_log import to_line
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.row_digests import RowsDigest
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
 from tasks.prediction.records import Prediction, unknown
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
+from tests.conftest import ROOT
 from tests.support.fake_sweep import (
     CONFIG,
     CPU,
@@ -350,10 +352,10 @@ def test_further_signals_do_not_interrupt_the_saving(
 
     real = RunWriter.write_cells
 
-    def write_cells(writer: RunWriter, cells: pd.DataFrame) -> None:
+    def write_cells(writer: RunWriter, *arguments: Any) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):  # in impatience
             os.kill(os.getpid(), number)
-        real(writer, cells)
+        real(writer, *arguments)
 
     monkeypatch.setattr(RunWriter, "write_cells", write_cells)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -398,19 +400,17 @@ def test_a_signal_at_the_first_use_of_pandas_leaves_it_usable() -> None:
 def test_a_signal_in_the_middle_of_writing_loses_nothing(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The samples are on disk, the row is not: the next run stores it from the journal."""
-    from orchestrator.store import run_writer
+    """Half a line is in the log: the next run stores the attempt from its journal."""
 
-    real = run_writer.write_part
+    def write_half(rows: Any) -> bytes:
+        monkeypatch.undo()
+        log = next(request_of().run.folder.glob("*.log"))
+        log.write_bytes(to_line(rows)[:100])
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+        raise AssertionError
 
-    def write(path: Path, table: Any) -> dict[str, RowsDigest]:
-        if path.parent.name == "attempts" and not path.exists():
-            monkeypatch.setattr(run_writer, "write_part", real)
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        return real(path, table)
-
-    monkeypatch.setattr(run_writer, "write_part", write)
+    monkeypatch.setattr(batch_writer, "to_line", write_half)
     result = go(request_of(), FakeScheduler(journalled))
     assert (result.stop_reason, result.queue.remaining) == ("SIGINT", 4)
     scheduler = FakeScheduler(journalled)
@@ -465,8 +465,9 @@ def test_a_torn_row_is_reported_and_its_cell_measured_again(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     request = request_of()
-    go(request, FakeScheduler(outcome_of))
-    torn, *others = sorted((request.run.folder / "attempts").glob("*.parquet"))
+    shutil.copytree(ROOT / "tests" / "data" / "parts", request.run.folder, dirs_exist_ok=True)
+    torn = request.run.folder / "attempts" / "c8e8af5d4a64-1.parquet"  # of an older version
+    others = [path for path in torn.parent.iterdir() if path != torn]
     untouched = {part: part.read_bytes() for part in others}
     torn.write_bytes(torn.read_bytes()[:-100])
     scheduler = FakeScheduler(outcome_of)
@@ -476,15 +477,15 @@ def test_a_torn_row_is_reported_and_its_cell_measured_again(
     torn.unlink()
     assert go(request, scheduler, summary=True).counts == {Status.OK: 1}
     assert {part: part.read_bytes() for part in others} == untouched
-    assert len(pd.read_parquet(request.run.folder / "cells.parquet")) == 4
+    assert len(pd.read_parquet(request.run.folder / "cells.parquet")) == 5
 
 
 def test_torn_samples_are_reported_before_anything_is_measured(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     request = request_of()
-    go(request, FakeScheduler(outcome_of))
-    torn, *_ = sorted((request.run.folder / "samples").glob("*.parquet"))
+    shutil.copytree(ROOT / "tests" / "data" / "parts", request.run.folder, dirs_exist_ok=True)
+    torn = request.run.folder / "samples" / "c8e8af5d4a64-1.parquet"
     torn.write_bytes(torn.read_bytes()[:-50])
     scheduler = FakeScheduler(outcome_of)
     with pytest.raises(
@@ -495,7 +496,8 @@ def test_torn_samples_are_reported_before_anything_is_measured(
     for part in (torn, request.run.folder / "attempts" / torn.name):
         part.unlink()
     assert go(request, scheduler, summary=True).counts == {Status.OK: 1}
-    assert set(pd.read_parquet(request.run.folder / "cells.parquet")["step_ms_median"]) == {5.0}
+    cells = pd.read_parquet(request.run.folder / "cells.parquet")
+    assert set(cells["step_ms_median"]) == {5.0, 5.5}  # measured now and before
 
 
 def test_the_number_of_an_interrupted_attempt_is_not_used_again(

@@ -22,7 +22,6 @@ from click.testing import CliRunner, Result
 from ruamel.yaml import YAML
 
 import orchestrator as sweep
-from orchestrator.analysis.results import load_results
 from orchestrator.cli.commands.publish import publish_runs
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunUnwritable
@@ -34,6 +33,7 @@ from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import tables
+from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
@@ -87,7 +87,7 @@ def _measure(folders: list[Path], make_outcome: Callable[..., Outcome]) -> None:
                 _told(make_outcome(Status.OOM, context_length=64, memory_limit_gib=2.0)), "abc"
             )
             writer.append(_told(make_outcome(Status.FAILED, context_length=128)), "abc")
-            writer.write_cells(load_results(writer).cells)
+            store_cells(writer)
 
 
 def _manifest(name: str) -> dict[str, object]:
@@ -304,7 +304,7 @@ def test_runs_in_which_nothing_was_timed(
         with open_for_writing(Run(tmp_path / name)) as writer:
             writer.write_manifest(_manifest(name))
             writer.append(make_outcome(status), "abc")
-            writer.write_cells(load_results(writer).cells)
+            store_cells(writer)
     done = command("publish", tmp_path / "limits", tmp_path / "broken", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "published 2 cells" in done.stdout
@@ -329,11 +329,11 @@ def test_a_limit_is_kept_and_says_what_is_largest(published: Path, runs: list[Pa
 
 
 def remove_a_part(folder: Path) -> None:
-    (folder / "full" / "samples" / "all.parquet").unlink()
+    (folder / "full" / "samples" / "0001.parquet").unlink()
 
 
 def tear_a_part(folder: Path) -> None:
-    part = folder / "full" / "kernels" / "all.parquet"
+    part = folder / "full" / "kernels" / "0001.parquet"
     part.write_bytes(part.read_bytes()[:-9])
 
 
@@ -362,14 +362,14 @@ def come_from_the_future(folder: Path) -> None:
     [
         (
             remove_a_part,
-            "full/samples/all.parquet of what was published is missing, or a link. Copy",
+            "full/samples/0001.parquet of what was published is missing, or a link. Copy",
         ),
-        (tear_a_part, "full/kernels/all.parquet: is torn, or not what was published. Copy"),
-        (remove_a_run, " and 6 more of what was published is missing, or a link. Copy"),
+        (tear_a_part, "full/kernels/0001.parquet: is torn, or not what was published. Copy"),
+        (remove_a_run, " and 7 more of what was published is missing, or a link. Copy"),
         (tear_the_list, f"{PUBLICATION_FILE}: is not JSON: Expecting"),
         (list_less, f"{PUBLICATION_FILE}: is damaged, or of another program: runs: Field required"),
         (list_nothing, "is damaged, or of another program: it is no JSON object. Copy"),
-        (come_from_the_future, "was written with schema 99, newer than 1. Update"),
+        (come_from_the_future, "was written with schema 99, newer than 2. Update"),
     ],
 )
 def test_a_missing_or_torn_piece_is_one_line(

@@ -179,7 +179,7 @@ def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
 ) -> None:
     """Where the frame that was written comes back, every table in every format is the same to the letter."""
     with open_for_writing(Run(tmp_path / "run")) as writer:
-        writer.write_cells(results_of_every_kind.cells)
+        writer.write_cells(results_of_every_kind.cells, "", {})
     from_file = replace(
         results_of_every_kind, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet")
     )

@@ -28,8 +28,8 @@ def received(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> Run:
     rows = Run(tmp_path / "run").read("attempts")
     texts = [json.dumps({**json.loads(text), "precision": CONTROLS}) for text in rows["params"]]
     run = RunWriter(tmp_path / "received")
-    run.write_table("samples", Run(tmp_path / "run").read("samples"))
-    run.write_table("attempts", rows.assign(params=texts, contents=None))
+    samples = Run(tmp_path / "run").read("samples")
+    run.write_tables({"samples": samples, "attempts": rows.assign(params=texts, contents=None)})
     run.write_manifest({"name": CONTROLS})
     return run
 

@@ -1,0 +1,132 @@
+"""stored.json lists the batches of a run, each file with its SHA-256.
+
+A batch counts from the moment at which the list with its files replaces the one before. No name in
+the list is used as a path before it was found to be TABLE/NNNN.parquet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator.common.errors import RunError
+from orchestrator.common.files import flush_folder, replace_file
+from orchestrator.common.hashing import file_digest
+from orchestrator.store.layout import ATTEMPTS, LISTING_FILE, SCHEMA_VERSION
+from orchestrator.store.parquet_file import is_readable
+from orchestrator.store.tables import SCHEMAS
+from orchestrator.store.untrusted_files import (
+    check_digest,
+    check_types,
+    digested_json,
+    read_json_object,
+)
+
+RESTORE = "Copy the run again, or repair it: `sweep run` with the same config"
+# Parts of older versions are named by a time of 19 digits, among other things.
+_FILE = re.compile(r"[a-z]+/([0-9]{4,9})\.parquet", re.ASCII)
+
+
+class _Contents(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    files: dict[str, str]
+    last: int = 0
+    cells: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of the batches with their SHA-256, and the SHA-256 of cells.parquet.
+
+    last: the highest number of a batch that was ever listed; none is used again.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    last: int = 0
+    cells: str = ""
+
+    @property
+    def next_number(self) -> int:
+        """The number of the batch that comes next, whose attempts are in a log until then."""
+        return max(self.last, *map(number_of, self.files), 0) + 1
+
+    @property
+    def log(self) -> str:
+        """The name of the log."""
+        return f"{self.next_number:04}.log"
+
+    def of_table(self, table: str) -> list[str]:
+        """Return the names of a table's files, the oldest first."""
+        names = [name for name in self.files if name.startswith(f"{table}/")]
+        return sorted(names, key=number_of)
+
+    def text(self) -> str:
+        """Return the content of the file."""
+        return digested_json({"schema_version": SCHEMA_VERSION, **vars(self)})
+
+    def write(self, folder: Path) -> None:
+        """Replace the list of a run."""
+        replace_file(folder / LISTING_FILE, self.text())
+        flush_folder(folder)
+
+
+def number_of(name: str) -> int:
+    """Return the number of a batch's file. Raise ValueError for another name."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is not the name of a batch")
+    return int(found[1])
+
+
+def is_batch(name: str) -> bool:
+    """Return True for the name of a batch's file, as TABLE/NNNN.parquet."""
+    return _FILE.fullmatch(name) is not None
+
+
+def read_listing(folder: Path, run: str) -> Listing:
+    """Return the list of a run; an empty one before its first batch.
+
+    run: its name in messages. Raise RunError if the list is damaged, lists anything but batches or
+    is older than the batches, RunMismatch if a newer program wrote it.
+    """
+    file, name = folder / LISTING_FILE, f"{run}/{LISTING_FILE}"
+    listing = Listing()
+    if os.path.lexists(file):
+        found = read_json_object(file, name, RESTORE)
+        contents = check_types(found, _Contents, name, RESTORE)
+        check_digest(found, name, RESTORE)
+        for one in contents.files:
+            try:
+                number_of(one)
+            except ValueError as error:
+                raise RunError(f"{name}: {error}", "Do not use this run") from error
+        listing = Listing(contents.files, contents.last, contents.cells)
+    # A driver that is killed before it lists a batch leaves the attempts of that batch in the log.
+    for path in sorted((folder / ATTEMPTS).glob("*.parquet")):
+        one = f"{ATTEMPTS}/{path.name}"
+        is_unlisted = is_batch(one) and number_of(one) >= listing.next_number
+        if is_unlisted and not (folder / f"{path.stem}.log").exists():
+            raise RunError(f"{name}: is missing, or older than {one}", RESTORE)
+    return listing
+
+
+def restored_listing(folder: Path) -> Listing:
+    """Return the list of all batches in a folder, for a run whose list was lost.
+
+    The attempts in a log are not in a batch, or in one that was not finished. Files that cannot be
+    read are left out.
+    """
+    files = {}
+    for table, schema in SCHEMAS.items():
+        for path in sorted((folder / table).glob("*.parquet")):
+            name = f"{table}/{path.name}"
+            is_finished = is_batch(name) and not (folder / f"{path.stem}.log").exists()
+            if is_finished and is_readable(path, schema):
+                files[name] = file_digest(path)
+    return Listing(files)
