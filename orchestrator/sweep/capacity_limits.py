@@ -33,6 +33,7 @@ class Search:
     """A search for the largest multiple that fits: hints first, growing steps, then bisection.
 
     fits: the largest value known to fit, or 0. fails: the smallest value known not to fit.
+    unanswered: the smallest value of which nothing can be found out. Smaller ones are tried.
     """
 
     def __init__(self, bounds: Bounds, hints: Iterable[int] = ()) -> None:
@@ -41,17 +42,19 @@ class Search:
         self._hints = tuple(hints)
         self.fits = 0
         self.fails: int | None = None
+        self.unanswered: int | None = None
 
     @property
     def next(self) -> int | None:
         """The value to try, or None if the largest one is known."""
-        end = self._most + self._granularity if self.fails is None else self.fails
+        ends = [end for end in (self.fails, self.unanswered) if end is not None]
+        end = min(ends, default=self._most + self._granularity)
         if end - self.fits <= self._granularity:
             return None
         for hint in self._hints:
             if self.fits < hint < end:
                 return hint
-        if self.fails is None:
+        if not ends:
             return min(self.fits + self._step, self._most)
         return self.fits + max(1, (end - self.fits) // self._granularity // 2) * self._granularity
 
@@ -63,6 +66,10 @@ class Search:
         else:
             self.fails = min(value, self.fails or value)
 
+    def give_up(self, value: int) -> None:
+        """Record that nothing can be found out about a value. The next one to try is smaller."""
+        self.unanswered = min(value, self.unanswered or value)
+
 
 @dataclass
 class Limit:
@@ -71,7 +78,7 @@ class Limit:
     values: the other axes of the task.
     surely: search for the largest value that is predicted to fit with a margin.
     perhaps: search for the largest one that may fit, or None if predictions cannot tell.
-    unpredicted: why the prediction stopped early. failure: why the measuring did.
+    unpredicted: why nothing is predicted from a value on. failure: why the measuring stopped early.
     """
 
     task: str
@@ -98,8 +105,6 @@ class Limit:
     @property
     def next_to_predict(self) -> int | None:
         """The value to predict next, or None if prediction finds nothing more."""
-        if self.unpredicted:
-            return None
         if self.surely.next is None and self.perhaps is not None:
             return self.perhaps.next
         return self.surely.next
@@ -116,7 +121,10 @@ class Limit:
         self.predictions[value] = prediction
         verdict = verdict_of(self.at(value), prediction, gpu)
         if verdict is None:
+            # A model may refuse lengths above its own limit, and run at all others.
             self.unpredicted = f"{value} cannot be predicted: {prediction.reason}"
+            for search in filter(None, (self.surely, self.perhaps)):
+                search.give_up(value)
             return
         if prediction.is_as_eager:
             # Compiled code usually needs less memory than the eager code that is predicted.

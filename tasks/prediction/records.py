@@ -48,13 +48,15 @@ class PredictionRequest:
     """A cell to predict.
 
     caps_bytes: memory limits to judge. workspace_bytes: workspace of cuBLAS per thread on that GPU.
-    import_paths: where the user's own model is imported from.
+    import_paths: where the user's own model is imported from. capability: of the GPU's choice of
+    attention kernels, see `attention_capability`.
     """
 
     cell: Cell
     caps_bytes: tuple[int, ...] = ()
     workspace_bytes: int = 0
     import_paths: tuple[str, ...] = ()
+    capability: float = 9.0
 
     @property
     def foreign_code(self) -> tuple[str, ...]:
@@ -71,8 +73,9 @@ class PredictionRequest:
     @classmethod
     def from_json(cls, text: str) -> PredictionRequest:
         body = json.loads(text)
-        caps, paths = tuple(body["caps_bytes"]), tuple(body["import_paths"])
-        return cls(make_cell(*body["cell"]), caps, body["workspace_bytes"], paths)
+        task, values = body.pop("cell")
+        caps, paths = tuple(body.pop("caps_bytes")), tuple(body.pop("import_paths"))
+        return cls(make_cell(task, values), caps, import_paths=paths, **body)
 
 
 @dataclass(frozen=True)

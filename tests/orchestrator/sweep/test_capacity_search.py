@@ -242,6 +242,29 @@ def test_notes_of_predicted_rows(predicted: Any, request_where: Any) -> None:
     assert text.endswith("1. not tried above 896: increase --up-to\nall cells: batch_size=4")
 
 
+@pytest.mark.parametrize("granularity", [64, 256, 1024])
+def test_a_model_that_refuses_longer_contexts_has_a_limit(
+    granularity: int, monkeypatch: pytest.MonkeyPatch, request_where: Any
+) -> None:
+    def answer(child: object, asked: Asked) -> Prediction:
+        length = asked.cell.params.values()["context_length"]
+        refused = unknown("it does not run without data: ValueError: at most 1024 positions")
+        return a_prediction(length, 9999, 9999) if length <= 1024 else refused
+
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
+    request = request_where("size=tiny")
+    bounds = replace(CONTEXT, granularity=granularity, up_to=8192)
+    found = find_limits(request, bounds, CARD, None)
+    (row,) = rows_of(request, found, bounds)
+    assert row["context_length_fits_up_to"] == 1024
+    assert "oom_from" not in row
+    assert row["note"] == (
+        f"{1024 + granularity} cannot be predicted: it does not run without data: ValueError:"
+        " at most 1024 positions"
+    )
+    assert not found.groups[0].is_unknown
+
+
 def test_parameters_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_where: Any) -> None:
     # A model that needs data to run is predicted by its parameters alone. They are a lower bound.
     terms = (

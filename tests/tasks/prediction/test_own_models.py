@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from tasks.harness.saved_tensors import SavedTensors
+from tasks.prediction.allocator import attention_capability
 from tasks.prediction.operations.autocast import CAST, autocast_operations
 from tasks.prediction.operations.emulation import gpu_emulated
 from tasks.prediction.predictor import Predictor
@@ -480,6 +481,23 @@ WRITTEN = ("UnsafeViewBackward0", "ReshapeAliasBackward0")
         (WRITTEN, torch.float32, {"width": 50}),
         (WRITTEN, torch.float64, {}),
         ("SliceBackward0", torch.bfloat16, {"width": 50}),  # padded for flash
+        (CUDNN, torch.bfloat16, {"width": 192, "value": 128}),
+        # The checks of other GPUs, in sdp_utils.cpp: [sm86, sm89] and [sm120, sm121] train with flash
+        # up to a width of 192, and without dropout above 224; below sm80 it does not exist.
+        (EFFICIENT, torch.bfloat16, {"width": 192, "value": 128, "capability": 8.0}),
+        (FLASH, torch.bfloat16, {"width": 208, "capability": 8.0}),
+        (FLASH, torch.bfloat16, {"width": 192, "dropout": 0.1, "capability": 8.6}),
+        (EFFICIENT, torch.bfloat16, {"width": 208, "capability": 8.9}),
+        (EFFICIENT, torch.bfloat16, {"width": 224, "capability": 12.0}),
+        (FLASH, torch.bfloat16, {"width": 256, "capability": 12.0}),
+        (EFFICIENT, torch.bfloat16, {"width": 256, "dropout": 0.1, "capability": 8.6}),
+        (FLASH, torch.bfloat16, {"width": 208, "capability": 10.0}),
+        (CUDNN, torch.bfloat16, {"mask": "bool", "capability": 8.6}),
+        (EFFICIENT, torch.float16, {"capability": 7.5}),
+        (EFFICIENT, torch.float16, {"mask": "bool", "capability": 7.5}),
+        (WRITTEN, torch.float16, {"width": 60, "capability": 7.5}),
+        (EFFICIENT, torch.float32, {"width": 50, "capability": 7.5}),
+        (WRITTEN, torch.bfloat16, {"capability": 7.5}),
     ],
 )
 def test_the_kernel_of_attention_is_that_of_torch(
@@ -496,9 +514,14 @@ def test_the_kernel_of_attention_is_that_of_torch(
         mask = torch.empty(24, 24, dtype=kind, device="meta")
         mask.requires_grad_(options["mask"] == "trained")
     given = made(4, width), made(heads, width), made(heads, options.get("value", width))
-    with gpu_emulated(lambda role: nullcontext()) as emulation, emulation:
+    capability = attention_capability(options.get("capability"))
+    emulated = gpu_emulated(lambda role: nullcontext(), capability=capability)
+    with emulated as emulation, emulation:
         result = functional.scaled_dot_product_attention(
-            *given, attn_mask=mask, enable_gqa=options.get("gqa", False)
+            *given,
+            attn_mask=mask,
+            dropout_p=options.get("dropout", 0.0),
+            enable_gqa=options.get("gqa", False),
         )
     assert type(result.grad_fn).__name__.startswith(expected)
     if isinstance(expected, str):
