@@ -148,13 +148,13 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--out", type=file_to_write, default=Path(os.devnull), help="file for rows of JSON")
-    add("--limit-s", type=float, default=480.0, help="start no measurement after this time  [480]")
+    add("--limit-s", type=float, default=420.0, help="start no measurement after this time  [420]")
     add("--predict-only", action="store_true", help="predict, and measure nothing")
     add("--saved-bytes", action="store_true", help="compare saved bytes on the CPU instead")
     add("--only", action="append", metavar="NAME", help="an architecture; may be repeated")
     add("--precision", action="append", choices=PRECISIONS, help="may be repeated  [all]")
     add("--gpu", default="H100", help="GPU of the predictions  [H100]")
-    add("--at-once", type=at_least(1), default=4, help="measurements at the same time  [4]")
+    add("--at-once", type=at_least(1), default=8, help="measurements at the same time  [8]")
     return parser.parse_args()
 
 
