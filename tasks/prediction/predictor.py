@@ -29,6 +29,7 @@ from tasks.prediction.records import (
     Prediction,
     PredictionRequest,
     Verdict,
+    compiled_part,
     generates_code,
     plainly_fits,
     unknown,
@@ -118,7 +119,8 @@ class Predictor:
         if isinstance(params, TrainStepParams) and generates_code(request.cell):
             # Whatever torch's compiler cannot do without a GPU, the cell is predicted as eager.
             with suppress(Exception):
-                compiled = eager.model_copy(update={"compile": "blocks"})
+                part = compiled_part(request.cell)
+                compiled = eager.model_copy(update={"compile": part})
                 return self._track_once(compiled, request), COMPILED
         how = "modelled" if _is_modelled(params) else "tracked"
         return self._track_once(eager, request), how

@@ -134,7 +134,7 @@ class Prediction:
         if how == "eager":
             return self
         if self.how == COMPILED:
-            return self if how == "blocks" else self._as_blocks()
+            return self if how == "blocks" or _compiles_whole(cell) else self._as_blocks()
         return self._as_eager(*_why_as_eager(cell))
 
     def _as_blocks(self) -> Prediction:
@@ -169,6 +169,8 @@ class Prediction:
         """Return the prediction of a compiled cell from that of the eager one: never `oom`."""
         if self.how in ("", CLOSED_FORM):  # compiled or not, the parameters are there
             return self
+        if how == AS_EAGER:
+            reason += f"; the cell may take as little as 1/{MOST_OVERGUESS} of this"
         verdicts = dict(self.verdicts)
         for cap_bytes, verdict in self.verdicts.items():
             if verdict == "oom":
@@ -249,13 +251,27 @@ def predictable(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def generates_code(cell: Cell) -> bool:
-    """Return True if a compiled cell is predicted from the compiled code of its blocks.
+    """Return True if a compiled cell is predicted from compiled code.
 
-    The code of a whole model takes minutes to generate. With naive attention, its memory was within
-    3% of that of its compiled blocks.
+    The built-in model is predicted from the code of its blocks: that of the whole takes minutes to
+    generate. With naive attention, its memory was within 3% of that of its compiled blocks.
     """
     values = cell.params.values()
     return values.get("compile", "eager") != "eager" and not _obstacle(cell)
+
+
+def compiled_part(cell: Cell) -> str:
+    """Return which code of a compiled cell is generated: of its `blocks`, or of the whole `model`.
+
+    Your own model may compute its loss, whose code takes half the memory of the same loss run
+    eagerly. It is compiled as a whole.
+    """
+    return "model" if _compiles_whole(cell) else "blocks"
+
+
+def _compiles_whole(cell: Cell) -> bool:
+    values = cell.params.values()
+    return bool(values.get("model")) and values["compile"] == "model"
 
 
 def _obstacle(cell: Cell) -> tuple[str, str] | None:
@@ -275,14 +291,16 @@ def _obstacle(cell: Cell) -> tuple[str, str] | None:
         return AS_EAGER, f"{cell.task} alone is compiled as a whole"
     if model and model.startswith(HUB):
         return MAY_TAKE_MORE, "compiled as a whole, a model of transformers builds its mask"
-    if model:
-        return AS_EAGER, "your own model is compiled as a whole"
     return None
 
 
 def _why_as_eager(cell: Cell) -> tuple[str, str]:
     """Return how a compiled cell is predicted whose code was not generated, and the reason."""
-    return _obstacle(cell) or (AS_EAGER, "torch's compiler needs a GPU for this model")
+    if obstacle := _obstacle(cell):
+        return obstacle
+    if _compiles_whole(cell):
+        return AS_EAGER, "torch's compiler needs a GPU for this model, or it is too large"
+    return AS_EAGER, "torch's compiler needs a GPU for this model"
 
 
 def memory_identity(cell: Cell) -> dict[str, Any]:
@@ -293,5 +311,5 @@ def memory_identity(cell: Cell) -> dict[str, Any]:
     if values.get("precision") == "tf32":
         values["precision"] = "fp32"
     if generates_code(cell):
-        values |= {"compile": "blocks", "compiled": _COMPILED_VERSION}
+        values |= {"compile": compiled_part(cell), "compiled": _COMPILED_VERSION}
     return {"task": cell.task, "version": cell.version, **values}
