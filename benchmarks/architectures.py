@@ -21,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 FUSED, WRITTEN = "sdpa", "written"
 BOTH = (FUSED, WRITTEN)
+# Paths on which torch chooses a kernel for attention: also those of torch's own layers.
+FUSED_PATHS = (FUSED, "causal", "masked")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Search:
     """A search for the largest multiple that fits: hints first, growing steps, then bisection.
 
     fits: the largest value known to fit, or 0. fails: the smallest value known not to fit.
-    unanswered: the smallest value of which nothing can be found out. Smaller ones are tried.
+    unanswered: the smallest value that cannot be decided. Smaller ones are still tried.
     """
 
     def __init__(self, bounds: Bounds, hints: Iterable[int] = ()) -> None:
@@ -67,7 +67,7 @@ class Search:
             self.fails = min(value, self.fails or value)
 
     def give_up(self, value: int) -> None:
-        """Record that nothing can be found out about a value. The next one to try is smaller."""
+        """Record that a value cannot be decided. The next one to try is smaller."""
         self.unanswered = min(value, self.unanswered or value)
 
 
