@@ -137,6 +137,20 @@ class Inner(nn.Module):
         return x @ (self.weight - 0.1 * slope)
 
 
+class Penalty(nn.Module):
+    """Differentiates within its forward pass, and differentiates the result again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.energy, self.out = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.energy(x)
+        (slope,) = torch.autograd.grad((energy**2).sum(), energy, create_graph=True)
+        mapped: Tensor = self.out(slope)
+        return mapped
+
+
 class Rotary(nn.Module):
     """Complex positions, and a norm that is fp32 on purpose."""
 
@@ -183,6 +197,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "experts": Experts,
     "ternary": Ternary,
     "inner": Inner,
+    "penalty": Penalty,
     "rotary": Rotary,
     "gru": lambda width: nn.GRU(width, width, batch_first=True),
     "convolution": Causal,
@@ -275,6 +290,7 @@ def test_a_layer_of_torch_copies_the_result_of_efficient_attention() -> None:
         ("attention", {"mask": "written out"}),
         ("attention", {"mask": "written out", "in_place": True}),
         ("ternary", {}),
+        ("penalty", {}),
         ("experts", {"grouped": False}),
     ],
 )
