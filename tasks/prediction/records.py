@@ -14,7 +14,7 @@ from tasks.spec.registry import make_cell
 from tasks.spec.source_digest import HUB
 from tasks.spec.tables import Sample
 
-VERSION = 12  # raise it when an unchanged cell would be predicted differently
+VERSION = 13  # raise it when an unchanged cell would be predicted differently
 _COMPILED_VERSION = 2  # the same, for cells whose compiled code is generated
 
 _GIB = 1024**3
@@ -151,7 +151,7 @@ class Prediction:
         named = ", ".join(sorted(names))
         if not named:
             return self
-        reason = f"kernels of cuDNN have memory of unknown size: {named}"
+        reason = f"kernels of CUDA's libraries have memory of unknown size: {named}"
         verdicts = {cap: self._unless_close(cap, verdict) for cap, verdict in self.verdicts.items()}
         return replace(self._named(INCOMPLETE), reason=reason, verdicts=verdicts)
 

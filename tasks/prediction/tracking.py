@@ -26,8 +26,8 @@ from tasks.prediction.operations.kernels import (
     MULTIPLIES,
     NOT_ON_META,
     SCRATCH,
-    UNKNOWN_WORKSPACE,
     grouped_product,
+    has_unknown_workspace,
 )
 from tasks.prediction.operations.known_values import KnownValues
 from tasks.prediction.operations.shapes import (
@@ -124,7 +124,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops.add(func, args, keywords, result, self._phase)
         if name in MULTIPLIES:
             self._see_product()
-        if name in UNKNOWN_WORKSPACE:
+        if has_unknown_workspace(name):
             self.trace.unfollowed.add(name)
         elif name in SCRATCH:
             self._pass_by(SCRATCH[name](args))

@@ -179,6 +179,23 @@ class Causal(nn.Module):
         return mapped[..., :-3].transpose(1, 2)
 
 
+class Spectrum(nn.Module):
+    """A filter of the frequencies along the positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x, dim=1), n=x.shape[1], dim=1)
+
+
+class Inverse(nn.Linear):
+    """Multiplies with the inverse of its weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.linalg.inv(self.weight)
+
+
 class Products(nn.Module):
     """A product that has no formula."""
 
@@ -201,6 +218,8 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "rotary": Rotary,
     "gru": lambda width: nn.GRU(width, width, batch_first=True),
     "convolution": Causal,
+    "spectrum": lambda width: Spectrum(),
+    "inverse": Inverse,
     "bilinear": Products,
     "norm": lambda width: nn.RMSNorm(width),
 }
@@ -337,11 +356,19 @@ def test_a_product_without_a_formula_is_named() -> None:
     assert note == "FLOPs undercounted: 1 operation unknown: aten::_trilinear"
 
 
-@pytest.mark.parametrize("layer", ["gru", "convolution"])
-def test_kernels_of_unknown_memory_are_named(layer: str) -> None:
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        ("gru", "gru"),
+        ("convolution", "convolution"),
+        ("spectrum", "_fft_c2c, _fft_c2r, _fft_r2c"),
+        ("inverse", "linalg_inv_ex"),
+    ],
+)
+def test_kernels_of_unknown_memory_are_named(layer: str, names: str) -> None:
     prediction = predicted(layer)
     assert prediction.how == "may take more"
-    assert prediction.reason == f"kernels of cuDNN have memory of unknown size: {layer}"
+    assert prediction.reason == f"kernels of CUDA's libraries have memory of unknown size: {names}"
     assert sample_of(prediction, "peak_allocated_bytes", "forward")[1] == "may take more"
 
 
