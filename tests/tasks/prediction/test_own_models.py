@@ -186,6 +186,14 @@ class Spectrum(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(x, dim=1), n=x.shape[1], dim=1)
 
 
+class Sorted(nn.Module):
+    """Sorts 4 MiB of distances."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        distances = (x[:, :, None] - x[:, None]).flatten(2)
+        return x + distances.sort(-1).values[..., : x.shape[-1]]
+
+
 class Inverse(nn.Linear):
     """Multiplies with the inverse of its weight."""
 
@@ -220,6 +228,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "convolution": Causal,
     "spectrum": lambda width: Spectrum(),
     "inverse": Inverse,
+    "sorted": lambda width: Sorted(),
     "bilinear": Products,
     "norm": lambda width: nn.RMSNorm(width),
 }
@@ -363,6 +372,7 @@ def test_a_product_without_a_formula_is_named() -> None:
         ("convolution", "convolution"),
         ("spectrum", "_fft_c2c, _fft_c2r, _fft_r2c"),
         ("inverse", "linalg_inv_ex"),
+        ("sorted", "sort"),
     ],
 )
 def test_kernels_of_unknown_memory_are_named(layer: str, names: str) -> None:
