@@ -32,6 +32,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import quantiles
@@ -180,8 +181,8 @@ def measurements(steps: Iterable[Step], predictions: Mapping[Step, Prediction]) 
     """Yield both measurements of each step."""
     for step in steps:
         nbytes = (predictions[step].reserved_bytes or UNKNOWN_BYTES) + CONTEXT_BYTES
-        yield Work(lambda step=step: by_product(step.cell()), step, "product", nbytes)
-        yield Work(lambda step=step: by_plain_loop(step), step, "plain", nbytes)
+        yield Work(partial(by_product, step.cell()), step, "product", nbytes)
+        yield Work(partial(by_plain_loop, step), step, "plain", nbytes)
 
 
 def by_product(cell: Cell) -> Peaks:
@@ -214,7 +215,8 @@ def by_plain_loop(step: Step) -> Peaks:
         model = build(**values["model_args"])
         inputs, targets = torch.randint(values["vocab_size"], shape)
     torch.set_default_dtype(torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), **{values["optimizer"]: True})
+    kind: dict[str, Any] = {values["optimizer"]: True}
+    optimizer = torch.optim.AdamW(model.parameters(), **kind)
     for number in range(STEPS):
         optimizer.zero_grad()
         if number == STEPS - 1:
@@ -253,10 +255,11 @@ def in_children(
             process.start()
             writer.close()
             running[reader] = process, task
-        for reader in wait(list(running), timeout=1.0):
-            process, task = running.pop(reader)
+        for ready in wait(list(running), timeout=1.0):
+            process, task = running.pop(ready)
+            connection: Any = ready
             try:
-                peaks = reader.recv()  # type: ignore[union-attr]
+                peaks = connection.recv()
             except EOFError:
                 peaks = {"error": "the process died"}
             process.join()
@@ -327,7 +330,7 @@ def report(
 def _spread(errors: Sequence[float]) -> tuple[float, float, float]:
     """Return the median, the 95th percentile and the largest."""
     if len(errors) < 2:
-        return (*errors, 0.0, 0.0, 0.0)[:3]
+        return (max(errors, default=0.0),) * 3
     cuts = quantiles(errors, n=20, method="inclusive")
     return cuts[9], cuts[18], max(errors)
 
@@ -357,7 +360,7 @@ def compare_saved_bytes(names: Iterable[str]) -> bool:
     ]
     guesses = [predict(steps, "H100") for _ in range(2)]
     work = [
-        Work(lambda step=step: by_product(step.cell("cpu")), step, way)
+        Work(partial(by_product, step.cell("cpu")), step, way)
         for step in steps
         for way in ("once", "again")
     ]
