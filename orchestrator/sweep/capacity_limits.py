@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.prediction_requests import verdict_of
 from orchestrator.store.cell_state import PENDING
@@ -90,10 +92,26 @@ class Limit:
     unpredicted: str = ""
     measured: Search | None = None
     failure: str = ""
+    refused: int | None = None  # the smallest value that the task's parameters refuse
 
     def at(self, value: int) -> Cell:
         """Return the cell with this value of the axis."""
         return make_cell(self.task, {**self.values, self.bounds.axis: value})
+
+    def accepts(self, value: int) -> bool:
+        """Return True if there is a cell with this value. Record it if the task refuses it."""
+        try:
+            self.at(value)
+        except ValidationError as error:
+            self.refused = value
+            self._give_up(value, error.errors()[0]["msg"].removeprefix("Value error, "))
+            return False
+        return True
+
+    def _give_up(self, value: int, reason: str) -> None:
+        self.unpredicted = f"{value} cannot be predicted: {reason}"
+        for search in filter(None, (self.surely, self.perhaps)):
+            search.give_up(value)
 
     @property
     def is_unknown(self) -> bool:
@@ -122,9 +140,7 @@ class Limit:
         verdict = verdict_of(self.at(value), prediction, gpu)
         if verdict is None:
             # A model may refuse lengths above its own limit, and run at all others.
-            self.unpredicted = f"{value} cannot be predicted: {prediction.reason}"
-            for search in filter(None, (self.surely, self.perhaps)):
-                search.give_up(value)
+            self._give_up(value, prediction.reason)
             return
         if prediction.is_as_eager:
             # Compiled code usually needs less memory than the eager code that is predicted.
@@ -138,6 +154,8 @@ class Limit:
         fails = (self.perhaps or self.surely).fails
         hints = [value for value in (self.surely.fits, fails) if value]
         self.measured = Search(self.bounds, hints)
+        if self.refused is not None:
+            self.measured.give_up(self.refused)
 
     def learn_status(self, value: int, status: str) -> None:
         """Record how the cell with this value ended. Only OK and OOM decide whether it fits."""
