@@ -23,7 +23,7 @@ from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
-from tasks.prediction.allocator import cublas_workspace_bytes
+from tasks.prediction.allocator import attention_capability, cublas_workspace_bytes
 from tasks.prediction.records import (
     VERSION,
     Prediction,
@@ -148,7 +148,7 @@ def _requests(
     for key, same in alike.items():
         caps = {cap for cell in same if (cap := cap_bytes(cell, gpu)) is not None}
         requests[key] = PredictionRequest(
-            same[0], tuple(sorted(caps)), _workspace_bytes(gpu), import_paths
+            same[0], tuple(sorted(caps)), _workspace_bytes(gpu), import_paths, _capability(gpu)
         )
     return requests
 
@@ -157,9 +157,14 @@ def _workspace_bytes(gpu: GpuModel | None) -> int:
     return cublas_workspace_bytes(gpu.compute_capability if gpu else None)
 
 
+def _capability(gpu: GpuModel | None) -> float:
+    return attention_capability(gpu.compute_capability if gpu else None)
+
+
 def _key(cell: Cell, gpu: GpuModel | None, import_paths: tuple[str, ...]) -> str:
     # Another version of torch may allocate differently.
     identity = [memory_identity(cell), _workspace_bytes(gpu), VERSION, _version("torch")]
+    identity += [_capability(gpu)]
     model = str(cell.params.values().get("model"))
     if model.startswith(HUB):
         config = None if _is_preset(cell) else source_digest(model, [*sys.path, *import_paths])

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.prediction_requests import verdict_of
 from orchestrator.store.cell_state import PENDING
@@ -33,6 +35,7 @@ class Search:
     """A search for the largest multiple that fits: hints first, growing steps, then bisection.
 
     fits: the largest value known to fit, or 0. fails: the smallest value known not to fit.
+    unanswered: the smallest value that cannot be decided. Smaller ones are still tried.
     """
 
     def __init__(self, bounds: Bounds, hints: Iterable[int] = ()) -> None:
@@ -41,17 +44,19 @@ class Search:
         self._hints = tuple(hints)
         self.fits = 0
         self.fails: int | None = None
+        self.unanswered: int | None = None
 
     @property
     def next(self) -> int | None:
         """The value to try, or None if the largest one is known."""
-        end = self._most + self._granularity if self.fails is None else self.fails
+        ends = [end for end in (self.fails, self.unanswered) if end is not None]
+        end = min(ends, default=self._most + self._granularity)
         if end - self.fits <= self._granularity:
             return None
         for hint in self._hints:
             if self.fits < hint < end:
                 return hint
-        if self.fails is None:
+        if not ends:
             return min(self.fits + self._step, self._most)
         return self.fits + max(1, (end - self.fits) // self._granularity // 2) * self._granularity
 
@@ -63,6 +68,10 @@ class Search:
         else:
             self.fails = min(value, self.fails or value)
 
+    def give_up(self, value: int) -> None:
+        """Record that a value cannot be decided. The next one to try is smaller."""
+        self.unanswered = min(value, self.unanswered or value)
+
 
 @dataclass
 class Limit:
@@ -71,7 +80,7 @@ class Limit:
     values: the other axes of the task.
     surely: search for the largest value that is predicted to fit with a margin.
     perhaps: search for the largest one that may fit, or None if predictions cannot tell.
-    unpredicted: why the prediction stopped early. failure: why the measuring did.
+    unpredicted: why nothing is predicted from a value on. failure: why the measuring stopped early.
     """
 
     task: str
@@ -83,10 +92,26 @@ class Limit:
     unpredicted: str = ""
     measured: Search | None = None
     failure: str = ""
+    refused: int | None = None  # the smallest value that the task's parameters refuse
 
     def at(self, value: int) -> Cell:
         """Return the cell with this value of the axis."""
         return make_cell(self.task, {**self.values, self.bounds.axis: value})
+
+    def accepts(self, value: int) -> bool:
+        """Return True if there is a cell with this value. Record it if the task refuses it."""
+        try:
+            self.at(value)
+        except ValidationError as error:
+            self.refused = value
+            self._give_up(value, error.errors()[0]["msg"].removeprefix("Value error, "))
+            return False
+        return True
+
+    def _give_up(self, value: int, reason: str) -> None:
+        self.unpredicted = f"{value} cannot be predicted: {reason}"
+        for search in filter(None, (self.surely, self.perhaps)):
+            search.give_up(value)
 
     @property
     def is_unknown(self) -> bool:
@@ -98,8 +123,6 @@ class Limit:
     @property
     def next_to_predict(self) -> int | None:
         """The value to predict next, or None if prediction finds nothing more."""
-        if self.unpredicted:
-            return None
         if self.surely.next is None and self.perhaps is not None:
             return self.perhaps.next
         return self.surely.next
@@ -116,7 +139,8 @@ class Limit:
         self.predictions[value] = prediction
         verdict = verdict_of(self.at(value), prediction, gpu)
         if verdict is None:
-            self.unpredicted = f"{value} cannot be predicted: {prediction.reason}"
+            # A model may refuse lengths above its own limit, and run at all others.
+            self._give_up(value, prediction.reason)
             return
         if prediction.is_as_eager:
             # Compiled code usually needs less memory than the eager code that is predicted.
@@ -130,6 +154,8 @@ class Limit:
         fails = (self.perhaps or self.surely).fails
         hints = [value for value in (self.surely.fits, fails) if value]
         self.measured = Search(self.bounds, hints)
+        if self.refused is not None:
+            self.measured.give_up(self.refused)
 
     def learn_status(self, value: int, status: str) -> None:
         """Record how the cell with this value ended. Only OK and OOM decide whether it fits."""

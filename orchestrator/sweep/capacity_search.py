@@ -99,9 +99,10 @@ def predict_limits(
         while True:
             trials = []
             for group in groups:
-                value = group.next_to_predict
-                if value is not None:
-                    trials.append((group, value, group.at(value)))
+                while (value := group.next_to_predict) is not None:
+                    if group.accepts(value):
+                        trials.append((group, value, group.at(value)))
+                        break
             if not trials:
                 return
             predictions = predict([cell for _, _, cell in trials])

@@ -70,14 +70,16 @@ class SavedTensors:
         # By the address of the storage. Parts of a graph that the forward pass drops, such as those
         # of detached results, end before the backward pass, and their addresses are used again.
         self._alive: WeakValueDictionary[int, Saved] = WeakValueDictionary()
-        self._saved: list[Saved] | None = None  # when the backward pass began
-        self._last: list[Saved] = []  # at the end of a phase; without a backward pass, they count
+        self._saved: list[Saved] | None = None  # when the first forward pass ended
         self._unwatched = ""
         self._residual_bytes: int | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count during one phase of a step; counting takes time. What is alive at its end counts."""
+        """Count during one phase of a step; counting takes time.
+
+        What is alive at the end of the first one counts. A forward pass may differentiate, too.
+        """
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with ExitStack() as stack:
             if self._block is not None:
@@ -86,7 +88,7 @@ class SavedTensors:
             refused = patch("torch.autograd.graph.disable_saved_tensors_hooks", self._refused)
             with parts_named(self._model, self._named), hooks, refused:
                 yield
-        self._last = self._found()
+        self._saved = self._found()
 
     def samples(self, instrument: str) -> list[Sample]:
         """Return the sizes of everything, of squares, of one block, and of its largest operations.
@@ -129,9 +131,8 @@ class SavedTensors:
 
     def _pack(self, tensor: Tensor) -> _Packed:
         storage = tensor.untyped_storage()
-        # Within the backward pass: a checkpoint runs its forward pass again.
-        is_recomputed = torch._C._current_autograd_node() is not None
-        if storage._cdata in self._resident or is_recomputed or self._saved is not None:
+        # After the forward pass, a checkpoint runs it again.
+        if storage._cdata in self._resident or self._saved is not None:
             return _Packed(tensor.data, None, False)
         entry = self._alive.get(storage._cdata)
         is_first = entry is None
@@ -143,8 +144,6 @@ class SavedTensors:
 
     def _unpack(self, packed: _Packed) -> Tensor:
         node, entry = torch._C._current_autograd_node(), packed.entry
-        if node is not None and self._saved is None:  # the backward pass of the first micro-batch
-            self._saved = self._found()
         if entry is not None and node is not None and (packed.is_first or not entry.operation):
             entry.operation = node.name()
         return packed.tensor

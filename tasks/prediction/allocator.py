@@ -153,3 +153,16 @@ def cublas_workspace_bytes(compute_capability: float | None) -> int:
     if compute_capability is None or compute_capability >= 9:
         return 32 * _MIB
     return 2 * 4 * _MIB + 8 * 16 * 1024
+
+
+def attention_capability(compute_capability: float | None) -> float:
+    """Return the lowest compute capability with the same choice of attention kernels.
+
+    It is 7.0, 8.0, 8.6 or 9.0. An unknown GPU counts as an H100. Consumer GPUs of Blackwell (12.0)
+    choose like those of Ampere (8.6). The checks are in ATen/native/transformers/cuda/sdp_utils.cpp.
+    """
+    if compute_capability is None or 9 <= compute_capability < 11:
+        return 9.0
+    if compute_capability < 8:
+        return 7.0
+    return 8.6 if 8.6 <= compute_capability < 9 or compute_capability >= 12 else 8.0

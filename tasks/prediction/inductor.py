@@ -212,6 +212,11 @@ def _copy_without_guard(self: Tensor, source: Tensor, non_blocking: bool = False
     return result
 
 
+def _invert_without_guard(self: Tensor) -> Tensor:
+    """Invert a mask. The operator would make the tensor's device current, too."""
+    return torch.bitwise_not(self)
+
+
 def _deduce_on_cpu(folder: object, node: fx.Node) -> object:
     with _OnCpu():  # type: ignore[no-untyped-call]
         return _deduce_on_gpu(folder, node)
@@ -261,6 +266,7 @@ def _gpu_assumed() -> Iterator[None]:
         load = staticmethod(_load)
         stack.enter_context(patch.object(codecache.PyCodeCache, "load_by_key_path", load))
         stack.enter_context(patch.object(Tensor, "copy_", _copy_without_guard))
+        stack.enter_context(patch.object(Tensor, "__invert__", _invert_without_guard))
         # Generated code must not reach the cache of real compilations. With `force_disable_caches`
         # torch would leave a folder behind for each graph.
         folder = stack.enter_context(TemporaryDirectory(prefix="predicted-"))

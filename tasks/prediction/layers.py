@@ -81,6 +81,7 @@ def write_out(small: Trace, large: Trace, more: int) -> Trace:
     trace.flops += _written_samples(small.flops, large.flops, more)
     trace.saved += _written_samples(small.saved, large.saved, more)
     trace.eager_functions |= large.eager_functions
+    trace.unfollowed |= large.unfollowed
     return trace
 
 

@@ -29,6 +29,7 @@ from tasks.prediction.records import (
     Prediction,
     PredictionRequest,
     Verdict,
+    compiled_part,
     generates_code,
     plainly_fits,
     unknown,
@@ -82,7 +83,7 @@ class Predictor:
 
     def __init__(self) -> None:
         # The last training step, because the trace of `forward_backward` is contained in its trace.
-        self._last: tuple[TrainStepParams, int, Trace] | None = None
+        self._last: tuple[TrainStepParams, tuple[int, float], Trace] | None = None
 
     def predict(self, request: PredictionRequest) -> Prediction:
         """Return a prediction, or an unknown one with the reason. Never raise."""
@@ -118,23 +119,25 @@ class Predictor:
         if isinstance(params, TrainStepParams) and generates_code(request.cell):
             # Whatever torch's compiler cannot do without a GPU, the cell is predicted as eager.
             with suppress(Exception):
-                compiled = eager.model_copy(update={"compile": "blocks"})
-                return self._track_once(compiled, request.workspace_bytes), COMPILED
+                part = compiled_part(request.cell)
+                compiled = eager.model_copy(update={"compile": part})
+                return self._track_once(compiled, request), COMPILED
         how = "modelled" if _is_modelled(params) else "tracked"
-        return self._track_once(eager, request.workspace_bytes), how
+        return self._track_once(eager, request), how
 
-    def _track_once(self, params: Predictable, workspace_bytes: int) -> Trace:
+    def _track_once(self, params: Predictable, request: PredictionRequest) -> Trace:
+        gpu = request.workspace_bytes, request.capability
         if isinstance(params, AttentionParams):
-            return track(params, workspace_bytes)
+            return track(params, *gpu)
         if params.pass_ == "forward_backward" and self._last is not None:
             whole = params.model_copy(update={"pass_": "train_step"})
-            if self._last[:2] == (whole, workspace_bytes):
+            if self._last[:2] == (whole, gpu):
                 return self._last[2].without("optimizer")
-        trace_whole = partial(track, workspace_bytes=workspace_bytes)
+        trace_whole = partial(track, workspace_bytes=gpu[0], capability=gpu[1])
         # Layers of compiled code are traced whole: only the first one runs what tunes its kernels.
         by_layers = None if params.compile != "eager" else trace_by_layers(params, trace_whole)
         trace = by_layers or trace_whole(params)
-        self._last = (params, workspace_bytes, trace)
+        self._last = (params, gpu, trace)
         return trace
 
 
@@ -174,10 +177,10 @@ class _Forward(ExitStack):
             self.close()
 
 
-def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
+def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0) -> Trace:
     """Return the trace of a cell's build and two steps, with a GPU's allocations.
 
-    Raise what the workload raises.
+    Raise what the workload raises. workspace_bytes, capability: of the GPU, see PredictionRequest.
     """
     tracker = StorageTracker(workspace_bytes)
     is_compiled = isinstance(params, TrainStepParams) and params.compile != "eager"
@@ -186,7 +189,7 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     eager = torch.compiler.set_stance("force_eager")
     with ExitStack() as stack:
         stack.enter_context(eager)
-        emulation = stack.enter_context(gpu_emulated(tracker.labelling))
+        emulation = stack.enter_context(gpu_emulated(tracker.labelling, capability=capability))
         compiler = function_compiler(emulation) if function_compiler else None
         functions = stack.enter_context(functions_compiled(compiler))
         stack.enter_context(tracker)

@@ -14,7 +14,7 @@ from tasks.spec.registry import make_cell
 from tasks.spec.source_digest import HUB
 from tasks.spec.tables import Sample
 
-VERSION = 12  # raise it when an unchanged cell would be predicted differently
+VERSION = 13  # raise it when an unchanged cell would be predicted differently
 _COMPILED_VERSION = 2  # the same, for cells whose compiled code is generated
 
 _GIB = 1024**3
@@ -48,13 +48,15 @@ class PredictionRequest:
     """A cell to predict.
 
     caps_bytes: memory limits to judge. workspace_bytes: workspace of cuBLAS per thread on that GPU.
-    import_paths: where the user's own model is imported from.
+    import_paths: where the user's own model is imported from. capability: of the GPU's choice of
+    attention kernels, see `attention_capability`.
     """
 
     cell: Cell
     caps_bytes: tuple[int, ...] = ()
     workspace_bytes: int = 0
     import_paths: tuple[str, ...] = ()
+    capability: float = 9.0
 
     @property
     def foreign_code(self) -> tuple[str, ...]:
@@ -71,8 +73,9 @@ class PredictionRequest:
     @classmethod
     def from_json(cls, text: str) -> PredictionRequest:
         body = json.loads(text)
-        caps, paths = tuple(body["caps_bytes"]), tuple(body["import_paths"])
-        return cls(make_cell(*body["cell"]), caps, body["workspace_bytes"], paths)
+        task, values = body.pop("cell")
+        caps, paths = tuple(body.pop("caps_bytes")), tuple(body.pop("import_paths"))
+        return cls(make_cell(task, values), caps, import_paths=paths, **body)
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Prediction:
         if how == "eager":
             return self
         if self.how == COMPILED:
-            return self if how == "blocks" else self._as_blocks()
+            return self if how == "blocks" or _compiles_whole(cell) else self._as_blocks()
         return self._as_eager(*_why_as_eager(cell))
 
     def _as_blocks(self) -> Prediction:
@@ -148,7 +151,7 @@ class Prediction:
         named = ", ".join(sorted(names))
         if not named:
             return self
-        reason = f"kernels of cuDNN have memory of unknown size: {named}"
+        reason = f"kernels of CUDA's libraries have memory of unknown size: {named}"
         verdicts = {cap: self._unless_close(cap, verdict) for cap, verdict in self.verdicts.items()}
         return replace(self._named(INCOMPLETE), reason=reason, verdicts=verdicts)
 
@@ -166,6 +169,8 @@ class Prediction:
         """Return the prediction of a compiled cell from that of the eager one: never `oom`."""
         if self.how in ("", CLOSED_FORM):  # compiled or not, the parameters are there
             return self
+        if how == AS_EAGER:
+            reason += f"; the cell may take as little as 1/{MOST_OVERGUESS} of this"
         verdicts = dict(self.verdicts)
         for cap_bytes, verdict in self.verdicts.items():
             if verdict == "oom":
@@ -246,13 +251,27 @@ def predictable(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def generates_code(cell: Cell) -> bool:
-    """Return True if a compiled cell is predicted from the compiled code of its blocks.
+    """Return True if a compiled cell is predicted from compiled code.
 
-    The code of a whole model takes minutes to generate. With naive attention, its memory was within
-    3% of that of its compiled blocks.
+    The built-in model is predicted from the code of its blocks: that of the whole takes minutes to
+    generate. With naive attention, its memory was within 3% of that of its compiled blocks.
     """
     values = cell.params.values()
     return values.get("compile", "eager") != "eager" and not _obstacle(cell)
+
+
+def compiled_part(cell: Cell) -> str:
+    """Return which code of a compiled cell is generated: of its `blocks`, or of the whole `model`.
+
+    Your own model may compute its loss, whose code takes half the memory of the same loss run
+    eagerly. It is compiled as a whole.
+    """
+    return "model" if _compiles_whole(cell) else "blocks"
+
+
+def _compiles_whole(cell: Cell) -> bool:
+    values = cell.params.values()
+    return bool(values.get("model")) and values["compile"] == "model"
 
 
 def _obstacle(cell: Cell) -> tuple[str, str] | None:
@@ -272,14 +291,16 @@ def _obstacle(cell: Cell) -> tuple[str, str] | None:
         return AS_EAGER, f"{cell.task} alone is compiled as a whole"
     if model and model.startswith(HUB):
         return MAY_TAKE_MORE, "compiled as a whole, a model of transformers builds its mask"
-    if model:
-        return AS_EAGER, "your own model is compiled as a whole"
     return None
 
 
 def _why_as_eager(cell: Cell) -> tuple[str, str]:
     """Return how a compiled cell is predicted whose code was not generated, and the reason."""
-    return _obstacle(cell) or (AS_EAGER, "torch's compiler needs a GPU for this model")
+    if obstacle := _obstacle(cell):
+        return obstacle
+    if _compiles_whole(cell):
+        return AS_EAGER, "torch's compiler needs a GPU for this model, or it is too large"
+    return AS_EAGER, "torch's compiler needs a GPU for this model"
 
 
 def memory_identity(cell: Cell) -> dict[str, Any]:
@@ -290,5 +311,5 @@ def memory_identity(cell: Cell) -> dict[str, Any]:
     if values.get("precision") == "tf32":
         values["precision"] = "fp32"
     if generates_code(cell):
-        values |= {"compile": "blocks", "compiled": _COMPILED_VERSION}
+        values |= {"compile": compiled_part(cell), "compiled": _COMPILED_VERSION}
     return {"task": cell.task, "version": cell.version, **values}

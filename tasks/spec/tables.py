@@ -118,7 +118,7 @@ KERNEL_CLASSES: Mapping[str, str] = {
     "elementwise": "element by element",
     "reduction": "sums, maxima and the like, and the loss",
     "copy": "copies and changes of dtype",
-    "embedding": "look-ups by index and their gradients",
+    "embedding": "look-ups by index (`aten::index`, gather, scatter), of embeddings and others, and their gradients",
     "optimizer": "torch's kernels for many tensors at a time",
     "communication": "between GPUs",
     "other": "none of these",

@@ -170,7 +170,7 @@ def _note_on_measured(group: Limit, measured: Search) -> str:
         return group.failure
     if measured.next is not None:
         return "not finished: run it again"
-    if group.unpredicted:
+    if group.unpredicted and not group.surely.fits:
         note = f"measured only: {group.unpredicted}"
         return note if measured.fits else f"nothing fits; {note}"
     if measured.fits < group.surely.fits:

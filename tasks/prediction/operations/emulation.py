@@ -41,14 +41,16 @@ _CUDA = "cuda"
 
 @contextmanager
 def gpu_emulated(
-    labelling: Callable[[str], AbstractContextManager[object]], kind: str = "meta"
+    labelling: Callable[[str], AbstractContextManager[object]],
+    kind: str = "meta",
+    capability: float = 9.0,
 ) -> Iterator[GpuFunctions]:
     """Replace torch's functions that need a GPU, and yield the mode to enter in the forward pass.
 
     kind: device whose tensors stand for those on a GPU. labelling: `labelling(role)` is entered
-    where autocast copies weights.
+    where autocast copies weights. capability: see `fused_attention`.
     """
-    emulation = GpuFunctions(labelling)
+    emulation = GpuFunctions(labelling, capability)
 
     # Without a GPU `torch.autocast("cuda")` switches itself off, and the CPU's autocast has other
     # lists.
@@ -149,7 +151,10 @@ class GpuFunctions:
     unfollowed: operations that a GPU computes in kernels whose memory is not known.
     """
 
-    def __init__(self, labelling: Callable[[str], AbstractContextManager[object]]) -> None:
+    def __init__(
+        self, labelling: Callable[[str], AbstractContextManager[object]], capability: float
+    ) -> None:
+        self.capability = capability
         self.enabled = False
         self.dtype = torch.float16
         self.caches = True
@@ -224,7 +229,7 @@ def _cast_and_call(func: Operation, *args: Any, **kwargs: Any) -> object:
 
 
 def _attend(*args: Any, **kwargs: Any) -> Tensor:
-    return fused_attention(SdpaCall(*args, **kwargs))
+    return fused_attention(SdpaCall(*args, **kwargs), _ACTIVE[-1].capability)
 
 
 def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:

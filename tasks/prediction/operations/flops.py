@@ -35,7 +35,7 @@ _OF_TORCH = frozenset({"aten", "prims", "prim", "rngprims", "inductor", "profile
 # algebra.
 _PRODUCTS = ("mm", "mv", "dot", "trilinear")
 _ALGEBRA = ("linalg_", "cholesky", "lu_", "ormqr", "fft_", "cdist", "cudnn_rnn", "thnn_fused")
-_NO_PRODUCTS = frozenset({"linalg_vector_norm", "linalg_cross"})
+_NO_PRODUCTS = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_check_errors"})
 
 
 def _grouped(a: _Size, b: _Size, *_: object, **__: object) -> int:

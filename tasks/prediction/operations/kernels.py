@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -28,11 +28,23 @@ MULTIPLIES = frozenset(
     {"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "_grouped_mm"}
 )
 
-# Operations that may run in kernels of cuDNN, which have a workspace of unknown size.
-UNKNOWN_WORKSPACE = frozenset({"convolution", "_ctc_loss", "_use_cudnn_ctc_loss"})
+# Operations that may run in kernels of cuDNN, and beginnings of the names of those of cuFFT and
+# cuSOLVER. They have workspaces of unknown size.
+_OF_CUDNN = frozenset({"convolution", "_ctc_loss", "_use_cudnn_ctc_loss"})
+_OF_LIBRARIES = ("fft_", "linalg_", "cholesky", "lu_", "ormqr", "geqrf", "triangular_solve")
+_OF_TORCH = frozenset(
+    {"linalg_vector_norm", "linalg_cross", "linalg_matrix_exp", "linalg_check_errors"}
+)
 
 # Fused optimizers without a kernel for the `meta` device. They allocate nothing.
 NOT_ON_META = frozenset({"_fused_sgd_", "_fused_adagrad_"})
+
+
+@cache
+def has_unknown_workspace(name: str) -> bool:
+    """Return True if an operation may run in kernels of libraries that have a workspace."""
+    plain = name.removeprefix("_")
+    return name in _OF_CUDNN or (plain.startswith(_OF_LIBRARIES) and plain not in _OF_TORCH)
 
 
 # Measured on an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64): the backward passes of
@@ -96,12 +108,14 @@ class SdpaCall:
     enable_gqa: bool = False
 
 
-def fused_attention(call: SdpaCall) -> Tensor:
-    """Return the output of the attention kernel that an H100 would choose among the enabled ones.
+def fused_attention(call: SdpaCall, capability: float = 9.0) -> Tensor:
+    """Return the output of the attention kernel that a GPU would choose among the enabled ones.
 
     Raise RuntimeError with torch's message if no enabled kernel takes the call. The checks, and
     what is converted and padded before a kernel, follow ATen/native/transformers: sdp_utils.cpp in
     cuda, sdp_utils_cpp.h and attention.cpp.
+
+    capability: compute capability of the GPU, 7.0, 8.0, 8.6 or 9.0; others choose like one of these.
     """
     # On `meta` torch itself would always fall back to the plain formula. On some GPUs cuDNN's
     # kernel comes before flash, and needs the same memory.
@@ -109,19 +123,20 @@ def fused_attention(call: SdpaCall) -> Tensor:
     backends: Any = torch.backends.cuda
     options = (call.dropout_p, call.is_causal)
     output: Tensor
-    if backends.flash_sdp_enabled() and _takes_flash(call):
+    has_gradients = any(tensor.requires_grad for tensor in (query, key, value))
+    gradients = torch.is_grad_enabled() and has_gradients
+    is_limited = capability == 8.6 and gradients
+    if backends.flash_sdp_enabled() and capability >= 8 and _takes_flash(call, is_limited):
         width = query.shape[-1]
         padded = [_padded(one, 8) for one in (query, key, value)]
         attend = partial(_aten._scaled_dot_product_flash_attention, *padded, *options)
         output = attend(scale=width**-0.5 if call.scale is None else call.scale)[0]
         return output if output.shape[-1] == width else output[..., :width]
-    has_gradients = any(tensor.requires_grad for tensor in (query, key, value))
-    gradients = torch.is_grad_enabled() and has_gradients
     mask = _additive(call.attn_mask, query.dtype)
-    if backends.cudnn_sdp_enabled() and _takes_cudnn(call):
+    if backends.cudnn_sdp_enabled() and _takes_cudnn(call, capability):
         attend = partial(_aten._scaled_dot_product_cudnn_attention, query, key, value, mask)
         output = attend(gradients, *options, scale=call.scale)[0]
-    elif backends.mem_efficient_sdp_enabled() and _takes_efficient(call):
+    elif backends.mem_efficient_sdp_enabled() and _takes_efficient(call, capability):
         if mask is not None:
             mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
         attend = partial(_aten._scaled_dot_product_efficient_attention, query, key, value, mask)
@@ -134,7 +149,14 @@ def fused_attention(call: SdpaCall) -> Tensor:
     return output
 
 
-def _takes_flash(call: SdpaCall) -> bool:
+def _takes_flash(call: SdpaCall, is_limited: bool) -> bool:
+    """Return True for a call that flash attention takes.
+
+    is_limited: its backward pass needs more shared memory for wide heads than the GPU has.
+    """
+    width = call.query.shape[-1]
+    if is_limited and (192 < width <= 224 or (width > 224 and call.dropout_p > 0)):
+        return False
     widths = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
     is_square = call.query.shape[-2] == call.key.shape[-2]
     return (
@@ -147,14 +169,15 @@ def _takes_flash(call: SdpaCall) -> bool:
     )
 
 
-def _takes_cudnn(call: SdpaCall) -> bool:
+def _takes_cudnn(call: SdpaCall, capability: float) -> bool:
     widths = (call.query.shape[-1], call.value.shape[-1])
     return (
-        call.query.dtype in _LOW
+        capability >= 8
+        and call.query.dtype in _LOW
         and _is_dense(call, takes_groups=True)
         and _takes_mask(call)
         and all(width % 8 == 0 for width in widths)
-        and (max(widths) <= 128 or widths == (192, 128))
+        and (max(widths) <= 128 or (capability == 9.0 and widths == (192, 128)))
         and call.key.shape[-2] > 1
         and (call.dropout_p * 16).is_integer()  # its resolution
     )
@@ -171,11 +194,13 @@ def _takes_mask(call: SdpaCall) -> bool:
     return not mask.requires_grad and mask.dim() in (2, 4) and fits
 
 
-def _takes_efficient(call: SdpaCall) -> bool:
+def _takes_efficient(call: SdpaCall, capability: float) -> bool:
     query, key, value = call.query, call.key, call.value
-    aligned = 8 if query.dtype in _LOW else 4
+    # Before compute capability 8.0 it has no bf16, and no tensor cores for fp32.
+    dtypes = (*_LOW, torch.float32) if capability >= 8 else (torch.float16, torch.float32)
+    aligned = 8 if query.dtype in _LOW else 4 if capability >= 8 else 1
     return (
-        query.dtype in (*_LOW, torch.float32)
+        query.dtype in dtypes
         and _is_dense(call, takes_groups=False)
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % aligned == 0

@@ -33,6 +33,8 @@ def check_card(card: dict[str, Any]) -> None:
     assert is_page or any(memory in source for memory in in_output)
     has_peak = any(key in card for key in ("fp32", "tf32", "fp16", "bf16"))
     assert has_peak == card.get("peak_source", "").startswith("https://")
+    has_others = "other_sizes" in card
+    assert has_others == card.get("other_sizes_source", "").startswith("https://")
     name, devices = card["name"], card["devices"]
     for spelling in (name, name.lower(), name.replace(" ", "-"), name.replace(" ", "_")):
         assert find_gpu(spelling).name == name

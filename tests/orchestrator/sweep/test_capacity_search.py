@@ -28,8 +28,8 @@ from orchestrator.report.formats.terminal import Screen
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import read_states
 from orchestrator.sweep import capacity_search as limits
-from orchestrator.sweep.capacity_limits import Bounds, Found, Search
-from orchestrator.sweep.capacity_search import find_limits
+from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
+from orchestrator.sweep.capacity_search import find_limits, predict_limits
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
 from orchestrator.sweep.runtime import Runtime
@@ -240,6 +240,56 @@ def test_notes_of_predicted_rows(predicted: Any, request_where: Any) -> None:
         )
     )
     assert text.endswith("1. not tried above 896: increase --up-to\nall cells: batch_size=4")
+
+
+@pytest.mark.parametrize("granularity", [64, 256, 1024])
+def test_a_model_that_refuses_longer_contexts_has_a_limit(
+    granularity: int, monkeypatch: pytest.MonkeyPatch, request_where: Any
+) -> None:
+    def answer(child: object, asked: Asked) -> Prediction:
+        length = asked.cell.params.values()["context_length"]
+        refused = unknown("it does not run without data: ValueError: at most 1024 positions")
+        return a_prediction(length, 9999, 9999) if length <= 1024 else refused
+
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
+    request = request_where("size=tiny")
+    bounds = replace(CONTEXT, granularity=granularity, up_to=8192)
+    found = find_limits(request, bounds, CARD, None)
+    (row,) = rows_of(request, found, bounds)
+    assert row["context_length_fits_up_to"] == 1024
+    assert "oom_from" not in row
+    assert row["note"] == (
+        f"{1024 + granularity} cannot be predicted: it does not run without data: ValueError:"
+        " at most 1024 positions"
+    )
+    assert not found.groups[0].is_unknown
+
+
+@pytest.mark.parametrize("granularity", [64, 256, 1024])
+def test_a_context_that_the_parameters_refuse_is_a_limit(
+    granularity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preset of transformers has as many positions as its config."""
+
+    def answer(child: object, asked: Asked) -> Prediction:
+        return a_prediction(asked.cell.params.values()["context_length"], 9999, 9999)
+
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
+    bounds = replace(CONTEXT, granularity=granularity, up_to=8192)
+    values = {"model": "hf:gpt2", "batch_size": 1}
+    group = Limit("train_step", values, bounds, Search(bounds), Search(bounds))
+    predict_limits([group], CARD, ())
+    assert group.surely.fits == 1024
+    refused = 1024 + granularity
+    assert group.unpredicted == (
+        f"{refused} cannot be predicted: context_length: {refused} is too long, gpt2 has 1024"
+        " positions"
+    )
+    group.begin_measuring()
+    while (value := group.next_to_measure) is not None:
+        group.learn_status(value, Status.OK)
+    assert group.measured is not None
+    assert group.measured.fits == 1024
 
 
 def test_parameters_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_where: Any) -> None:

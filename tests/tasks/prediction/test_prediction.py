@@ -553,7 +553,7 @@ def test_a_compiled_cell_that_is_predicted_as_eager_is_never_oom() -> None:
         (
             {"model": "a:B", "compile": "model"},
             "as eager",
-            "your own model is compiled as a whole",
+            "torch's compiler needs a GPU for this model, or it is too large",
         ),
         ({"compile": "eager"}, "tracked", ""),
     ],
@@ -563,7 +563,8 @@ def test_a_compiled_cell_that_is_predicted_as_eager_has_a_reason(
 ) -> None:
     sample = Sample("prediction", "peak_allocated_bytes", "bytes", 1.0, "steady", note="tracked")
     found = of_compiled_cell(Prediction("tracked", "", (sample,)), **values)
-    assert (found.how, found.reason) == (how, reason)
+    too_high = "; the cell may take as little as 1/2.11 of this" if how == "as eager" else ""
+    assert (found.how, found.reason) == (how, reason + too_high)
     assert found.samples[0].note == how
 
 
@@ -598,7 +599,8 @@ def test_an_implementation_without_a_kernel_for_the_dtype_is_not_predicted() -> 
 def test_compiled_attention_alone_is_predicted_as_eager() -> None:
     cell = make_cell("attention", {"compile": "model"})
     found = Prediction("tracked").of_cell(cell)
-    assert (found.how, found.reason) == ("as eager", "attention alone is compiled as a whole")
+    assert found.how == "as eager"
+    assert found.reason.startswith("attention alone is compiled as a whole; ")
 
 
 def test_verdicts_from_peaks_alone_agree_with_the_simulated_allocator() -> None:
