@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -52,6 +55,7 @@ TIERS = {
     "seam",
 }
 DEFAULT_TIER_CPU_S = 2.0
+_BEGIN = time.monotonic()
 
 FAST = {
     "device": "cpu", "size": "tiny", "vocab_size": 200, "context_length": 16, "batch_size": 1, "warmup_steps": 1,
@@ -80,6 +84,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--mutants", type=int, default=100, metavar="N", help="how many mutated configs to try"
     )
+    parser.addoption(
+        "--budget-s", type=float, default=math.inf, metavar="S", help="begin no test after this"
+    )
+    parser.addoption(
+        "--shuffle", default="", metavar="SEED", help="run the files in a random order"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,9 +100,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Whole sweeps are in the outer folders. They come first, so that no worker is left with one.
     items.sort(key=lambda item: len(item.path.parts))
+    if seed := config.getoption("--shuffle"):
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
     if not _has_cuda():
         for item in items:
             if "gpu" in item.keywords:
@@ -105,6 +119,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() - _BEGIN > item.config.getoption("--budget-s"):
+        pytest.skip("no time is left for it in this run")
 
 
 @pytest.hookimpl(wrapper=True)
