@@ -42,7 +42,7 @@ from tasks.train_step import build as build_training
 from tasks.training.parameters import TrainStepParams
 from tests.conftest import ROOT
 from tests.model.test_attention import BOUND, errors_in_eps
-from tests.orchestrator.execution.test_faults import files_of_good_cells
+from tests.orchestrator.execution.test_faults import rows_of_good_cells
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 MakeAttempt = Callable[..., Attempt]
@@ -372,11 +372,11 @@ def test_a_cuda_error_that_sticks_is_its_row_and_nothing_else(
     ]
     assert all("CUDA error" in message for message in said)
     assert any("illegal memory access" in message for message in said)
-    untouched = files_of_good_cells(run)
+    untouched = rows_of_good_cells(run)
     done = sweep_here("run", path, "--scheduler", "serial")
     assert "measured 2 cells: 2 failed" in done.output, (done.output, done.exception)
     assert statuses(run) == ["ok", "failed", "ok", "failed", "ok", "failed", "failed"]
-    assert {name: Path(name).read_bytes() for name in untouched} == untouched
+    assert rows_of_good_cells(run) == untouched
 
 
 def statuses(run: Run) -> list[str]:

@@ -159,7 +159,7 @@ class RunWriter(Run):
             wait_s = self._appended_s + IDLE_S - time.monotonic()
             if wait_s > 0:
                 self._start_timer(wait_s)
-            elif self._batches.has_log:
+            elif self._batches.has_log and not (self.lock and self.lock.closed):
                 self.close_batch()
 
     def _prediction_time(self) -> datetime:
