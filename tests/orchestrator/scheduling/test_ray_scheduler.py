@@ -336,9 +336,8 @@ def test_ctrl_c_ends_the_cells_and_keeps_the_finished_ones(
     assert all(
         "--disable-frontend" in word for word in words if "dashboard/dashboard.py" in word
     )  # Ray's usage statistics
-    # Cells come from the template that was started before Ray.
-    assert any("--template" in word for word in words)
-    assert not any("--fork-server" in word for word in words)
+    # Cells come from the fork server that was started before Ray.
+    assert any(word.startswith("sweep: fork server") for word in words)
     modes = asked_of_each(
         tmp_path,
         lambda process: "raylet" in process.name() and process.environ().get("RAY_AUTH_MODE"),
@@ -460,7 +459,7 @@ def test_a_killed_worker_and_a_lost_node_cost_one_cell_each(
         untouched = rows_of_good_cells(folder)
     done = sweep_here("run", path, "--scheduler", "serial")
     assert "measured 2 cells: 2 ok" in done.output, done.output
-    assert rows_of_good_cells(folder) == untouched
+    assert rows_of_good_cells(folder)[: len(untouched)] == untouched
 
 
 @contextmanager
