@@ -1,7 +1,8 @@
 """The log of a run: the attempts after its last batch, one a line, so that storing one is an append.
 
 A line is the CRC32 of its JSON, which has the number of rows and the columns of each table:
-{"samples": [2, {"unit": "ms", "value": [5.0, 5.1]}]}. A column of equal values is one value. Half a line at the end is of an attempt that is being stored, or whose driver was killed then.
+{"samples": [2, {"unit": "ms", "value": [5.0, 5.1]}]}. A column of equal values is one value. Half a
+line at the end belongs to an attempt that is being stored, or whose driver was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ class LogContents:
     """
 
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
-    attempts: int = 0
     damaged: int = 0
 
 
@@ -56,7 +56,7 @@ def read_log(content: bytes) -> LogContents:
             if table in SCHEMAS:
                 _extend(joined.setdefault(table, {}), rows, columns)
     tables = {table: to_table(columns, SCHEMAS[table]) for table, columns in joined.items()}
-    return LogContents(tables, len(whole), len(lines) - len(whole))
+    return LogContents(tables, len(lines) - len(whole))
 
 
 def _extend(joined: dict[str, list[object]], rows: int, columns: Mapping[str, object]) -> None:

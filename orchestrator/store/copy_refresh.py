@@ -68,15 +68,12 @@ class CopyRefresh:
         """Return what the bucket lists, with its log, in a separate folder."""
         folder = self.folder / BUCKET
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        content = self.remote.read(LISTING_FILE)
-        self._fetch_old_parts(is_listed=content is not None)
-        if content is None:
+        listing = fetch_listing(self.remote, folder)
+        self._fetch_old_parts(is_listed=listing is not None)
+        if listing is None:
             return Stored(folder, str(self.remote), Listing())
-        (folder / LISTING_FILE).write_bytes(content)
-        listing = read_listing(folder, str(self.remote))
         log = self.remote.read(listing.log) or b""
-        if self.remote.read(LISTING_FILE) != content:
+        if self.remote.read(LISTING_FILE) != (folder / LISTING_FILE).read_bytes():
             raise FileNotFoundError(LISTING_FILE)  # the log may be in a batch by now
         return Stored(folder, str(self.remote), listing, log)
 
@@ -146,6 +143,16 @@ class CopyRefresh:
             if not is_same:
                 found[cell, number] = highest[cell] + 1
         return found
+
+
+def fetch_listing(remote: RemoteFolder, folder: Path) -> Listing | None:
+    """Write the list of a bucket to a folder and return it, None if there is none."""
+    folder.mkdir(exist_ok=True)
+    content = remote.read(LISTING_FILE)
+    if content is None:
+        return None
+    (folder / LISTING_FILE).write_bytes(content)
+    return read_listing(folder, str(remote))
 
 
 def download(remote: RemoteFolder, names: Iterable[str], folder: Path) -> None:

@@ -32,7 +32,7 @@ RESTORE = "Copy the run again, or repair it: `sweep run` with the same config"
 _FILE = re.compile(r"[a-z]+/([0-9]{4,9})\.parquet", re.ASCII)
 
 
-class _Contents(BaseModel):
+class _StoredJson(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     files: dict[str, str]
@@ -99,7 +99,7 @@ def read_listing(folder: Path, run: str) -> Listing:
     listing = Listing()
     if os.path.lexists(file):
         found = read_json_object(file, name, RESTORE)
-        contents = check_types(found, _Contents, name, RESTORE)
+        contents = check_types(found, _StoredJson, name, RESTORE)
         check_digest(found, name, RESTORE)
         for one in contents.files:
             try:

@@ -19,9 +19,9 @@ from pathlib import Path
 from orchestrator.common.errors import RunError, RunUnreachable, RunUnwritable, SweepError
 from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
-from orchestrator.store.copy_refresh import BUCKET, CopyRefresh, download
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, LISTING_FILE, LOCK_FILE, REPORT
-from orchestrator.store.listing import Listing, is_batch, read_listing
+from orchestrator.store.copy_refresh import BUCKET, CopyRefresh, download, fetch_listing
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, LOCK_FILE, REPORT
+from orchestrator.store.listing import Listing, is_batch
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.publication import require_listed
 from orchestrator.store.remote_folder import RemoteFolder, reaching
@@ -153,13 +153,7 @@ class Mirror:
 
     def fetch_listing(self) -> Listing | None:
         """Return the list in the bucket, None if there is none."""
-        content = self.remote.read(LISTING_FILE)
-        if content is None:
-            return None
-        file = self.folder / BUCKET / LISTING_FILE
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(content)
-        return read_listing(file.parent, str(self.remote))
+        return fetch_listing(self.remote, self.folder / BUCKET)
 
     def _refresh(self) -> None:
         manifest = self.remote.read(MANIFEST_FILE)

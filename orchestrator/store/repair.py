@@ -34,10 +34,11 @@ def repair(writer: RunWriter, recover: Recover) -> Iterator[str]:
     try:
         stored = writer.stored()
     except RunError as error:
-        if not any(restored_listing(writer.folder).files):
+        listing = restored_listing(writer.folder)
+        if not listing.files:
             raise
         with writer.writing():
-            restored_listing(writer.folder).write(writer.folder)
+            listing.write(writer.folder)
         yield f"{error.message}; written again from the batches"
         stored = writer.stored()
     if stored.logged.damaged:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
@@ -288,9 +287,5 @@ def describe_incomplete(run: Run, cells: Collection[str]) -> RunError | None:
 def _rows_by_attempt(stored: Stored, table: str) -> dict[tuple[str, int], int]:
     """Return the number of rows of each attempt in a table."""
     keys = stored.read(table, SCHEMAS[table], ["cell", "attempt"])
-    texts = pc.binary_join_element_wise(keys["attempt"].cast(pa.string()), keys["cell"], " ")
-    found = {}
-    for one in pc.value_counts(texts).to_pylist():
-        number, _, cell = one["values"].partition(" ")
-        found[cell, int(number)] = one["counts"]
-    return found
+    counted = keys.group_by(["cell", "attempt"]).aggregate([([], "count_all")])
+    return {(one["cell"], one["attempt"]): one["count_all"] for one in counted.to_pylist()}

@@ -78,7 +78,7 @@ class RunCollection(Run):
         return [(name, run.table_versions(names)) for name, run in self._runs.items()]
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
-        return None  # the files of its runs have keys of their own
+        return None  # each of its runs has its file
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing, by RUN:CELL and number."""

@@ -58,7 +58,7 @@ class RunWriter(Run):
             replace_file(self.folder / MANIFEST_FILE, manifest_text(manifest))
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
-        """Store an outcome. It survives whatever happens after this call."""
+        """Store an outcome. It is on disk when this returns."""
         rows = rows_of(outcome)
         contents = {table: measured.num_rows for table, measured in rows.items()}
         attempt = {**_attempt_row(outcome), "commit": commit, "contents": json.dumps(contents)}

@@ -19,6 +19,7 @@ from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import CellState, StoredAttempt
 from orchestrator.store.run import Run
+from orchestrator.store.tables import MEASURED_TABLES
 from orchestrator.sweep import pipeline
 from orchestrator.sweep.console import RemainingTime
 from orchestrator.sweep.pipeline import run_sweep
@@ -164,14 +165,15 @@ def out_of_memory_from(context: int) -> Measure:
     )
 
 
-def journalled(attempt: Attempt) -> Outcome:
-    """Write the files that a real child leaves."""
-    outcome = outcome_of(attempt)
+def journalled(attempt: Attempt, measure: Measure = outcome_of) -> Outcome:
+    """Write the files that a real child leaves, with the rows that `measure` returns."""
+    outcome = measure(attempt)
     attempt.path.mkdir(parents=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     with (attempt.path / JOURNAL_FILE).open("w") as stream:
         journal = Journal(stream)
-        journal.rows("samples", outcome.samples)
+        for table in MEASURED_TABLES:
+            journal.rows(table, getattr(outcome, table))
         journal.end(FinalStatus(Status.OK))
     return outcome
 

@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,20 @@ from orchestrator.store.listing import read_listing
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
-from orchestrator.store.tables import SCHEMAS
-from tasks.process.journal import FinalStatus, Journal
-from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, Attempt
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
+from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow
-from tests.support.fake_sweep import CONFIG, FakeScheduler, go, lengths_of, outcome_of, request_for
+from tests.support.fake_sweep import (
+    CONFIG,
+    FakeScheduler,
+    go,
+    journalled,
+    lengths_of,
+    outcome_of,
+    request_for,
+)
 
-MEASURED = ["samples", "kernels", "allocations", "live"]
 KERNEL = KernelRow(
     "forward", "ffn", "GEMM", "scope", "aten::mm", "gemm", 2, 4, 4000, 1e3, 1e3, 900, 1100, 81.6
 )
@@ -53,19 +59,6 @@ def measure(attempt: Attempt) -> Outcome:
         allocations=(ALLOCATION, replace(ALLOCATION, count=3)),
         live=(LIVE, replace(LIVE, event=4)),
     )
-
-
-def journalled(attempt: Attempt) -> Outcome:
-    """Write the files that a real child leaves, with two rows of each table."""
-    outcome = measure(attempt)
-    attempt.path.mkdir(parents=True)
-    (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
-    with (attempt.path / JOURNAL_FILE).open("w") as stream:
-        journal = Journal(stream)
-        for table in MEASURED:
-            journal.rows(table, getattr(outcome, table))
-        journal.end(FinalStatus(Status.OK))
-    return outcome
 
 
 @pytest.fixture
@@ -102,7 +95,7 @@ def run(request_of: Callable[[], SweepRequest], make_once: Callable[..., None]) 
 def with_journals(request_of: Callable[[], SweepRequest]) -> Run:
     """A run of four cells with journals, of which one has a log."""
     request = request_of()
-    go(request, FakeScheduler(journalled))
+    go(request, FakeScheduler(partial(journalled, measure=measure)))
     return request.run
 
 
@@ -128,7 +121,7 @@ HARMS = [delete, tear, flip, empty]
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("table", MEASURED)
+@pytest.mark.parametrize("table", MEASURED_TABLES)
 def test_cells_of_a_damaged_file_are_incomplete_and_measured_again(
     run: Run, request_of: Callable[[], SweepRequest], table: str, harm: Callable[[Path], None]
 ) -> None:
@@ -180,7 +173,7 @@ def test_attempts_of_a_damaged_file_are_refused_and_measured_again(
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("table", ["attempts", *MEASURED])
+@pytest.mark.parametrize("table", ["attempts", *MEASURED_TABLES])
 def test_a_damaged_file_is_built_again_from_journals(
     with_journals: Run,
     request_of: Callable[[], SweepRequest],
@@ -200,7 +193,7 @@ def test_a_damaged_file_is_built_again_from_journals(
     else:
         assert (result.recovered, lengths_of(scheduler)) == (0, [16])
     assert {one.status for one in read_states(run).values()} == {"ok"}
-    for name in MEASURED:
+    for name in MEASURED_TABLES:
         first = run.read(name).query("attempt == 1 and cell != @lost")
         expected = before[name].query("cell != @lost")
         key = list(expected.columns)
@@ -249,7 +242,7 @@ def logged(request_of: Callable[[], SweepRequest], tmp_path: Path) -> Run:
     request = request_of()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunWriter, "finish", lambda writer: None)
-        go(request, FakeScheduler(journalled))
+        go(request, FakeScheduler(partial(journalled, measure=measure)))
     assert [path.name for path in request.run.folder.glob("*.log")] == ["0001.log"]
     return request.run
 
@@ -436,7 +429,7 @@ def test_a_kill_while_a_batch_is_built_again_loses_nothing(
     assert lengths_of(scheduler) == []
     assert {one.status for one in read_states(run).values()} == {"ok"}
     assert len(run.read("attempts")) == 4
-    for name in MEASURED:
+    for name in MEASURED_TABLES:
         assert len(pd.read_parquet(run.folder / name)) == len(run.read(name)) == 8
 
 
