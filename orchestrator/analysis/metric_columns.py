@@ -28,9 +28,8 @@ _STATISTICS: Mapping[Aggregate, tuple[str, ...]] = {
 }
 
 Positions = NDArray[np.intp]  # of samples
-Values = tuple[
-    NDArray[np.intp], NDArray[np.object_]
-]  # the number of each sample's value; the values
+# A column of the samples: the index of each sample's value, and the distinct values.
+Values = tuple[NDArray[np.intp], NDArray[np.object_]]
 
 
 def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataFrame:
@@ -51,11 +50,12 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
             if column.aggregate and len(here):
                 for name, rows in sorted(_rows_by_name(column, here, values).items()):
                     chosen[column.aggregate][name] = rows
-                    order += _names(name, column.aggregate)
+                    statistics = _STATISTICS.get(column.aggregate, ("",))
+                    order += [name.replace("{statistic}", one) for one in statistics]
     frames = []
     for aggregate, rows_by_name in chosen.items():
         aggregated = partial(_aggregated, aggregate, list(rows_by_name))
-        frames.append(apply_to_sound_cells(aggregated, _long(samples, values, rows_by_name)))
+        frames.append(apply_to_sound_cells(aggregated, _chosen_rows(samples, values, rows_by_name)))
     table = join_columns(frames)
     # A column is missing if all its cells are abnormal, or if no cell has an interval.
     return table[[name for name in order if name in table]]
@@ -80,22 +80,19 @@ def _rows_by_name(
         if wanted is not None:
             numbers, texts = values[name]
             rows = rows[texts[numbers[rows]] == wanted]
-    source = next((_PLACEHOLDERS[word] for word in _PLACEHOLDERS if word in column.name), "")
-    if not source:
+    placeholder = next((word for word in _PLACEHOLDERS if word in column.name), None)
+    if placeholder is None:
         return {column.name: rows} if len(rows) else {}
-    numbers, texts = values[source]
+    to_text = _PLACEHOLDER_TEXTS.get(placeholder, str)
+    numbers, texts = values[_PLACEHOLDERS[placeholder]]
     numbers_by_name = defaultdict(list)
     for number in np.unique(numbers[rows]):
-        # Samples of a placeholder's missing value, or of no phase, belong to none of the columns.
-        if pd.notna(texts[number]) and (source, texts[number]) != ("phase", ""):
-            numbers_by_name[_filled(column.name, source, texts[number])].append(number)
+        # Samples without a value, or of no phase, belong to none of the columns.
+        is_named = texts[number] != "" if placeholder == "{phase}" else pd.notna(texts[number])
+        if is_named:
+            name = column.name.replace(placeholder, to_text(texts[number]))
+            numbers_by_name[name].append(number)
     return {name: rows[np.isin(numbers[rows], those)] for name, those in numbers_by_name.items()}
-
-
-def _filled(template: str, source: str, value: object) -> str:
-    """Return the name of the column for samples that have a value in their column `source`."""
-    placeholder = next(word for word, column in _PLACEHOLDERS.items() if column == source)
-    return template.replace(placeholder, _TEXTS.get(source, str)(value))
 
 
 def role_name(role: str) -> str:
@@ -108,13 +105,16 @@ def role_name(role: str) -> str:
     return (module if module == "attention squares" else group).replace(" ", "_")
 
 
-_TEXTS: dict[str, Callable[..., str]] = {"step": lambda step: str(int(step)), "note": role_name}
+_PLACEHOLDER_TEXTS: dict[str, Callable[..., str]] = {
+    "{rank}": lambda step: str(int(step)),
+    "{role}": role_name,
+}
 
 
-def _long(
+def _chosen_rows(
     samples: pd.DataFrame, values: Mapping[str, Values], rows_by_name: Mapping[str, Positions]
 ) -> pd.DataFrame:
-    """Return the chosen samples of all names: cell, the number of the name, mode, value and note."""
+    """Return the samples of all names in one frame. `column` is the index of a sample's name."""
     rows = np.concatenate(list(rows_by_name.values()))
     counts = [len(those) for those in rows_by_name.values()]
     texts = {name: values[name][1][values[name][0][rows]] for name in ("cell", "mode", "note")}
@@ -127,11 +127,6 @@ def _long(
             "note": pd.Series(texts["note"], dtype=object),
         }
     )
-
-
-def _names(name: str, aggregate: Aggregate) -> list[str]:
-    """Return the names of a column, or several names if it is made of statistics."""
-    return [name.replace("{statistic}", one) for one in _STATISTICS.get(aggregate, ("",))]
 
 
 def _aggregated(aggregate: Aggregate, names: list[str], rows: pd.DataFrame) -> pd.DataFrame:
@@ -147,13 +142,14 @@ def _aggregated(aggregate: Aggregate, names: list[str], rows: pd.DataFrame) -> p
         # A single step has no interval: where no cell has more, there is no column of it.
         return table.set_axis(columns, axis=1).dropna(axis=1, how="all")
     if aggregate is Aggregate.DIFFERENCE:
-        rows = rows.assign(value=rows["value"] * rows["mode"].map({"before": -1, "after": 1}))
-    groups = rows.groupby(keys)["note" if aggregate is Aggregate.NOTE else "value"]
-    if aggregate is Aggregate.DIFFERENCE:
+        signs = rows["mode"].map({"before": -1, "after": 1})
+        groups = rows.assign(value=rows["value"] * signs).groupby(keys)["value"]
         # Null if the value before or after is unknown.
         column = groups.sum().where(groups.count() == groups.size())
+    elif aggregate is Aggregate.NOTE:
+        column = rows.groupby(keys)["note"].first()
     else:
-        column = groups.agg("first" if aggregate is Aggregate.NOTE else aggregate.value)
+        column = rows.groupby(keys)["value"].agg(aggregate.value)
     table = column.unstack("column")
     numbers: list[Any] = table.columns.tolist()
     return table.set_axis([names[number] for number in numbers], axis=1)
