@@ -128,7 +128,7 @@ def _contents(entries: Sequence[Values]) -> JournalContents:
         if stage:
             stage_s[stage] = stage_s.get(stage, 0.0) + now_s - before_s
         stage, before_s = entry.get("stage", stage), now_s
-        facts |= {**entry.get("facts", {})}
+        facts |= {**entry.get("facts", {})}  # `{**…}` raises TypeError for anything but an object
         for table in ("samples", "kernels", "allocations", "live"):
             rows[table] += entry.get(table, ())
         if "status" in entry:

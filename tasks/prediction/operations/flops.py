@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from tasks.prediction.operations.kernels import ALGEBRA, WITHOUT_PRODUCTS
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
 # Results of `_formula_of` for all operations that were seen, by id because they are slow to hash.
@@ -31,11 +32,9 @@ _COUNTED_PHASES = ("forward", "backward")
 _OF_TORCH = frozenset({"aten", "prims", "prim", "rngprims", "inductor", "profiler"})
 
 
-# Ends of words in the names of products, and beginnings of the names of other functions of linear
-# algebra.
+# Ends of words in the names of products, and beginnings of the names of what else computes some.
 _PRODUCTS = ("mm", "mv", "dot", "trilinear")
-_ALGEBRA = ("linalg_", "cholesky", "lu_", "ormqr", "fft_", "cdist", "cudnn_rnn", "thnn_fused")
-_NO_PRODUCTS = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_check_errors"})
+_COMPUTED = (*ALGEBRA, "cdist", "cudnn_rnn", "thnn_fused")
 
 
 def _grouped(a: _Size, b: _Size, *_: object, **__: object) -> int:
@@ -123,7 +122,7 @@ def _formula_of(func: Operation) -> Callable[..., int] | str | None:
 def _is_product(name: str) -> bool:
     plain = name.strip("_")
     is_product = any(word.endswith(_PRODUCTS) for word in plain.split("_"))
-    return plain not in _NO_PRODUCTS and (is_product or plain.startswith(_ALGEBRA))
+    return plain not in WITHOUT_PRODUCTS and (is_product or plain.startswith(_COMPUTED))
 
 
 def _shapes(args: Arguments) -> tuple[object, ...]:

@@ -31,10 +31,10 @@ MULTIPLIES = frozenset(
 # Operations that may run in kernels of cuDNN, and beginnings of the names of those of cuFFT and
 # cuSOLVER. They have workspaces of unknown size.
 _OF_CUDNN = frozenset({"convolution", "_ctc_loss", "_use_cudnn_ctc_loss"})
-_OF_LIBRARIES = ("fft_", "linalg_", "cholesky", "lu_", "ormqr", "geqrf", "triangular_solve")
-_OF_TORCH = frozenset(
-    {"linalg_vector_norm", "linalg_cross", "linalg_matrix_exp", "linalg_check_errors"}
-)
+ALGEBRA = ("fft_", "linalg_", "cholesky", "lu_", "ormqr", "geqrf", "triangular_solve")
+# Operations with such names that compute no products, in kernels of torch.
+WITHOUT_PRODUCTS = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_check_errors"})
+_OF_TORCH = WITHOUT_PRODUCTS | {"linalg_matrix_exp"}
 
 # Fused optimizers without a kernel for the `meta` device. They allocate nothing.
 NOT_ON_META = frozenset({"_fused_sgd_", "_fused_adagrad_"})
@@ -44,7 +44,7 @@ NOT_ON_META = frozenset({"_fused_sgd_", "_fused_adagrad_"})
 def has_unknown_workspace(name: str) -> bool:
     """Return True if an operation may run in kernels of libraries that have a workspace."""
     plain = name.removeprefix("_")
-    return name in _OF_CUDNN or (plain.startswith(_OF_LIBRARIES) and plain not in _OF_TORCH)
+    return name in _OF_CUDNN or (plain.startswith(ALGEBRA) and plain not in _OF_TORCH)
 
 
 # Measured on an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64): the backward passes of
