@@ -16,15 +16,16 @@ demo: $(VENV)/.runs
 test: $(VENV)/.tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-# All other tiers that need no GPU, and both together. With BUDGET_S, files of the slow tiers run in an order that
-# SEED decides, and those for which no time is left are counted as skipped. What fails must fail again by itself.
+# All other tiers that need no GPU, and all tiers together. After BUDGET_S seconds, the slow tests that are left are
+# skipped; SEED decides the order of their files. Tests that fail are repeated one by one and must fail again.
 MUTANTS ?= 10000
 BUDGET_S ?= inf
 SEED ?=
 ALL = $(BIN)/python -m pytest -q -n 3 --dist loadgroup --mutants $(MUTANTS) --durations 30
 SLOW = "(slow or process or ray or compile or render or fuzz or docs or browser) and not gpu"
 test-slow: $(VENV)/.tests
-	$(ALL) -m $(SLOW) --budget-s $(BUDGET_S) --shuffle "$(SEED)" || $(BIN)/python -m pytest -q -m $(SLOW) --last-failed --last-failed-no-failures none
+	$(ALL) -m $(SLOW) --budget-s $(BUDGET_S) --shuffle "$(SEED)" \
+		|| $(BIN)/python -m pytest -q -m $(SLOW) --last-failed --last-failed-no-failures none
 
 test-all: $(VENV)/.tests
 	$(ALL) -m "not gpu"

@@ -402,7 +402,7 @@ class NeoX(nn.Module):
 
 
 class AlibiAttention(nn.Module):
-    """Scores fall with the distance: a mask of numbers, made anew in each layer."""
+    """Scores fall with the distance: a mask of numbers that each layer builds."""
 
     def __init__(self, shape: Shape, path: str) -> None:
         super().__init__()
@@ -434,7 +434,7 @@ class WindowAttention(nn.Module):
 
 
 class PrefixAttention(nn.Module):
-    """A first part of each sequence, of its own length, is seen from everywhere."""
+    """Every position sees the first part of its sequence, whose length differs between sequences."""
 
     def __init__(self, shape: Shape, path: str) -> None:
         super().__init__()
@@ -846,8 +846,8 @@ class MinGRU(nn.Module):
         log_hidden = torch.where(
             hidden >= 0, (hidden.relu() + 0.5).log(), -functional.softplus(-hidden)
         )
-        kept = log_keep.cumsum(1)
-        log_state = kept + torch.logcumsumexp(log_new + log_hidden - kept, dim=1)
+        decay = log_keep.cumsum(1)
+        log_state = decay + torch.logcumsumexp(log_new + log_hidden - decay, dim=1)
         return self.out(log_state.exp().to(x.dtype))
 
 
@@ -884,9 +884,9 @@ class PositionMixer(nn.Module):
         self.bias = nn.Parameter(torch.ones(shape.context))
 
     def forward(self, x: Tensor) -> Tensor:
-        kept, gate = functional.gelu(self.up(x)).chunk(2, -1)
+        values, gate = functional.gelu(self.up(x)).chunk(2, -1)
         mixed = self.weight.tril() @ self.norm(gate) + self.bias[:, None]
-        return self.down(kept * mixed)
+        return self.down(values * mixed)
 
 
 # Unusual ways to train

@@ -6,7 +6,7 @@
 
 First predicts a training step of each model in fp32, bf16 and pure bf16, without a GPU, and stores
 the predictions in --out. Then measures each step twice on the GPU: as a sweep does, and by a plain
-loop of torch alone. Each measurement has a process of its own, forked from this one, which has
+loop of torch alone. Each measurement runs in a process that is forked from this one, which has
 imported torch and never used the GPU. Several run at the same time, since only memory is measured.
 
 Prints a row for each step and the errors of the predictions against the plain loop. Exit code 1 if

@@ -116,9 +116,7 @@ def import_file(file: Path, run: Run, options: ImportOptions | None = None) -> I
     with open_for_writing(run) as writer:
         if not run.exists:
             writer.write_manifest({"name": run.folder.name})
-        highest: dict[str, int] = {}
-        for cell_id, number in writer.rows("attempts", ["cell", "attempt"]):
-            highest[cell_id] = max(number, highest.get(cell_id, 0))
+        highest = writer.highest_attempts()
         for rank, own in measured.items():
             cell = Cell(task, 1, ImportedParams(file=name, content=content, rank=rank))
             wall_s = time.monotonic() - started_s

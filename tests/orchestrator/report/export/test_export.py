@@ -84,9 +84,10 @@ def _measure(folders: list[Path], make_outcome: Callable[..., Outcome]) -> None:
             for context in (16, 32):
                 writer.append(_with_all(make_outcome(context_length=context)), "abc")
             writer.append(
-                _told(make_outcome(Status.OOM, context_length=64, memory_limit_gib=2.0)), "abc"
+                _with_secrets(make_outcome(Status.OOM, context_length=64, memory_limit_gib=2.0)),
+                "abc",
             )
-            writer.append(_told(make_outcome(Status.FAILED, context_length=128)), "abc")
+            writer.append(_with_secrets(make_outcome(Status.FAILED, context_length=128)), "abc")
             store_cells(writer)
 
 
@@ -120,13 +121,13 @@ def _with_all(outcome: Outcome) -> Outcome:
     lives = tuple(
         LiveRow(place, float(place), "forward", "activations", 1024) for place in range(3)
     )
-    return replace(_told(outcome), allocations=(held,), live=lives)
+    return replace(_with_secrets(outcome), allocations=(held,), live=lives)
 
 
-def _told(outcome: Outcome) -> Outcome:
+def _with_secrets(outcome: Outcome) -> Outcome:
     facts = {**outcome.facts, "host": "secret-host", "pid": 4711, "env": {"TOKEN": "s3cr3t"}}
-    told = {"traceback": TRACEBACK, "cell_said": SAID, "log_tail": SAID}
-    evidence = {**outcome.evidence, **told} if outcome.evidence else outcome.evidence
+    secrets = {"traceback": TRACEBACK, "cell_said": SAID, "log_tail": SAID}
+    evidence = {**outcome.evidence, **secrets} if outcome.evidence else outcome.evidence
     return replace(outcome, facts=facts, evidence=evidence)
 
 
