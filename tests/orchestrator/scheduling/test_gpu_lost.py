@@ -243,7 +243,8 @@ def test_a_run_without_a_working_gpu_stops_and_the_next_run_continues(
     path, run = write_config(CONFIG), tmp_path / "results" / "fallen"
     assert sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2").exit_code == 0
     untouched = {part: part.read_bytes() for part in run.glob("*/*.parquet")}
-    assert len(untouched) == 2 * 3
+    assert sorted(file.parent.name for file in untouched) == ["attempts", "samples"]
+    assert [row[:1] for row in rows(run)] == [("ok",)] * 3
     for gpu in ("0", "1"):
         (two_gpus / gpu).write_text(how)
     done = sweep_here("run", path, "--scheduler", "serial")

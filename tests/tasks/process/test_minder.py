@@ -63,12 +63,15 @@ Start = Callable[..., Attempt]
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start attempts. In the end, none of their processes is left."""
     attempts: list[Attempt] = []
+    # Ray, in an earlier test of this process, may have left a handler, which ranks would inherit.
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def start_one(run: Callable[[int], object], ranks: int = 1, **values: Any) -> Attempt:
         attempts.append(Attempt(tmp_path, run, ranks=ranks, **values))
         return attempts[-1]
 
     yield start_one
+    signal.signal(signal.SIGTERM, before)
     for attempt in attempts:
         attempt.close()
         with suppress(ChildProcessError):
