@@ -229,5 +229,5 @@ def rows_of_good_cells(run: Run) -> dict[tuple[str, str], str]:
     for table in ("attempts", "samples"):
         for cell, own in run.read(table).groupby("cell"):
             if cell in good:
-                found[table, str(cell)] = own.to_json()
+                found[table, str(cell)] = own.to_csv(index=False)
     return found
