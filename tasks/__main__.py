@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 from tasks.process.cpu_affinity import pin_to_cores, prefer_for_oom_kill, reset_niceness
 from tasks.process.journal import FinalStatus, Journal
 from tasks.process.lifeline import die_with_parent
+from tasks.process.minder import STACK_SIGNAL
 from tasks.process.phase_file import Progress
-from tasks.spec.attempt import PHASE_FILE, PREPARATION_S, Attempt, StartMethod, read_attempt
+from tasks.spec.attempt import PHASE_FILE, Attempt, StartMethod, read_attempt
 from tasks.spec.messages import error_text, message_of
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
@@ -32,9 +33,6 @@ from tasks.spec.tables import Sample
 
 if TYPE_CHECKING:
     from tasks.harness.stage import Session
-
-# A process that hangs prints where, before the supervisor kills it at the full timeout.
-_STACK_BEFORE_TIMEOUT = 0.9
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,7 +139,10 @@ def _measure(attempt: Attempt, stream: TextIO, start_method: StartMethod, by_han
     reset_niceness()
     journal.facts({"start_method": start_method, **pin_to_cores(attempt.settings.cores)})
     if not by_hand:
-        faulthandler.dump_traceback_later(PREPARATION_S * _STACK_BEFORE_TIMEOUT)
+        # Not faulthandler.dump_traceback_later: it reads the stack of a thread that runs, which may
+        # crash a process that is well. `chain`: the signal then ends this process, so that nothing
+        # is measured after its limit.
+        faulthandler.register(STACK_SIGNAL, file=2, chain=True)
     # Appended, so that a user's file does not hide a package that this program imports.
     sys.path.extend(attempt.settings.import_paths)
     progress = Progress(None if by_hand else attempt.path / PHASE_FILE)
@@ -177,8 +178,6 @@ def _run_stages(
     environment = read_environment()
     journal.facts(environment)
     journal.stage("build")
-    if not by_hand:
-        faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
     settings = read_settings()
     built = task.build(params)
     facts = {**built.device.facts(), **built.facts}

@@ -39,7 +39,7 @@ from orchestrator.hardware.visible_gpus import VISIBLE_GPUS, GpuUuids, split_gpu
 from tasks.process.fork_server import COMPILE, MEASURE, READ_LATE
 from tasks.process.journal import read_journal
 from tasks.process.log_file import remove_middle
-from tasks.process.minder import ORPHANS_S, MindRequest, RankExits
+from tasks.process.minder import ORPHANS_S, STACK_SIGNAL, STACKS_S, MindRequest, RankExits
 from tasks.spec.attempt import (
     ATTEMPT_FILE,
     BEFORE_ITS_TASK,
@@ -363,6 +363,9 @@ def _run_alone(request: MindRequest, words: tuple[str, ...]) -> RankExits:
         try:
             return RankExits([process.wait(request.timeout_s)])
         except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, STACK_SIGNAL)
+            time.sleep(STACKS_S)
             return RankExits([-signal.SIGKILL], late="done", limit_s=request.timeout_s)
         finally:
             # macOS raises PermissionError for a group of zombies.

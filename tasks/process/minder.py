@@ -34,6 +34,9 @@ from tasks.spec.attempt import BEFORE_ITS_TASK, PREPARATION_S
 ORPHANS_S = 10.0  # a process that holds a GPU may take seconds to die
 # How late an exceeded limit may be noticed. Looking takes time on a core that may be the cell's.
 _TICK_S = 0.2
+# Has a cell's process print the stacks of its threads and end.
+STACK_SIGNAL = signal.SIGUSR2
+STACKS_S = 0.3  # writing them takes milliseconds
 _KILL_TICK_S = 0.001
 _GIB = 1024**3
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -213,6 +216,8 @@ class Minder:
                     first = self.pids.index(pid)
             if not ready and limits.are_exceeded(self.pids):
                 break
+        if limits.late:
+            print_stacks()
         kill_children()
         return RankExits(
             codes=[codes.get(pid, -signal.SIGKILL) for pid in self.pids],
@@ -222,6 +227,15 @@ class Minder:
             over_memory_bytes=limits.over_memory_bytes,
             log_left_out_bytes=limits.shorten_log(),
         )
+
+
+def print_stacks() -> None:
+    """Have the descendants of this process print where they hang, and end."""
+    with suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                process.send_signal(STACK_SIGNAL)
+    time.sleep(STACKS_S)
 
 
 def kill_children(spared: set[int] | None = None) -> None:

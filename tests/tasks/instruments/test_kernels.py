@@ -286,7 +286,7 @@ def test_compiled_code_is_not_compiled_again_by_being_watched(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     params = TrainStepParams.model_validate({**SMALL, "compile": "blocks"})
     session = Session(build(params), params, Progress())
-    instrument.prepare(session)
+    list(instrument.record_provenance(session))
     session.step()
     graphs = counters["stats"]["unique_graphs"]
     rows, numbers, _ = watch_session(session)

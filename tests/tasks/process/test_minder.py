@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.process.minder import MindRequest, RankExits, mind
+from tasks.process.minder import STACK_SIGNAL, MindRequest, RankExits, mind
 
 pytestmark = [
     pytest.mark.process,
@@ -182,6 +183,25 @@ def test_the_limit_of_the_task_counts_from_its_begin(start: Start) -> None:
     assert attempt.exits() == RankExits([KILLED], late="done", limit_s=0.5)
 
 
+def test_a_late_rank_prints_its_stack(start: Start, tmp_path: Path) -> None:
+    def hang_here(rank: int) -> None:
+        faulthandler.register(STACK_SIGNAL, file=2, chain=True)
+        time.sleep(SLEEP_S)
+
+    attempt = start(hang_here, preparation_s=0.5)
+    assert attempt.exits() == RankExits([KILLED], late="ready to begin", limit_s=0.5)
+    assert "in hang_here" in (tmp_path / "log").read_text()
+
+
+def test_a_rank_that_crashes_while_it_prints_its_stack_is_late(start: Start) -> None:
+    def crash(rank: int) -> None:
+        signal.signal(STACK_SIGNAL, lambda *_: os._exit(3))
+        time.sleep(SLEEP_S)
+
+    attempt = start(crash, preparation_s=0.5)
+    assert attempt.exits() == RankExits([KILLED], late="ready to begin", limit_s=0.5)
+
+
 def test_memory_beyond_the_limit_ends_the_attempt(start: Start) -> None:
     def fill(rank: int) -> None:
         content = bytearray(os.urandom(1)) * (600 * 2**20)
@@ -242,10 +262,10 @@ def test_a_command_is_the_only_rank(start: Start, tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "of the request\n"
 
 
-def gloo_group(rank: int, ranks: int, port: int) -> Any:
+def gloo_group(rank: int, ranks: int, file: Path) -> Any:
     import torch.distributed as dist
 
-    store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0)
+    store = dist.FileStore(str(file), ranks)  # a port could be taken by then
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=SLEEP_S)
     )
@@ -261,16 +281,14 @@ def gloo_group(rank: int, ranks: int, port: int) -> Any:
         ("hangs", RankExits([KILLED, KILLED], late="ready to begin", limit_s=8.0)),
     ],
 )
-def test_two_ranks_of_gloo_end_together(start: Start, fault: str, expected: RankExits) -> None:
+def test_two_ranks_of_gloo_end_together(
+    start: Start, tmp_path: Path, fault: str, expected: RankExits
+) -> None:
     """The other rank waits in a collective that never ends."""
     import torch
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
     def run(rank: int) -> None:
-        dist = gloo_group(rank, 2, port)
+        dist = gloo_group(rank, 2, tmp_path / "store")
         total = torch.full((4,), float(rank + 1))
         dist.all_reduce(total)
         assert total.tolist() == [3.0] * 4
