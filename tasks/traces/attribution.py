@@ -21,10 +21,8 @@ from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
 from tasks.traces.kernel_classes import classify
 from tasks.traces.parts import GRADIENT_SUMS, OPTIMIZER, PART_PREFIX, label_of
 from tasks.traces.provenance import Graph, Regions
-from tasks.traces.timeline import Thread, ThreadId, Timeline
+from tasks.traces.timeline import BACKWARD_NODE, Thread, ThreadId, Timeline
 
-# The range of a node of the backward pass, with the work of autograd for it.
-_EVALUATION = "autograd::engine::evaluate_function:"
 _ADDITIONS = ("aten::add", "aten::add_")
 
 
@@ -182,7 +180,7 @@ def _adds_gradients(thread: Thread, operator: int) -> bool:
     if operator < 0 or thread.spans[operator].name not in _ADDITIONS:
         return False
     around = thread.around[operator]
-    return around >= 0 and thread.spans[around].name.startswith(_EVALUATION)
+    return around >= 0 and thread.spans[around].name.startswith(BACKWARD_NODE)
 
 
 def _compiled_regions(timeline: Timeline, graphs: Sequence[Graph]) -> dict[Thread, Regions]:

@@ -17,7 +17,15 @@ from msgspec.json import Decoder
 from tasks.traces.merged_ranks import MergedWork, find_owners
 from tasks.traces.parts import PART_PREFIX
 from tasks.traces.ranges import DeviceTrace, Range, Ranges, sort_ranges
-from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan, checked_times
+from tasks.traces.timeline import (
+    BACKWARD_NODE,
+    Activity,
+    Launch,
+    ThreadId,
+    Timeline,
+    TraceSpan,
+    checked_times,
+)
 
 # Categories in lower case: until 2021 torch wrote `Kernel`, `Memcpy`, `Runtime` and `Operator`.
 _OPERATORS = frozenset({"cpu_op", "operator"})
@@ -113,6 +121,16 @@ class _Process:
         if known is None or launch.at_ns < known.at_ns:
             self.launches[number] = launch
 
+    def sorted_ranges(self, chosen: Mapping[str, str]) -> Ranges:
+        """Return the ranges by what they are. chosen: phases by the name of a range."""
+        gradients = [
+            (one.start_ns, one.end_ns)
+            for operators in self.operators.values()
+            for one in operators
+            if one.name.startswith(BACKWARD_NODE)
+        ]
+        return sort_ranges(self.ranges, chosen, sorted(gradients))
+
     def timeline(self, ranges: Ranges, device: int | None = None) -> Timeline:
         """Return the timeline of one GPU, or of all."""
         activities: list[Activity] = []
@@ -151,7 +169,7 @@ def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, D
     processes, is_guess = _split(_read(path))
     traces = {}
     for name, own in processes.items():
-        ranges = sort_ranges(own.ranges, chosen)
+        ranges = own.sorted_ranges(chosen)
         devices = sorted({work.event.details.device for work in own.works})
         for device in devices or (None,):
             timeline = own.timeline(ranges, device)
@@ -171,7 +189,7 @@ def from_json(text: bytes) -> Timeline:
 
 def _timeline(events: _TraceEvents) -> Timeline:
     whole = _joined(events)
-    return whole.timeline(sort_ranges(whole.ranges, {}))
+    return whole.timeline(whole.sorted_ranges({}))
 
 
 def _read(path: Path) -> _TraceEvents:

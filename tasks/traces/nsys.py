@@ -16,7 +16,15 @@ from pathlib import Path
 
 from tasks.traces.parts import PART_PREFIX
 from tasks.traces.ranges import DeviceTrace, Range, Ranges, sort_ranges
-from tasks.traces.timeline import Activity, Launch, ThreadId, Timeline, TraceSpan, checked_times
+from tasks.traces.timeline import (
+    BACKWARD_NODE,
+    Activity,
+    Launch,
+    ThreadId,
+    Timeline,
+    TraceSpan,
+    checked_times,
+)
 
 # Stands for the unknown kernels of a CUDA graph.
 WHOLE_GRAPH = "[CUDA graph]"
@@ -35,7 +43,7 @@ _OF_PROCESS = 0xFFFFFFFFFF000000  # the bits of a globalTid that are the process
 _OPERATOR = re.compile(
     r"^(?P<name>.+?)(, seq = (?P<sequence>\d+))?(, op_id = \d+)?(, sizes = .*)?$", re.DOTALL
 )
-_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
+_BACKWARD = re.compile(rf"^{BACKWARD_NODE}|Backward\d*$")
 _COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
 
 # A row takes tens of bytes in a file, and reading it tens of instructions of SQLite. A damaged or
@@ -70,7 +78,10 @@ def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, DeviceTrace
     if not activities:
         raise ValueError(f"{path}: contains no CUDA kernels: trace with --trace=cuda,nvtx")
     traces = {}
-    sorted_ranges = {process: sort_ranges(own, chosen) for process, own in ranges.items()}
+    sorted_ranges = {}
+    for process, texts in ranges.items():
+        nodes = [(one.start_ns, one.end_ns) for one in texts if one.text.startswith(BACKWARD_NODE)]
+        sorted_ranges[process] = sort_ranges(texts, chosen, sorted(nodes))
     for (process, device), own in sorted(activities.items()):
         of_process = sorted_ranges.get(process) or sort_ranges((), chosen)
         name = f"process {process >> 24 & 0xFFFFFF}, GPU {device}" if len(activities) > 1 else ""

@@ -119,15 +119,21 @@ def _is_warmup(text: str) -> bool:
     return has_word and words <= _OTHER_WORDS | _ALL_PHASE_WORDS | {"warmup", "warm", "up"}
 
 
-def sort_ranges(ranges: Iterable[Range], chosen: Mapping[str, str]) -> Ranges:
-    """Sort the ranges of one process. chosen: phases by the name of a range."""
+def sort_ranges(
+    ranges: Iterable[Range], chosen: Mapping[str, str], gradients: Sequence[tuple[int, int]] = ()
+) -> Ranges:
+    """Sort the ranges of one process.
+
+    chosen: phases by the name of a range. gradients: begin and end in ns of the operators of
+    backward passes, in order; empty if unknown.
+    """
     in_order = sorted(ranges, key=lambda one: (one.start_ns, -one.end_ns))
     is_own = any(one.text.startswith(PHASE_PREFIX) for one in in_order)
     phases: list[PhaseSpan] = []
     steps: list[Range] = []
     warmups: list[Range] = []
     parts: list[Range] = []
-    updates: Counter[tuple[str, ...]] = Counter()  # by the words of their ranges
+    updates: list[Range] = []
     for one in in_order:
         phase = phase_of(one.text, chosen)
         if warmups and one.start_ns <= warmups[-1].end_ns:
@@ -140,7 +146,7 @@ def sort_ranges(ranges: Iterable[Range], chosen: Mapping[str, str]) -> Ranges:
             if not phases or one.end_ns > phases[-1].end_ns:
                 phases.append(PhaseSpan(phase, one.start_ns, one.end_ns))
                 if phase == OPTIMIZER:
-                    updates[_words(one.text)] += 1
+                    updates.append(one)
         elif _is_step(one.text):
             if not steps or one.end_ns > steps[-1].end_ns:
                 steps.append(one)
@@ -148,7 +154,9 @@ def sort_ranges(ranges: Iterable[Range], chosen: Mapping[str, str]) -> Ranges:
             parts.append(one)
     starts = [phase.start_ns for phase in phases]
     parts = [one for one in parts if not _contains_phase(one, phases, starts)]
-    complete, count = _of_complete_steps(phases, steps, updates)
+    if not steps and updates and len(updates) == len(phases):
+        return Ranges(phases, parts, warmups, _count_steps(updates, gradients), is_own)
+    complete, count = _of_complete_steps(phases, steps)
     return Ranges(complete, parts, warmups, count, is_own)
 
 
@@ -158,22 +166,34 @@ def _contains_phase(one: Range, phases: Sequence[PhaseSpan], starts: Sequence[in
     return index < len(phases) and phases[index].end_ns <= one.end_ns
 
 
-def _of_complete_steps(
-    phases: Sequence[PhaseSpan], steps: Sequence[Range], updates: Counter[tuple[str, ...]]
-) -> tuple[Sequence[PhaseSpan], int | None]:
-    """Return the phases of complete steps, and the number of these steps if it is known.
+def _count_steps(updates: Sequence[Range], gradients: Sequence[tuple[int, int]]) -> int | None:
+    """Return the number of steps in which optimizers ran, if it is known.
 
-    updates: number of optimizer phases by the words of their ranges.
+    A step may have several optimizers, of one class or of many.
     """
+    counts: Counter[tuple[str, ...]] = Counter()  # by the words of their ranges
+    numbers: dict[tuple[str, ...], int] = {}  # of gradient operators before the last of them
+    for update in updates:
+        number = bisect_right(gradients, update.start_ns, key=lambda gradient: gradient[0])
+        if number and gradients[number - 1][1] >= update.end_ns:
+            return None  # each parameter is updated as soon as it has its gradient
+        words = _words(update.text)
+        if not gradients or numbers.get(words) != number:
+            counts[words] += 1
+        numbers[words] = number
+    return max(counts.values())
+
+
+def _of_complete_steps(
+    phases: Sequence[PhaseSpan], steps: Sequence[Range]
+) -> tuple[Sequence[PhaseSpan], int | None]:
+    """Return the phases of complete steps, and the number of these steps if it is known."""
     if steps:
         return _within(phases, steps), len(steps)
-    if updates and updates.total() == len(phases):
-        # No other phase lies between the optimizers of a step, if it has several.
-        return phases, max(updates.values())
-    if updates:
+    counts = Counter(phase.name for phase in phases)
+    if counts[OPTIMIZER]:
         by_step = _split_after_updates(phases)
         return list(chain(*by_step)), len(by_step)
-    counts = Counter(phase.name for phase in phases)
     is_known = len(set(counts.values())) == 1 and counts["forward"] > 0
     return phases, counts["forward"] if is_known else None
 

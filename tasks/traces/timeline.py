@@ -36,6 +36,10 @@ class PhaseSpan(NamedTuple):
     end_ns: int
 
 
+# The range of a node of the backward pass, with the work of autograd for it.
+BACKWARD_NODE = "autograd::engine::evaluate_function"
+
+
 class TraceSpan(NamedTuple):
     """An operator of torch, or a part of the model, that a thread of the host executed."""
 

@@ -100,6 +100,31 @@ def test_steps_are_counted_by_ranges_of_steps_or_by_the_optimizer(
     assert sort_ranges(ranges, {}).steps == steps
 
 
+@pytest.mark.parametrize(
+    ("texts", "steps"),
+    [
+        (["B", "SGD", "SGD", "B", "SGD", "SGD"], 2),  # two optimizers of one class
+        (["B", "B", "B", "SGD", "B", "B", "SGD"], 2),
+        (["B", "SGD", "B", "Adam", "B", "SGD", "B", "Adam"], 2),  # one after the other
+        (["B", "SGD", "Muon", "Muon", "B", "SGD", "Muon", "Muon"], 2),
+        (["SGD", "SGD"], 2),  # the trace has no operators
+        (["B(SGD)", "B(SGD)", "B(SGD)"], None),  # each parameter is updated in the backward pass
+        (["B", "B(SGD)", "B", "B(SGD)"], None),
+    ],
+)
+def test_steps_are_counted_by_the_optimizers_after_a_backward_pass(
+    texts: list[str], steps: int | None
+) -> None:
+    updates, gradients = [], []
+    for index, text in enumerate(texts):
+        start, end = 10 * index, 10 * index + 9
+        if text.startswith("B"):
+            gradients.append((start, end))
+        if text != "B":
+            updates.append((f"Optimizer.step#{text.strip('B()')}.step", start + 2, end - 2))
+    assert sort_ranges(of(*updates), {}, gradients).steps == steps
+
+
 def test_the_outermost_of_nested_phases_counts() -> None:
     """Torch puts its own range into the optimizer step; checkpointing runs forward in backward."""
     ranges = of(
