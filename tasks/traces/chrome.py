@@ -87,7 +87,8 @@ class _Process:
         self.operators: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
         self.ranges: list[Range] = []
         self.works: list[_Work] = []
-        self.calls_device = False
+        self.calls: set[tuple[str, int]] = set()
+        self.is_mixed = False
         self.extent: tuple[int, int] | None = None  # first and last position in the file
 
     @property
@@ -110,7 +111,9 @@ class _Process:
             self.add_launch(details.correlation, Launch(event.thread, _nanoseconds(event.at)))
             if not category.endswith(_CALLS):
                 return
-            self.calls_device = True
+            # A process gives each call an id of its own; containers may have equal process ids.
+            self.is_mixed |= (category, details.correlation) in self.calls
+            self.calls.add((category, details.correlation))
         else:
             return
         self.extent = (self.extent[0] if self.extent else position, position)
@@ -176,7 +179,7 @@ def read_chrome_devices(path: Path, chosen: Mapping[str, str]) -> Mapping[str, D
             is_only = device is None or len(devices) == len(processes) == 1
             rank = ", ".join(filter(None, [name, "" if is_only else f"GPU {device}"]))
             if timeline.activities or any(timeline.threads.values()):
-                traces[rank] = DeviceTrace(timeline, ranges, is_guess)
+                traces[rank] = DeviceTrace(timeline, ranges, is_guess or own.is_mixed)
     if not traces:
         raise ValueError(f"{path}: contains neither kernels nor operators of torch.profiler")
     return traces
@@ -236,6 +239,7 @@ def _joined(events: _TraceEvents) -> _Process:
         for thread, operators in own.operators.items():
             whole.operators[thread] += operators
         whole.ranges += own.ranges
+        whole.is_mixed |= own.is_mixed
     return whole
 
 
@@ -271,7 +275,7 @@ def _ranks(events: _TraceEvents) -> Mapping[str, _Process]:
     worked = {work.event.details.correlation for work in events.works}
     launching = {}
     for number, own in events.processes.items():
-        if (own.is_traced or own.calls_device) and not worked.isdisjoint(own.launches):
+        if (own.is_traced or own.calls) and not worked.isdisjoint(own.launches):
             launching[number] = own
     # Operators and launches of one process may have different ids if it ran in a container.
     return launching if launching.keys() & traced.keys() else {}

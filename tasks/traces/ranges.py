@@ -78,7 +78,8 @@ class Ranges:
 class DeviceTrace(NamedTuple):
     """The work of one process on one GPU, and the ranges of that process.
 
-    is_guess: other processes have the same ids, and only the order in time separates their work.
+    is_guess: other processes have the same ids, so that at most the order in time separates their
+    work.
     """
 
     timeline: Timeline

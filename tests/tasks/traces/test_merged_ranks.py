@@ -203,3 +203,13 @@ def test_an_id_of_0_leads_to_no_launch(tmp_path: Path) -> None:
         if "args" in event:
             event["args"]["correlation"] = 0
     assert totals_of(events, tmp_path / "one.json") == {"": (2, {"": 330.0})}
+
+
+def test_ranks_of_equal_process_ids_are_called_mixed(tmp_path: Path) -> None:
+    """Each rank of a job in containers may have process 1."""
+    path = tmp_path / "t.json"
+    for ranks in ([Rank()], [Rank(), Rank(begin=330.0)]):
+        events = [event for rank in ranks for event in rank.events()]
+        path.write_text(json.dumps({"traceEvents": events}))
+        (trace,) = read_chrome_devices(path, {}).values()
+        assert trace.is_guess == (len(ranks) > 1)
