@@ -202,6 +202,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._spans.append(span)
         self._event = span.events.append
         self._phase = phase
+        self._values.follows_floats = phase in ("", "forward")
         self._relabel()
 
     def _relabel(self) -> None:

@@ -1,7 +1,8 @@
 """Values of tensors on the `meta` device that follow from no data of the model.
 
-Positions, masks and token ids are integers that a model may examine: `if mask.all():` decides which
-kernel runs. Each operation that makes such a tensor from others like it is repeated on the CPU.
+A model may examine positions, masks and token ids: `if mask.all():` decides which kernel runs, and
+torch's own encoder compares its mask with a causal one. Each operation that makes such a tensor from
+constants, or from others like it, is repeated on the CPU.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation, tensors_of
 
-_MOST_ELEMENTS = 1 << 22  # masks of 2,048 positions; larger ones would take time and memory
+_MOST_ELEMENTS = 1 << 24  # masks of 4,096 positions; larger ones would take time and memory
+# Their tensor gives a shape alone.
+_LIKE = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 
 
 class KnownValues:
-    """The tensors on the CPU that hold the values of tensors on the `meta` device."""
+    """The tensors on the CPU that hold the values of tensors on the `meta` device.
+
+    follows_floats: also from constants of floating point, as in a model. An optimizer makes a state
+    of zeros for each parameter, which no code examines.
+    """
 
     def __init__(self) -> None:
+        self.follows_floats = True
         self._twins: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 
     def read(self, tensor: Tensor) -> int | float | bool | None:
@@ -32,13 +40,16 @@ class KnownValues:
 
     def follow(self, func: Operation, args: Arguments, kwargs: Keywords, result: object) -> None:
         """Store the values of an operation's results if those of its arguments are known."""
-        if isinstance(result, Tensor) and (result.is_floating_point() or not _may_be_known(result)):
-            return  # most results, without a list of them
+        if isinstance(result, Tensor):
+            is_float = result.is_floating_point()
+            if not _may_be_known(result) or (is_float and not self._follows(func, args)):
+                return  # most results, without a list of them
         made = tensors_of(result)
         if not all(map(_may_be_known, made)):
             return
-        given = tensors_of((args, kwargs))
-        if any(tensor.is_meta and tensor not in self._twins for tensor in given):
+        given = () if _is_like(func) else tensors_of((args, kwargs))
+        is_weight = any(tensor.is_floating_point() for tensor in made) and _has_no_value(func)
+        if is_weight or any(tensor.is_meta and tensor not in self._twins for tensor in given):
             for tensor in made:
                 self._forget(tensor)  # an operation in place has changed it
             return
@@ -48,6 +59,16 @@ class KnownValues:
             )
             for tensor, twin in zip(made, twins, strict=True):
                 self._twins[tensor] = twin
+
+    def _follows(self, func: Operation, args: Arguments) -> bool:
+        """Return False for most operations of floats: their results are not known, and never were."""
+        first = args[0] if args else None
+        if isinstance(first, (list, tuple)):
+            first = first[0] if first else None
+        if isinstance(first, Tensor):
+            is_new = not first.is_meta or (_is_like(func) and self.follows_floats)
+            return is_new or first in self._twins
+        return self.follows_floats
 
     def _forget(self, tensor: Tensor) -> None:
         """Remove the values of a tensor, and of all tensors that share its storage."""
@@ -60,11 +81,23 @@ class KnownValues:
 
     def _on_cpu(self, value: object) -> object:
         if isinstance(value, Tensor):
-            return self._twins[value] if value.is_meta else value
+            if not value.is_meta:
+                return value
+            twin = self._twins.get(value)
+            return torch.empty_like(value, device="cpu") if twin is None else twin
         is_meta = isinstance(value, torch.device) and value.type == "meta"
         return torch.device("cpu") if is_meta else value
 
 
+def _is_like(func: Operation) -> bool:
+    return func.overloadpacket.__name__ in _LIKE
+
+
 def _may_be_known(tensor: Tensor) -> bool:
-    has_digits = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.is_meta and not has_digits and tensor.numel() <= _MOST_ELEMENTS
+    return tensor.is_meta and tensor.numel() <= _MOST_ELEMENTS
+
+
+def _has_no_value(func: Operation) -> bool:
+    """Return True for an operation that leaves memory as it is, or fills it at random."""
+    is_empty = "empty" in func.overloadpacket.__name__
+    return is_empty or torch.Tag.nondeterministic_seeded in func.tags

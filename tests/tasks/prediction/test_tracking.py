@@ -57,16 +57,28 @@ def test_values_of_positions_and_masks_are_known_and_those_of_data_are_not() -> 
         assert (positions[-1].item(), (positions * 2).sum().item()) == (3, 12)
         positions += 1
         assert positions[0].item() == 1
-        with pytest.raises(RuntimeError):
-            torch.ones(4).exp().sum().item()
-        positions[0] = torch.ones(4).argmax()  # of data: from here on it is not known
+        positions[0] = torch.rand(4).argmax()  # of data: from here on it is not known
         with pytest.raises(RuntimeError):
             positions.sum().item()
 
 
+def test_a_mask_of_numbers_is_known_and_weights_are_not() -> None:
+    with StorageTracker(), torch.device("meta"):
+        mask = nn.Transformer.generate_square_subsequent_mask(4)
+        assert (mask == torch.full((4, 4), -torch.inf).triu(1)).all()
+        weight = torch.empty(4, 4)
+        assert weight.new_zeros(4).sum().item() == 0.0
+        for unknown in (weight, weight.normal_(), torch.rand(4), mask + weight, weight + mask):
+            with pytest.raises(RuntimeError):
+                unknown.sum().item()
+        mask += weight
+        with pytest.raises(RuntimeError):
+            mask.sum().item()
+
+
 def test_large_masks_are_not_computed() -> None:
-    values, large = KnownValues(), torch.zeros(1 << 23, dtype=torch.bool, device="meta")
-    values.follow(torch.ops.aten.zeros.default, ([1 << 23],), {"dtype": torch.bool}, large)
+    values, large = KnownValues(), torch.zeros(1 << 25, dtype=torch.bool, device="meta")
+    values.follow(torch.ops.aten.zeros.default, ([1 << 25],), {"dtype": torch.bool}, large)
     assert values.read(large) is None
 
 
