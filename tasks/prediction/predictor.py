@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
@@ -195,6 +196,8 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
         stack.enter_context(tracker)
         with emulation, compiling(emulation):
             workload = _build(params)
+            # What only cycles of references kept is released before a process measures.
+            gc.collect(1)
             untraced = _untraced_tokens(params)
         tracker.label([untraced], "inputs")
         model, optimizers = workload.model, workload.optimizers

@@ -8,7 +8,7 @@ copied from torch, and another version is followed as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -110,22 +110,25 @@ def _ask(func: Operation, args: Arguments, kwargs: Keywords, low: torch.dtype) -
     """Return what autocast does to a call. Raise what it refuses."""
     rule, without = _watch(func, args, kwargs, low), _watch(func, args, kwargs, None)
     other = torch.float16 if low is torch.bfloat16 else torch.bfloat16
+    tensors = tensors_of((args, kwargs))
     converted = [
-        place for place, dtype in without.dtypes.items() if rule.dtypes.get(place) == dtype
+        place
+        for place, dtype in rule.dtypes.items()
+        if tensors[place].dtype == low or without.dtypes.get(place) == dtype
     ]
     if converted:
-        # The operation converts them anyway. Autocast does so, too, unless it casts to the narrow
+        # The operation may convert them itself. Autocast does so, too, unless it casts to the narrow
         # dtype, which they have. A cast to another dtype shows the difference.
-        asked = _watch(func, args, kwargs, other)
-        for place in converted:
-            if asked.dtypes.get(place) == other:
-                del rule.dtypes[place]
+        with suppress(RuntimeError):  # functions of several dtypes refuse the other narrow one
+            asked = _watch(func, args, kwargs, other)
+            for place in converted:
+                if asked.dtypes.get(place) == other:
+                    del rule.dtypes[place]
     if _has_dtype(args, kwargs):
         rule.operation, rule.keywords = func, {}
     takes_dtype = any(argument.name == "dtype" for argument in func._schema.arguments)
     is_unchanged = not rule.dtypes and not rule.keywords
-    first = tensors_of((args, kwargs))[0]
-    if takes_dtype and is_unchanged and first.dtype in _LOW and not _has_dtype(args, kwargs):
+    if takes_dtype and is_unchanged and tensors[0].dtype in _LOW and not _has_dtype(args, kwargs):
         # It sets the dtype of a composite, which was handed on to a function within that.
         rule.keywords = {"dtype": torch.float32}
     return rule

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.torch_version import TorchVersion
 
 from tasks.prediction.operations.reductions import reduction_scratch
 from tasks.prediction.operations.shapes import Arguments
@@ -22,6 +23,9 @@ from tasks.prediction.operations.shapes import Arguments
 _aten = torch.ops.aten
 _FP32 = 4
 _LOW = (torch.float16, torch.bfloat16)
+# cuDNN rounds the share of dropout to 1/16; from 2.12 on, torch uses it for such shares alone
+# (pytorch/pytorch#174245).
+_ROUNDS_DROPOUT = TorchVersion(torch.__version__) < "2.12"
 
 # Operations that call cuBLAS.
 MULTIPLIES = frozenset(
@@ -179,7 +183,7 @@ def _takes_cudnn(call: SdpaCall, capability: float) -> bool:
         and all(width % 8 == 0 for width in widths)
         and (max(widths) <= 128 or (capability == 9.0 and widths == (192, 128)))
         and call.key.shape[-2] > 1
-        and (call.dropout_p * 16).is_integer()  # its resolution
+        and (_ROUNDS_DROPOUT or (call.dropout_p * 16).is_integer())
     )
 
 
