@@ -189,6 +189,37 @@ class TorchDecoder(nn.Module):
         return self.layer(x, x[:, ::2], tgt_mask=mask, tgt_is_causal=True)
 
 
+class TorchStack(nn.Module):
+    """torch's own stack of two layers, which finds out whether its mask is causal."""
+
+    def __init__(self, shape: Shape, path: str) -> None:
+        super().__init__()
+        self.path = path
+        options: dict[str, Any] = {"dropout": shape.dropout, "batch_first": True}
+        layer = nn.TransformerEncoderLayer(shape.width, shape.heads, shape.inner, **options)
+        self.layers = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.path == "causal":
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+            return self.layers(x, mask=mask)
+        padding = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) >= x.shape[1] - 5
+        return self.layers(x, mask=~causal(x.shape[1], x.device), src_key_padding_mask=padding)
+
+
+class TorchTransformer(nn.Module):
+    """torch's own encoder and decoder, of two layers each."""
+
+    def __init__(self, shape: Shape, path: str) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"dropout": shape.dropout, "batch_first": True}
+        self.both = nn.Transformer(shape.width, shape.heads, 2, 2, shape.inner, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.both(x[:, ::2], x, tgt_mask=mask)
+
+
 class TorchAttention(nn.Module):
     """nn.MultiheadAttention. With its weights it does not use the fused function."""
 
@@ -1054,6 +1085,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         layered(TorchEncoder, positions=True), Shape(dropout=0.1), ("causal",)
     ),
     "torch decoder": Architecture(layered(TorchDecoder), paths=("causal",)),
+    "torch stack": Architecture(layered(TorchStack), Shape(depth=3), ("causal", "masked")),
+    "torch transformer": Architecture(layered(TorchTransformer), Shape(depth=2), ("causal",)),
     "torch attention": Architecture(layered(TorchAttention, positions=True)),
     "recurrent": Architecture(layered(Recurrent), Shape(depth=2, context=512), ("lstm", "gru"), 8),
     "gpt2": Architecture(layered(GPT2, positions=True, tied=True), GPT2_124M, optimizer="foreach"),
