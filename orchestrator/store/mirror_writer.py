@@ -16,13 +16,15 @@ from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnreachable, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
-from orchestrator.store.layout import CELLS_FILE, LISTING_FILE
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE
 from orchestrator.store.listing import Listing, number_of
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
-from orchestrator.store.mirror import Mirror, RemoteRun, warn
+from orchestrator.store.mirror import RemoteRun, warn
+from orchestrator.store.old_parts import part_files
 from orchestrator.store.remote_folder import reaching
 from orchestrator.store.run_writer import RunWriter, finished, open_folder_for_writing
 from orchestrator.store.stored_tables import Stored
+from orchestrator.store.tables import SCHEMAS
 from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
 
@@ -39,13 +41,12 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
     Raise RunLocked if another driver owns it, and at the end RunUnwritable if results could not be
     uploaded.
     """
-    mirror = run.mirror
-    with open_folder_for_writing(run) as local, owned(mirror.remote, take_over) as owner:
-        mirror.refresh(as_driver=True)
-        with reaching(mirror.remote):
-            uploader = Uploader(mirror, owner.require)
+    with open_folder_for_writing(run) as local, owned(run.remote, take_over) as owner:
+        listed = run.refresh(as_driver=True)
+        with reaching(run.remote):
+            uploader = Uploader(run, listed, owner.require)
         try:
-            with finished(MirrorWriter(mirror, local.lock, uploader)) as writer:
+            with finished(MirrorWriter(run, local.lock, uploader)) as writer:
                 yield writer
         except BaseException as error:
             try:
@@ -61,9 +62,9 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
 class MirrorWriter(RunWriter):
     """A run's writer that has everything uploaded that it stores."""
 
-    def __init__(self, mirror: Mirror, lock: IO[str] | None, uploader: Uploader) -> None:
-        super().__init__(mirror.folder, lock)
-        self._mirror, self._uploader = mirror, uploader
+    def __init__(self, run: RemoteRun, lock: IO[str] | None, uploader: Uploader) -> None:
+        super().__init__(run.folder, lock)
+        self._remote_run, self._uploader = run, uploader
 
     def write_manifest(self, manifest: Manifest) -> None:
         is_new = not self.exists
@@ -76,8 +77,8 @@ class MirrorWriter(RunWriter):
             self._uploader.put([MANIFEST_FILE])
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
-        cell, number = outcome.attempt.cell.id, outcome.attempt.number
-        self._uploader.put(self._mirror.artifacts(cell, number))
+        folder = self.attempt_folder(outcome.attempt.cell.id, outcome.attempt.number)
+        self._uploader.put(self._remote_run.files_in(folder))
         super().append(outcome, commit)
         if self._uploader.lost is not None:
             raise self._uploader.lost
@@ -92,12 +93,14 @@ class MirrorWriter(RunWriter):
 class Uploader:
     """A thread that uploads what the bucket lacks, and tries again what failed."""
 
-    def __init__(self, mirror: Mirror, require_owner: Callable[[], None]) -> None:
-        """require_owner: raises RunLocked once another driver owns the bucket."""
-        self._mirror = mirror
+    def __init__(
+        self, run: RemoteRun, listed: Listing | None, require_owner: Callable[[], None]
+    ) -> None:
+        """listed: what the bucket lists. require_owner: raises RunLocked once another driver owns it."""
+        self._run, self._remote = run, run.remote
         self._require_owner = require_owner
-        self._waiting = dict.fromkeys(mirror.missing_files())  # names; a set without an order
-        self._listed = mirror.fetch_listing()
+        self._waiting = dict.fromkeys(_missing_files(run))  # names; a set without an order
+        self._listed = listed
         self._log: tuple[str, bytes] | None = None  # the last one that was uploaded
         self._wake = threading.Event()
         self._is_finishing = False
@@ -105,7 +108,7 @@ class Uploader:
         self._last_success_s = 0.0
         self._reason = ""  # of the last failure
         self.lost: RunLocked | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._upload_until_finished, daemon=True)
         self._thread.start()
         self._wake.set()
 
@@ -119,9 +122,9 @@ class Uploader:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with reaching(self._mirror.remote):
+                with reaching(self._remote):
                     self._require_owner()
-                    return self._mirror.upload(name)
+                    return self._run.upload(name)
             except RunUnreachable:
                 if time.monotonic() > deadline:
                     raise
@@ -137,11 +140,11 @@ class Uploader:
             raise self.lost
         if not self._is_done:
             raise RunUnwritable(
-                f"{self._mirror.remote}: results could not be uploaded: {self._reason}",
-                f"They are in {self._mirror.folder}; the next `sweep run` from here uploads them",
+                f"{self._remote}: results could not be uploaded: {self._reason}",
+                f"They are in {self._run.folder}; the next `sweep run` from here uploads them",
             )
 
-    def _run(self) -> None:
+    def _upload_until_finished(self) -> None:
         _lower_priority()
         while self.lost is None:
             self._wake.clear()
@@ -163,7 +166,7 @@ class Uploader:
         The attempts are read first: what they left in their folders is waiting by then.
         """
         try:
-            stored = self._mirror.stored()
+            stored = self._run.stored()
         except SweepError as error:
             self._reason = error.message
             return False
@@ -180,14 +183,14 @@ class Uploader:
         def upload() -> None:
             # A file may have been removed since: a trace by its owner, say.
             with suppress(FileNotFoundError):
-                self._mirror.upload(name)
+                self._run.upload(name)
             self._last_success_s = time.monotonic()
 
         return self._attempt(upload)
 
     def _upload_rows(self, stored: Stored) -> None:
         """Upload batches, then their list, then the log of the attempts after them."""
-        remote, listing = self._mirror.remote, stored.listing
+        remote, listing = self._remote, stored.listing
         if self._listed is None:
             # Without a list, nobody knows if the bucket has all batches.
             self._list(Listing())
@@ -201,7 +204,7 @@ class Uploader:
             self._last_success_s = time.monotonic()
 
     def _upload_batches(self, listing: Listing, before: Listing) -> None:
-        remote, known = self._mirror.remote, before.files
+        remote, known = self._remote, before.files
         names = [name for name, digest in listing.files.items() if known.get(name) != digest]
         logs = sorted({f"{number_of(name):04}.log" for name in names})
         for log in logs:  # until they are listed, their batches are not finished
@@ -210,22 +213,22 @@ class Uploader:
         # Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
         # after another driver has taken over.
         with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
-            list(pool.map(self._mirror.upload, names))
+            list(pool.map(self._run.upload, names))
         if listing.cells:
             with suppress(FileNotFoundError):
-                self._mirror.upload(CELLS_FILE)
+                self._run.upload(CELLS_FILE)
         self._list(listing)
         for log in {*logs, before.log} - {listing.log}:
             remote.remove(log)
 
     def _list(self, listing: Listing) -> None:
         self._require_owner()
-        self._mirror.remote.put(LISTING_FILE, listing.text().encode())
+        self._remote.put(LISTING_FILE, listing.text().encode())
         self._listed = listing
         self._last_success_s = time.monotonic()
 
     def _attempt(self, upload: Callable[[], None]) -> bool:
-        remote = self._mirror.remote
+        remote = self._remote
         try:
             with reaching(remote):
                 self._require_owner()
@@ -240,6 +243,20 @@ class Uploader:
             self._reason = typed_error_text(error)
             return False
         return True
+
+
+def _missing_files(run: RemoteRun) -> list[str]:
+    """Return artifacts and parts of older versions that the bucket lacks."""
+    missing = []
+    for table in SCHEMAS:
+        parts = {f"{table}/{path.name}" for path in part_files(run.folder / table)}
+        missing += sorted(parts - run.remote.sizes(table).keys())
+    if any((run.folder / ARTIFACTS).glob("*")):
+        there = run.remote.sizes(ARTIFACTS, recursive=True)
+        for cell, number in run.rows(ATTEMPTS, ["cell", "attempt"]):
+            files = run.files_in(run.attempt_folder(cell, number))
+            missing += [name for name in files if name not in there]
+    return missing
 
 
 def _lower_priority() -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -23,12 +23,13 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.common.files import replace_file, try_lock, writing
+from orchestrator.store.attempt_log import Columns
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.cells_file import write_cells_file
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, LOCK_FILE
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
 from orchestrator.store.run import Run
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, from_rows
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_columns
 from orchestrator.store.untrusted_files import require_plain_entries
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
@@ -60,27 +61,28 @@ class RunWriter(Run):
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Store an outcome. It is on disk when this returns."""
         rows = rows_of(outcome)
-        contents = {table: measured.num_rows for table, measured in rows.items()}
+        contents = {table: len(columns["cell"]) for table, columns in rows.items()}
         attempt = {**_attempt_row(outcome), "commit": commit, "contents": json.dumps(contents)}
-        with self.writing():
-            self._batches.append({ATTEMPTS: from_rows([attempt], SCHEMAS[ATTEMPTS]), **rows})
-            self._appended_s = time.monotonic()
-            if self._timer is None:
-                self._start_timer(IDLE_S)
+        self._append({ATTEMPTS: to_columns([attempt]), **rows})
 
     def append_predictions(self, samples: Mapping[str, Sequence[Sample]]) -> None:
         """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
-        if not any(samples.values()):
-            return
-        now, rows = self._prediction_time(), []
+        now_us = time.time_ns() // 1000
+        for (earlier,) in self.rows("predictions", ["predicted_at"]):
+            # The clock may have been set back.
+            now_us = max(now_us, 1 + round(earlier.timestamp() * 1e6))
+        rows = []
         for cell, predicted in samples.items():
-            rows += [{"cell": cell, "predicted_at": now, **vars(sample)} for sample in predicted]
-        self.write_batch({"predictions": from_rows(rows, SCHEMAS["predictions"])})
+            rows += [{"cell": cell, "predicted_at": now_us, **vars(one)} for one in predicted]
+        if rows:
+            self._append({"predictions": to_columns(rows)})
 
-    def write_batch(self, tables: Mapping[str, pa.Table], replaced: Collection[str] = ()) -> None:
-        """Write tables as a batch. replaced: damaged files that leave the list."""
+    def rebuild_batch(
+        self, number: int, tables: Mapping[str, pa.Table], lost: Collection[str]
+    ) -> None:
+        """Write tables of a batch again. lost: names of files that leave the list."""
         with self.writing():
-            self._batches.write(tables, replaced)
+            self._batches.rebuild(number, tables, lost)
 
     def close_batch(self, drop_damaged: bool = False) -> None:
         """Write the attempts in the log as a batch. drop_damaged: without its damaged lines."""
@@ -143,9 +145,21 @@ class RunWriter(Run):
             whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
             # pandas adds metadata with its version, which would change the file's digest.
             found[table] = whole.replace_schema_metadata(None)
+        self.write_batch(found)
+
+    def write_batch(self, tables: Mapping[str, pa.Table]) -> None:
+        """Write tables as a batch."""
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._batches.write(found)
+            self._batches.close()
+            self._batches.write(self.stored().listing, tables)
+
+    def _append(self, rows: Mapping[str, Columns]) -> None:
+        with self.writing():
+            self._batches.append(rows)
+            self._appended_s = time.monotonic()
+            if self._timer is None:
+                self._start_timer(IDLE_S)
 
     def _start_timer(self, wait_s: float) -> None:
         self._timer = threading.Timer(wait_s, self._close_if_idle)
@@ -161,13 +175,6 @@ class RunWriter(Run):
                 self._start_timer(wait_s)
             elif self._batches.has_log and not (self.lock and self.lock.closed):
                 self.close_batch()
-
-    def _prediction_time(self) -> datetime:
-        """Return the time, or one after all predictions if the clock has been set back."""
-        time = datetime.now(UTC)
-        for (earlier,) in self.rows("predictions", ["predicted_at"]):
-            time = max(time, earlier + timedelta(microseconds=1))
-        return time
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -255,15 +262,15 @@ def _remove_empty(paths: Iterable[Path]) -> None:
                 path.unlink()
 
 
-def rows_of(outcome: Outcome) -> dict[str, pa.Table]:
+def rows_of(outcome: Outcome) -> dict[str, Columns]:
     """Return what an attempt measured, by table. Tables without a row are left out."""
     key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
-    found = {}
-    for table in MEASURED_TABLES:
-        rows = [{**key, **vars(record)} for record in getattr(outcome, table)]
-        if rows:
-            found[table] = from_rows(rows, SCHEMAS[table])
-    return found
+    rows = {table: getattr(outcome, table) for table in MEASURED_TABLES}
+    return {
+        table: to_columns([{**key, **vars(record)} for record in records])
+        for table, records in rows.items()
+        if records
+    }
 
 
 def _attempt_row(outcome: Outcome) -> dict[str, object]:
@@ -279,7 +286,7 @@ def _attempt_row(outcome: Outcome) -> dict[str, object]:
         "phase": outcome.phase,
         "evidence": json.dumps(dict(outcome.evidence), default=str),
         "facts": json.dumps(dict(outcome.facts), default=str),
-        "started_at": datetime.fromtimestamp(outcome.started_at, UTC),
+        "started_at": round(datetime.fromtimestamp(outcome.started_at, UTC).timestamp() * 1e6),
         "wall_s": outcome.wall_s,
         "timeout_s": outcome.attempt.settings.timeout_s,
         "replaces": 0,
