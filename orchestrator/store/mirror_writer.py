@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from orchestrator.common.errors import RunLocked, RunUnreachable, RunUnwritable, SweepError
+from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE
 from orchestrator.store.listing import Listing, number_of
@@ -97,38 +98,30 @@ class Uploader:
         self, run: RemoteRun, listed: Listing | None, require_owner: Callable[[], None]
     ) -> None:
         """listed: what the bucket lists. require_owner: raises RunLocked once another driver owns it."""
-        self._run, self._remote = run, run.remote
-        self._require_owner = require_owner
-        self._waiting = dict.fromkeys(_missing_files(run))  # names; a set without an order
+        self._run, self._remote, self._require_owner = run, run.remote, require_owner
+        self._waiting = deque(_missing_files(run))
         self._listed = listed
-        self._log: tuple[str, bytes] | None = None  # the last one that was uploaded
+        self._log = ("", b"")  # name and content of the last one that was uploaded
         self._wake = threading.Event()
-        self._is_finishing = False
-        self._is_done = False  # nothing was left to upload
+        self._is_finishing = self._is_done = False
         self._last_success_s = 0.0
         self._reason = ""  # of the last failure
         self.lost: RunLocked | None = None
         self._thread = threading.Thread(target=self._upload_until_finished, daemon=True)
         self._thread.start()
-        self._wake.set()
 
     def put(self, names: Collection[str]) -> None:
         """Upload these files, and all batches and attempts that the bucket lacks."""
-        self._waiting.update(dict.fromkeys(names))
+        self._waiting.extend(names)
         self._wake.set()
 
     def upload_now(self, name: str) -> None:
-        """Upload a file in this thread. Raise RunUnreachable if that fails for `PATIENCE_S`."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                with reaching(self._remote):
-                    self._require_owner()
-                    return self._run.upload(name)
-            except RunUnreachable:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(min(1.0, RETRY_S))
+        """Upload a file in this thread. Raise RunUnwritable or RunLocked if that fails."""
+        self._last_success_s = time.monotonic()
+        while not self._upload(name):
+            if self._has_given_up():
+                raise self._failure()
+            time.sleep(min(1.0, RETRY_S))
 
     def finish(self) -> None:
         """Wait until everything is uploaded. Raise RunUnwritable or RunLocked if that fails."""
@@ -136,13 +129,17 @@ class Uploader:
         self._is_finishing = True
         self._wake.set()
         self._thread.join()
-        if self.lost is not None:
-            raise self.lost
         if not self._is_done:
-            raise RunUnwritable(
-                f"{self._remote}: results could not be uploaded: {self._reason}",
-                f"They are in {self._run.folder}; the next `sweep run` from here uploads them",
-            )
+            raise self._failure()
+
+    def _has_given_up(self) -> bool:
+        return self.lost is not None or time.monotonic() - self._last_success_s > PATIENCE_S
+
+    def _failure(self) -> SweepError:
+        return self.lost or RunUnwritable(
+            f"{self._remote}: results could not be uploaded: {self._reason}",
+            f"They are in {self._run.folder}; the next `sweep run` from here uploads them",
+        )
 
     def _upload_until_finished(self) -> None:
         _lower_priority()
@@ -150,15 +147,10 @@ class Uploader:
             self._wake.clear()
             is_last = self._is_finishing  # what was stored before is uploaded below
             self._is_done = self._upload_all()
-            if is_last and (self._is_done or self._is_out_of_patience()):
+            if is_last and (self._is_done or self._has_given_up()):
                 return
-            if self._is_done:
-                self._wake.wait()
-            else:
-                self._wake.wait(min(1.0, RETRY_S) if self._is_finishing else RETRY_S)
-
-    def _is_out_of_patience(self) -> bool:
-        return time.monotonic() - self._last_success_s > PATIENCE_S
+            retry_s = min(1.0, RETRY_S) if self._is_finishing else RETRY_S
+            self._wake.wait(None if self._is_done else retry_s)
 
     def _upload_all(self) -> bool:
         """Upload what the bucket lacks. Return True if it lacks nothing then.
@@ -170,14 +162,46 @@ class Uploader:
         except SweepError as error:
             self._reason = error.message
             return False
-        names = list(self._waiting)
-        for name in names:
-            del self._waiting[name]  # it is put again if it changes now
+        names = {self._waiting.popleft() for _ in range(len(self._waiting))}
         with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
             done = dict(zip(names, pool.map(self._upload, names), strict=True))
         failed = [name for name in names if not done[name]]
-        self._waiting.update(dict.fromkeys(failed))
+        self._waiting.extend(failed)
         return self._attempt(lambda: self._upload_rows(stored)) and not failed
+
+    def _upload_rows(self, stored: Stored) -> None:
+        """Upload batches, then their list, then the log of the attempts after them."""
+        listing = stored.listing
+        if self._listed is None:
+            # Without a list, nobody knows if the bucket has all batches.
+            self._list(Listing())
+        before = self._listed or Listing()
+        new = listing.files.items() - before.files.items()
+        logs = {f"{number_of(name):04}.log" for name, _ in new}
+        for log in logs:  # until they are listed, their batches are not finished
+            if self._remote.read(log) is None:
+                self._remote.put(log, b"")
+        if listing != before:
+            # Leaving the pool waits for the uploads under way, also if one has failed: none may
+            # arrive after another driver has taken over.
+            with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
+                list(pool.map(self._run.upload, [name for name, _ in new]))
+            if listing.cells:
+                with suppress(FileNotFoundError):
+                    self._run.upload(CELLS_FILE)
+            self._list(listing)
+            for log in {*logs, before.log} - {listing.log}:
+                self._remote.remove(log)
+        if stored.log and (listing.log, stored.log) != self._log:
+            self._remote.put(listing.log, stored.log)
+            self._log = listing.log, stored.log
+            self._last_success_s = time.monotonic()
+
+    def _list(self, listing: Listing) -> None:
+        self._require_owner()
+        self._remote.put(LISTING_FILE, listing.text().encode())
+        self._listed = listing
+        self._last_success_s = time.monotonic()
 
     def _upload(self, name: str) -> bool:
         def upload() -> None:
@@ -188,56 +212,16 @@ class Uploader:
 
         return self._attempt(upload)
 
-    def _upload_rows(self, stored: Stored) -> None:
-        """Upload batches, then their list, then the log of the attempts after them."""
-        remote, listing = self._remote, stored.listing
-        if self._listed is None:
-            # Without a list, nobody knows if the bucket has all batches.
-            self._list(Listing())
-        before = self._listed or Listing()
-        if listing != before:
-            self._upload_batches(listing, before)
-        log = (listing.log, stored.log)
-        if stored.log and log != self._log:
-            remote.put(*log)
-            self._log = log
-            self._last_success_s = time.monotonic()
-
-    def _upload_batches(self, listing: Listing, before: Listing) -> None:
-        remote, known = self._remote, before.files
-        names = [name for name, digest in listing.files.items() if known.get(name) != digest]
-        logs = sorted({f"{number_of(name):04}.log" for name in names})
-        for log in logs:  # until they are listed, their batches are not finished
-            if remote.read(log) is None:
-                remote.put(log, b"")
-        # Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
-        # after another driver has taken over.
-        with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
-            list(pool.map(self._run.upload, names))
-        if listing.cells:
-            with suppress(FileNotFoundError):
-                self._run.upload(CELLS_FILE)
-        self._list(listing)
-        for log in {*logs, before.log} - {listing.log}:
-            remote.remove(log)
-
-    def _list(self, listing: Listing) -> None:
-        self._require_owner()
-        self._remote.put(LISTING_FILE, listing.text().encode())
-        self._listed = listing
-        self._last_success_s = time.monotonic()
-
     def _attempt(self, upload: Callable[[], None]) -> bool:
-        remote = self._remote
         try:
-            with reaching(remote):
+            with reaching(self._remote):
                 self._require_owner()
                 upload()
         except RunLocked as error:
             self.lost = error
             return False
         except SweepError as error:
-            self._reason = error.message.removeprefix(f"{remote}: cannot be reached: ")
+            self._reason = error.message.removeprefix(f"{self._remote}: cannot be reached: ")
             return False
         except Exception as error:  # file systems of fsspec raise errors of their own kinds
             self._reason = typed_error_text(error)
