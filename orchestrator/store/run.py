@@ -56,6 +56,8 @@ class MissingRows:
 class Run:
     """A results folder, to read. `open_for_writing` gives it to one driver at a time."""
 
+    reference: str | None = None  # the device whose published numbers its report compares with
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -191,19 +193,18 @@ class Run:
                 marks.setdefault(cell, []).append(number)
         return marks
 
-    def unfinished_count(self) -> int:
-        """Return how many requested cells have no attempt yet (a lower bound)."""
-        asked = int(self.read_manifest().get("asked", 0))
-        if not asked:
-            return 0
-        return max(0, asked - len(set(self.rows(ATTEMPTS, ["cell"]))))
+    def unfinished(self) -> dict[str, tuple[int, int]]:
+        """Return, by run, how many of its requested cells have no attempt, and how many there are.
 
-    def unfinished_runs(self) -> dict[str, str]:
-        """Return, by run, how much of it is missing, such as "121 of 360"."""
-        count = self.unfinished_count()
-        if not count:
-            return {}
-        return {self.folder.name: f"{count} of {self.read_manifest()['asked']}"}
+        The first number is a lower bound. Runs without such a cell are left out.
+        """
+        asked = int(self.read_manifest().get("asked", 0))
+        missing = asked - len(set(self.rows(ATTEMPTS, ["cell"]))) if asked else 0
+        return {self.folder.name: (missing, asked)} if missing > 0 else {}
+
+    def unfinished_count(self) -> int:
+        """Return how many requested cells have no attempt yet."""
+        return sum(missing for missing, _ in self.unfinished().values())
 
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         """Write files, by their paths, into the report's folder.

@@ -26,7 +26,7 @@ from orchestrator.common.files import replace_file, try_lock, writing
 from orchestrator.store.attempt_log import Columns
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.cells_file import write_cells_file
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, LOCK_FILE
+from orchestrator.store.layout import ATTEMPTS, LOCK_FILE
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
 from orchestrator.store.run import Run
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_columns
@@ -208,12 +208,9 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
             "Name another folder with --out",
         )
     lock_file = run.folder / LOCK_FILE
-    folders = [run.folder / name for name in (ARTIFACTS, *SCHEMAS)]
     with writing(run.folder):
-        wanted = (lock_file, *folders, run.folder, *run.folder.parents)
-        new = [path for path in wanted if not path.exists()]
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
+        new = [path for path in (lock_file, *lock_file.parents) if not path.exists()]
+        run.folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file.open("a+")
     with lock:
         try:

@@ -640,7 +640,10 @@ def test_artifacts_of_a_killed_attempt_are_not_shown_for_another_host(
             "s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http",
             "Check the network and the address",
         ),
-        ("s3://bucket/x?wrong=1", "Unexpected query parameter in S3 URI: 'wrong'. Write s3://bucket/folder"),
+        (
+            "s3://bucket/x?wrong=1",
+            "Unexpected query parameter in S3 URI: 'wrong'. Write s3://bucket/folder",
+        ),
         ("s4://bucket/x", "Protocol not known: s4"),
     ],
 )
