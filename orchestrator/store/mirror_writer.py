@@ -17,7 +17,7 @@ from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
 from orchestrator.store.listing import Listing, number_of
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import RemoteRun, warn
@@ -42,7 +42,10 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
     Raise RunLocked if another driver owns it, and at the end RunUnwritable if results could not be
     uploaded.
     """
-    with open_folder_for_writing(run) as local, owned(run.remote, take_over) as owner:
+    with (
+        open_folder_for_writing(run) as local,
+        owned(run.remote, run.folder / LOCK_FILE, take_over) as owner,
+    ):
         listed = run.refresh(as_driver=True)
         with reaching(run.remote):
             uploader = Uploader(run, listed, owner.require)

@@ -238,15 +238,15 @@ def _lock(file: IO[str], run: Run) -> None:
     # The kernel releases this lock when the process dies, also by -9, so that none is ever stale.
     if not try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, run):
         file.seek(0)
-        holder = file.read().strip() or "another driver"
+        holder = file.read().split("\n")[-1] or "another driver"
         raise RunLocked(
             f"{run}: {holder} writes to it",
             "Wait for it, stop it, or name another folder with --out",
         )
     with writing(run.folder):
-        file.truncate(0)
+        # Earlier lines name drivers that have ended (see `bucket_owner`).
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(f"process {os.getpid()} on {socket.gethostname()} (since {started})")
+        file.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
         file.flush()
 
 
