@@ -8,6 +8,7 @@ the one from here gets the next number.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,6 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError, RunUnreachable
-from orchestrator.common.hashing import bytes_digest
 from orchestrator.store.attempt_log import whole_lines
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE
@@ -49,38 +49,44 @@ Attempts: TypeAlias = Mapping[AttemptKey, tuple[Any, ...]]  # rows
 
 @dataclass(frozen=True)
 class _StoredInBucket(Stored):
-    """The tables that a bucket lists. Files that its copy has are read from there."""
+    """The tables that a bucket lists. scratch: has the files that are not in the copy."""
 
-    remote: RemoteFolder
+    scratch: Path
 
     def content(self, name: str) -> bytes | None:
-        content = super().content(name) or self.remote.read(name) or b""
-        return content if bytes_digest(content) == self.listing.files[name] else None
+        downloaded = Stored(self.scratch, self.run, self.listing, self.log)
+        return super().content(name) or downloaded.content(name)
 
 
 def refresh_copy(remote: RemoteFolder, run: Run) -> Listing | None:
     """Take over what a bucket lists, and its log. Return the list, None if the bucket has none."""
+    shutil.rmtree(run.folder / _SCRATCH, ignore_errors=True)
     bucket = _stored_in(remote, run.folder)
     _download_old_parts(remote, run.folder, is_listed=bucket is not None)
     if bucket is None:
         return None
-    here = _stored_here(run)
-    lacking = [
-        name
-        for name, digest in bucket.listing.files.items()
-        if here.listing.files.get(name) != digest
-    ]
+    here, listed = _stored_here(run), bucket.listing.files
+    lacking = [name for name in listed if here.listing.files.get(name) != listed[name]]
     is_same_log = here.listing.log == bucket.listing.log and here.log.startswith(bucket.log)
     in_log = _attempts(replace(bucket, listing=replace(bucket.listing, files={})))
-    if lacking or not (is_same_log or in_log.items() <= _attempts(here).items()):
-        renumbered = _take_over(run, here, bucket)
-        if bucket.listing.cells:
-            lacking.append(CELLS_FILE)
-        download(remote, lacking, run.folder)
-        for (cell, number), new in renumbered.items():
-            with suppress(FileNotFoundError):
-                folder = run.folder / ARTIFACTS / cell
-                (folder / str(number)).rename(folder / str(new))
+    if not lacking and (is_same_log or in_log.items() <= _attempts(here).items()):
+        return bucket.listing
+    if bucket.listing.cells:
+        lacking.append(CELLS_FILE)
+    download(remote, lacking, bucket.scratch)
+    renumbered = _renumbered(remote, run, here, bucket)
+    # What was measured here comes first, because it is nowhere else. A listed file that is not
+    # moved into place before a kill is downloaded again.
+    rows = _rows_of_copy(here, bucket, renumbered)
+    BatchWriter(run.folder, str(run)).adopt(here.listing, bucket, rows)
+    for name in lacking:
+        if (bucket.scratch / name).exists():
+            (run.folder / name).parent.mkdir(exist_ok=True)
+            (bucket.scratch / name).replace(run.folder / name)
+    for (cell, number), new in renumbered.items():
+        with suppress(FileNotFoundError):
+            folder = run.folder / ARTIFACTS / cell
+            (folder / str(number)).rename(folder / str(new))
     return bucket.listing
 
 
@@ -112,7 +118,7 @@ def _stored_in(remote: RemoteFolder, folder: Path) -> _StoredInBucket | None:
         log = remote.read(listing.log) or b""
         # A driver on another host may have closed the log as a batch since.
         if remote.read(LISTING_FILE) == content:
-            return _StoredInBucket(folder, str(remote), listing, log, remote)
+            return _StoredInBucket(folder, str(remote), listing, log, scratch)
     raise RunUnreachable(f"{remote}: changes faster than it can be read", "Try again")
 
 
@@ -145,51 +151,55 @@ def _download_old_parts(remote: RemoteFolder, folder: Path, is_listed: bool) -> 
     download(remote, missing, folder)
 
 
-def _take_over(run: Run, here: Stored, bucket: _StoredInBucket) -> dict[AttemptKey, int]:
-    """Replace the list and the log of a copy. Return the new numbers of attempts from here."""
-    listed = bucket.listing.files
-    # Batches of two hosts may have one number, and some files in common.
-    unlisted = {number_of(name) for name, _ in here.listing.files.items() - listed.items()}
-    files = {name: one for name, one in here.listing.files.items() if number_of(name) in unlisted}
-    only_here = replace(here, listing=replace(here.listing, files=files))
-    folders = list(run.attempt_folders())
-    ours, theirs, renumbered = {}, {}, {}
-    if files or here.log or folders:
-        ours, theirs = _attempts(here), _attempts(bucket)
-        highest = Counter[str]()
-        for cell, number in (*folders, *ours, *theirs):
-            highest[cell] = max(number, highest[cell])
-        for key, row in theirs.items():
-            is_ours = ours[key] == row if key in ours else _has_its_folder(run, bucket, key)
-            if not is_ours:
-                highest[key[0]] += 1
-                renumbered[key] = highest[key[0]]
-    numbers = {**{key: key[1] for key in ours}, **dict.fromkeys(theirs), **renumbered}
-    more = {}
-    for table in SCHEMAS:
-        rows = _rows(only_here, table)
-        if table == _PREDICTIONS:
-            known = set(_rows(bucket, table)[_PREDICTED_AT].to_pylist()) if rows.num_rows else {}
-            keep = [time not in known for time in rows[_PREDICTED_AT].to_pylist()]
-        else:
-            keys = zip(rows["cell"].to_pylist(), rows["attempt"].to_pylist(), strict=True)
-            new = [numbers.get(key) for key in keys]
-            keep = [number is not None for number in new]
-            index = rows.schema.get_field_index("attempt")
-            rows = rows.set_column(index, rows.schema.field(index), pa.array(new, pa.int32()))
-        more[table] = rows.filter(pa.array(keep, pa.bool_()))
-    BatchWriter(run.folder, str(run)).adopt(here.listing, bucket, more)
+def _renumbered(
+    remote: RemoteFolder, run: Run, here: Stored, bucket: Stored
+) -> dict[AttemptKey, int]:
+    """Return new numbers for attempts from here, whose numbers have others in the bucket."""
+    folders = set(run.attempt_folders())
+    ours, theirs, highest = _attempts(here), _attempts(bucket), Counter[str]()
+    for cell, number in (*folders, *ours, *theirs):
+        highest[cell] = max(number, highest[cell])
+    renumbered = {}
+    for (cell, number), row in theirs.items():
+        key, is_same = (cell, number), True
+        if key in ours:
+            is_same = ours[key] == row
+        elif key in folders:  # of an attempt that was killed here, unless rows were lost here
+            name = f"{ARTIFACTS}/{cell}/{number}/{JOURNAL_FILE}"
+            journal = run.folder / name
+            is_same = journal.exists() and journal.read_bytes() == remote.read(name)
+        if not is_same:
+            highest[cell] += 1
+            renumbered[key] = highest[cell]
     return renumbered
 
 
-def _has_its_folder(run: Run, bucket: _StoredInBucket, key: AttemptKey) -> bool:
-    """Return True unless an attempt that was killed here has the folder of one in the bucket."""
-    folder = run.attempt_folder(*key)
-    if not folder.exists():
-        return True
-    journal = folder / JOURNAL_FILE
-    content = bucket.remote.read(f"{ARTIFACTS}/{key[0]}/{key[1]}/{JOURNAL_FILE}")
-    return journal.exists() and journal.read_bytes() == content
+def _rows_of_copy(
+    here: Stored, bucket: Stored, renumbered: Mapping[AttemptKey, int]
+) -> dict[str, pa.Table]:
+    """Return the rows that only a copy has, by table."""
+    # Batches of two hosts may have one number, and some files in common.
+    unlisted = here.listing.files.items() - bucket.listing.files.items()
+    numbers = {number_of(name) for name, _ in unlisted}
+    files = {name: one for name, one in here.listing.files.items() if number_of(name) in numbers}
+    only_here = replace(here, listing=replace(here.listing, files=files))
+    new_numbers = {key: key[1] for key in _attempts(only_here)}
+    new_numbers |= {**dict.fromkeys(_attempts(bucket)), **renumbered}
+    found = {}
+    for table in SCHEMAS:
+        rows = _rows(only_here, table)
+        if table == _PREDICTIONS:
+            known = set(_rows(bucket, table)[_PREDICTED_AT].to_pylist())
+            keep = [time not in known for time in rows[_PREDICTED_AT].to_pylist()]
+        else:
+            keys = zip(rows["cell"].to_pylist(), rows["attempt"].to_pylist(), strict=True)
+            new = [new_numbers.get(key) for key in keys]
+            keep = [number is not None for number in new]
+            index = rows.schema.get_field_index("attempt")
+            rows = rows.set_column(index, rows.schema.field(index), pa.array(new, pa.int32()))
+        if any(keep):
+            found[table] = rows.filter(pa.array(keep))
+    return found
 
 
 def _attempts(stored: Stored) -> Attempts:

@@ -478,6 +478,28 @@ def test_a_copy_takes_over_batches_of_another_host(
     assert len(pd.read_parquet(run.folder / "samples")) == 10
 
 
+def test_a_reader_of_a_running_sweep_takes_over_its_log(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    seen = []
+
+    def measure(attempt: Attempt) -> Outcome:
+        while len(rows_in(bucket)) < len(seen):
+            time.sleep(0.02)
+        on_host("reader")
+        run = open_run(ADDRESS)
+        seen.append(len(run.read("attempts")))
+        assert not list(run.folder.glob("*/*.parquet"))
+        on_host("first")
+        return measured(attempt)
+
+    go(tmp_path, 16, 32, 64, measure=measure)
+    assert seen == [0, 1, 2]
+    on_host("reader")
+    assert len(open_run(ADDRESS).read("samples")) == 3
+    assert len(list(open_run(ADDRESS).folder.glob("samples/*.parquet"))) == 1
+
+
 def test_rows_that_two_hosts_closed_in_a_batch_count_once(
     bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
