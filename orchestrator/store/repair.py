@@ -15,6 +15,7 @@ import pyarrow as pa
 from orchestrator.common.errors import RunError
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
 from orchestrator.store.listing import number_of, restored_listing
+from orchestrator.store.old_parts import read_parts
 from orchestrator.store.parquet_file import read_parquet
 from orchestrator.store.run_writer import RunWriter, rows_of
 from orchestrator.store.stored_tables import Stored
@@ -55,8 +56,9 @@ def repair(writer: RunWriter, recover: Recover) -> Iterator[str]:
             f"{writer}: {', '.join(sorted(names))}: damaged or missing; what is left is in"
             f" {DAMAGED_FOLDER}; {result}"
         )
-    for table in SCHEMAS:
-        writer.stored().read(table, ["cell"])
+    for table, schema in SCHEMAS.items():
+        for _ in read_parts(writer.folder / table, schema, ["cell"]):
+            pass  # a damaged part raises
 
 
 def _rebuild(writer: RunWriter, stored: Stored, damaged: list[str], recover: Recover) -> str:
@@ -66,7 +68,8 @@ def _rebuild(writer: RunWriter, stored: Stored, damaged: list[str], recover: Rec
     if name in damaged:
         # What is in the other files belongs to attempts that are unknown now.
         lost = [one for one in stored.listing.files if number_of(one) == number]
-        writer.rebuild_batch(number, {}, lost)
+        with writer.writing():
+            writer.batches.rebuild(number, {}, lost)
         return "attempts with a journal are stored again"
     content = stored.content(name) or b""
     keys = ["cell", "attempt", "contents"]
@@ -87,5 +90,6 @@ def _rebuild(writer: RunWriter, stored: Stored, damaged: list[str], recover: Rec
         for table in written:
             found[table].append(rows[table])
     joined = {table: pa.concat_tables(parts) for table, parts in found.items() if parts}
-    writer.rebuild_batch(number, joined, damaged)
+    with writer.writing():
+        writer.batches.rebuild(number, joined, damaged)
     return f"built again from journals, {without} attempts have none"

@@ -26,7 +26,7 @@ from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATI
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
 from orchestrator.store.old_parts import attempts_of_parts, part_files
 from orchestrator.store.stored_tables import Stored, read_stored
-from orchestrator.store.tables import MEASURED_TABLES
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
 from orchestrator.store.untrusted_files import is_plain_name, require_no_link
 
 if TYPE_CHECKING:
@@ -175,9 +175,11 @@ class Run:
         for table in MEASURED_TABLES:
             if not written[table]:
                 continue
-            keys = stored.read(table, ["cell", "attempt"])
-            if keys.num_rows == sum(written[table].values()):
+            parts = stored.parts(table, SCHEMAS[table], ["cell"])
+            # One file at a time: a table may have millions of rows.
+            if sum(rows.num_rows for rows in parts) == sum(written[table].values()):
                 continue
+            keys = stored.read(table, ["cell", "attempt"])
             counted = keys.group_by(["cell", "attempt"]).aggregate([([], "count_all")]).to_pylist()
             found = {(one["cell"], one["attempt"]): one["count_all"] for one in counted}
             for key, rows in written[table].items():

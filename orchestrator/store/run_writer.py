@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ class RunWriter(Run):
         """lock: the open file that is locked, None to write without one."""
         super().__init__(folder)
         self.lock = lock
-        self._batches = BatchWriter(folder, str(self))
+        self.batches = BatchWriter(folder, str(self))
         self._mutex = threading.RLock()  # the log is also closed by a timer
         self._timer: threading.Timer | None = None
         self._appended_s = 0.0
@@ -77,17 +77,10 @@ class RunWriter(Run):
         if rows:
             self._append({"predictions": to_columns(rows)})
 
-    def rebuild_batch(
-        self, number: int, tables: Mapping[str, pa.Table], lost: Collection[str]
-    ) -> None:
-        """Write tables of a batch again. lost: names of files that leave the list."""
-        with self.writing():
-            self._batches.rebuild(number, tables, lost)
-
     def close_batch(self, drop_damaged: bool = False) -> None:
         """Write the attempts in the log as a batch. drop_damaged: without its damaged lines."""
         with self.writing():
-            self._batches.close(drop_damaged)
+            self.batches.close(drop_damaged)
 
     def finish(self) -> None:
         """Close the log of this driver, if it has one."""
@@ -95,7 +88,7 @@ class RunWriter(Run):
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if self._batches.has_log:
+            if self.batches.has_log:
                 self.close_batch()
 
     def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
@@ -136,7 +129,7 @@ class RunWriter(Run):
     def write_cells(self, cells: pd.DataFrame, key: str, facts: Mapping[str, object]) -> None:
         """Write cells.parquet, a row per cell. key, facts: see `cells_file`."""
         with self.writing():
-            self._batches.list_cells(write_cells_file(self.folder, cells, key, facts))
+            self.batches.list_cells(write_cells_file(self.folder, cells, key, facts))
 
     def write_tables(self, tables: Mapping[str, pd.DataFrame]) -> None:
         """Write all rows of tables as a batch, in their order."""
@@ -151,12 +144,12 @@ class RunWriter(Run):
         """Write tables as a batch."""
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._batches.close()
-            self._batches.write(self.stored().listing, tables)
+            self.batches.close()
+            self.batches.write(self.stored().listing, tables)
 
     def _append(self, rows: Mapping[str, Columns]) -> None:
         with self.writing():
-            self._batches.append(rows)
+            self.batches.append(rows)
             self._appended_s = time.monotonic()
             if self._timer is None:
                 self._start_timer(IDLE_S)
@@ -173,7 +166,7 @@ class RunWriter(Run):
             wait_s = self._appended_s + IDLE_S - time.monotonic()
             if wait_s > 0:
                 self._start_timer(wait_s)
-            elif self._batches.has_log and not (self.lock and self.lock.closed):
+            elif self.batches.has_log and not (self.lock and self.lock.closed):
                 self.close_batch()
 
     @contextmanager
