@@ -183,8 +183,9 @@ def _rows_of_copy(
     numbers = {number_of(name) for name, _ in unlisted}
     files = {name: one for name, one in here.listing.files.items() if number_of(name) in numbers}
     only_here = replace(here, listing=replace(here.listing, files=files))
-    new_numbers = {key: key[1] for key in _attempts(only_here)}
-    new_numbers |= {**dict.fromkeys(_attempts(bucket)), **renumbered}
+    new_numbers: dict[AttemptKey, int | None] = {key: key[1] for key in _attempts(only_here)}
+    new_numbers.update(dict.fromkeys(_attempts(bucket)))
+    new_numbers.update(renumbered)
     found = {}
     for table in SCHEMAS:
         rows = _rows(only_here, table)
