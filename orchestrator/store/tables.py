@@ -36,11 +36,6 @@ JSON_COLUMNS = frozenset(field.name for field in _FIELDS if field.dtype is Dtype
 REQUIRED_COLUMNS = frozenset(field.name for field in _FIELDS if field.required)
 
 
-def tables() -> tuple[str, ...]:
-    """Return the names of the tables of a run."""
-    return tuple(SCHEMAS)
-
-
 def empty_table(schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
     """Return a table without rows. `pa.Schema.empty_table` would import pandas."""
     return pa.Table.from_batches([], schema).select(columns or schema.names)
