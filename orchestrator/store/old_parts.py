@@ -20,7 +20,7 @@ from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.parquet_file import damage_as_run_error, read_parquet, require_valid_rows
 
 _BATCH = re.compile(r"[0-9]{4,9}", re.ASCII)
-_MERGED = "merged-"
+_MERGED, _WHOLE_TABLE = "merged-", "all"
 # Copies that file managers and synchronisers make are named "x (copy)" or "x.sync-conflict".
 _PART = re.compile(r"[\w-]+")
 _ATTEMPT = re.compile(r"(.+)-([0-9]{1,9})", re.ASCII)
@@ -39,10 +39,10 @@ def part_files(folder: Path) -> list[Path]:
 def read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
     """Yield the rows of a table, without parts that are in a merged part.
 
-    Raise RunError for a damaged part, a copy, and rows that are in two parts.
+    Raise RunError for a damaged part, a copy, and rows of another part.
     """
     replaced: set[str] = set()
-    owners: dict[tuple[object, ...], Path] = {}
+    owners: dict[str, Path] = {}
     # A killed driver may have left parts that it had merged, also merged ones. The newest is first.
     files = sorted(part_files(folder), key=lambda path: path.stem.startswith(_MERGED))
     for path in reversed(files):
@@ -69,13 +69,14 @@ def read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> It
             replaced |= _replaced_by(rows, path)
             names = [name for name in _KEY if name in rows.column_names]
             keys = rows.select(names).unify_dictionaries().group_by(names).aggregate([])
+        is_of_one = "attempt" in names and not path.stem.startswith(_MERGED)
         for key in keys.to_pylist():
-            twin = owners.setdefault(tuple(key.values()), path)
+            name = "-".join(map(str, key.values()))
+            twin = owners.setdefault(name, path)
+            if is_of_one and path.stem not in (name, _WHOLE_TABLE):
+                twin = path.with_name(f"{name}.parquet")
             if twin != path:
-                raise RunError(
-                    f"{path}: contains the rows of {_title(key)}, which {twin.name} also contains",
-                    "Move one of the files away",
-                )
+                raise _foreign_rows(path, name, twin)
         yield rows.select([name for name in rows.column_names if not columns or name in columns])
 
 
@@ -97,9 +98,12 @@ def _replaced_by(rows: pa.Table, path: Path) -> set[str]:
     return {str(name).removesuffix(".parquet") for name in names}
 
 
-def _title(key: dict[str, object]) -> str:
-    number = f"attempt {key['attempt']}" if "attempt" in key else "a prediction"
-    return f"{number} of {key['cell']}"
+def _foreign_rows(path: Path, name: str, twin: Path) -> RunError:
+    cell, _, number = name.rpartition("-")
+    problem = f"{path}: contains the rows of attempt {number} of {cell}"
+    if not twin.exists():
+        return RunError(problem, f"Rename it to {twin.name}, or move it away")
+    return RunError(f"{problem}, which {twin.name} also contains", "Move one of the files away")
 
 
 def _remedy(part: Path) -> str:
