@@ -36,8 +36,6 @@ def damage_as_run_error(file: object, remedy: str) -> Iterator[None]:
     """Raise RunError if the body fails. It converts the content of a file, and opens none."""
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as error:  # pyarrow and JSON of another program raise many kinds
         reason = error_text(error).splitlines()[0]
         raise RunError(f"{file}: cannot be read: {reason}", remedy) from error

@@ -69,7 +69,7 @@ class Stored:
         schema = with_categories(SCHEMAS[table])
         empty = empty_table(schema, columns)
         parts, waiting, series = self.parts(table, schema, columns), [empty], []
-        while waiting:
+        while waiting:  # first for a table without rows
             whole = pa.concat_tables([empty, *waiting], promote_options="permissive")
             whole = whole.unify_dictionaries()
             series.append({name: whole[name].to_pandas() for name in empty.column_names})
