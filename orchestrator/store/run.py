@@ -178,7 +178,7 @@ class Run:
             # One file at a time: a table may have millions of rows.
             parts = stored.parts(table, SCHEMAS[table], ["cell"])
             count = sum(rows.num_rows for rows in parts)
-            # Old parts may repeat rows, while as many are missing elsewhere.
+            # A copy of an old part adds rows, which must not replace lost ones in the count.
             if count == sum(written[table].values()) and not part_files(self.folder / table):
                 continue
             keys = stored.read(table, ["cell", "attempt"])
