@@ -2,8 +2,7 @@
 
     python -m tests.killing_remote --times 50
 
-Each driver begins on one of two hosts, which keep their working copies, or on a new one without; no host has a name of its own,
-so that who was killed is known to be dead. The bucket refuses one file in fifty. What is measured is played: it is the carrying
+Each driver begins on one of two hosts, which keep their working copies, or on a new one without, and takes the bucket over. The bucket refuses one file in fifty. What is measured is played: it is the carrying
 that is tried. Prints how many rows that were in the bucket are not there any more or are others, how many cells were measured
 again that were in it, and how many attempts have two rows or a row without samples. Exit code 1 if any. (A cell may have two
 attempts: one host measured it, and was killed before that had gone; another measured it, and then the first came back.)
@@ -50,7 +49,8 @@ def drive(folder: Path, environment: dict[str, str], log: Path, cells: int) -> N
             file.write(f"{attempt.cell.id}\n")
         return replace(measured(attempt), wall_s=random.random())
 
-    go(folder, *range(8, 8 * cells + 1, 8), measure=measure, summary=True)
+    # The one before was killed, on this host or another.
+    go(folder, *range(8, 8 * cells + 1, 8), measure=measure, summary=True, take_over=True)
 
 
 def kill_one(folder: Path, environment: dict[str, str], cells: int, after_s: float) -> set[str]:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from orchestrator.store.tables import SCHEMAS, to_columns, to_table
+from orchestrator.store.tables import SCHEMAS, to_table
+
+# The values of each column of a table. A time is in microseconds since 1970.
+Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -29,42 +33,43 @@ class LogContents:
     damaged: int = 0
 
 
-def to_line(stored: Mapping[str, pa.Table]) -> bytes:
-    """Return the line of an attempt from its rows by table."""
+def to_line(rows: Mapping[str, Columns]) -> bytes:
+    """Return the line of an attempt from its rows by table. Raise what pyarrow does for wrong values."""
     tables = {}
-    for table, rows in stored.items():
-        columns = to_columns(rows)
-        for name, values in columns.items():
-            if values.count(values[0]) == len(values):
-                columns[name] = values[0]
-        tables[table] = [rows.num_rows, columns]
+    for table, columns in rows.items():
+        short = {}
+        for column in SCHEMAS[table]:
+            values = columns.get(column.name, [None])
+            is_constant = values.count(values[0]) == len(values)
+            # What nobody could read later is refused now.
+            pa.array(values[:1] if is_constant else values, column.type)
+            short[column.name] = values[0] if is_constant else values
+        tables[table] = [len(columns["cell"]), short]
     content = json.dumps(tables, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
+def whole_lines(content: bytes) -> list[bytes]:
+    """Return the lines of a log that are as they were written, without a half one at the end."""
+    return [
+        line for line in content.split(b"\n")[:-1] if line[:9] == b"%08x " % zlib.crc32(line[9:])
+    ]
+
+
 @lru_cache(maxsize=1)  # a command reads several tables, one after the other
 def read_log(content: bytes) -> LogContents:
-    """Return the attempts in the content of a log. A line without its end is left out.
+    """Return the attempts in the content of a log.
 
-    Raise ValueError, or what a conversion raises, for lines of another program.
+    Raise what a conversion raises for lines of another program.
     """
-    *lines, _ = content.split(b"\n")
-    whole = [line[9:] for line in lines if line[:9] == b"%08x " % zlib.crc32(line[9:])]
-    joined: dict[str, dict[str, list[object]]] = {}
+    whole = whole_lines(content)
+    joined: dict[str, dict[str, list[Any]]] = {}
     for line in whole:
-        for table, (rows, columns) in json.loads(line).items():
-            if table in SCHEMAS:
-                _extend(joined.setdefault(table, {}), rows, columns)
-    tables = {table: to_table(columns, SCHEMAS[table]) for table, columns in joined.items()}
-    return LogContents(tables, len(lines) - len(whole))
-
-
-def _extend(joined: dict[str, list[object]], rows: int, columns: Mapping[str, object]) -> None:
-    """Add rows to columns. A column that either of them lacks is null."""
-    before = len(next(iter(joined.values()), ()))
-    for name in {**joined, **columns}:
-        values = columns.get(name)
-        values = values if isinstance(values, list) else [values] * rows
-        if len(values) != rows:
-            raise ValueError(f"its column {name} has {len(values)} of {rows} rows")
-        joined.setdefault(name, [None] * before).extend(values)
+        for table, (rows, columns) in json.loads(line[9:]).items():
+            # All lines have the same columns: one program wrote them.
+            found = joined.setdefault(table, {name: [] for name in columns})
+            for name, values in columns.items():
+                found[name] += values if isinstance(values, list) else [values] * rows
+    known = SCHEMAS.keys() & joined.keys()
+    tables = {table: to_table(joined[table], SCHEMAS[table]) for table in known}
+    return LogContents(tables, content.count(b"\n") - len(whole))

@@ -1,21 +1,17 @@
 """owner.json in a bucket names the one driver that may write there.
 
-A bucket has no locks. A driver that finds the file of another one is refused, unless that process
-is known to be dead or the user takes the folder over. Each driver compares the file with its own
-before every upload, so that one that was taken over stops writing.
+A bucket has no locks. A driver that finds the file of another one is refused, unless that one wrote
+into the same working copy, whose lock this driver holds by now, or the user takes the folder over.
+Each driver compares the file with its own before every upload, so that one that was taken over stops
+writing.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
-
-import psutil
 
 from orchestrator.common.errors import RunLocked, SweepError
 from orchestrator.store.remote_folder import RemoteFolder, reaching
@@ -26,9 +22,11 @@ OWNER_FILE = "owner.json"
 class Owner:
     """This process as the owner of a remote folder."""
 
-    def __init__(self, remote: RemoteFolder) -> None:
+    def __init__(self, remote: RemoteFolder, lock: Path) -> None:
+        """lock: the locked file of the working copy, with a line for each driver that had it."""
         self._remote = remote
-        self._content = json.dumps(_this_process()).encode()
+        *self._ended, this = lock.read_text().split("\n")
+        self._content = json.dumps({"owner": this}).encode()
 
     def take(self, take_over: bool) -> None:
         """Write owner.json.
@@ -38,13 +36,11 @@ class Owner:
         self._remote.require_not_read_only()
         with reaching(self._remote):
             before = self._remote.read(OWNER_FILE)
-            if before is not None and not take_over:
-                other = _parse(before)
-                if not _is_dead(other):
-                    raise RunLocked(
-                        f"{self._remote}: {_describe(other)} writes to it",
-                        "Wait for it, or add --take-over if it was killed",
-                    )
+            if before is not None and not take_over and _name(before) not in self._ended:
+                raise RunLocked(
+                    f"{self._remote}: {_name(before)} writes to it",
+                    "Wait for it, or add --take-over if it was killed",
+                )
             self._remote.put(OWNER_FILE, self._content)
         # Of two drivers that start in the same moment, the one that wrote first sees the other's
         # file here, or before its first upload.
@@ -56,7 +52,7 @@ class Owner:
             content = self._remote.read(OWNER_FILE)
         if content != self._content:
             raise RunLocked(
-                f"{self._remote}: {_describe(_parse(content or b''))} has taken it over",
+                f"{self._remote}: {_name(content or b'')} has taken it over",
                 "What was measured here stays here, and the next `sweep run` from here uploads it",
             )
 
@@ -69,9 +65,9 @@ class Owner:
 
 
 @contextmanager
-def owned(remote: RemoteFolder, take_over: bool = False) -> Iterator[Owner]:
-    """Own the folder during the body. Raise RunLocked or RunUnreachable."""
-    owner = Owner(remote)
+def owned(remote: RemoteFolder, lock: Path, take_over: bool = False) -> Iterator[Owner]:
+    """Own the folder during the body. lock: see `Owner`. Raise RunLocked or RunUnreachable."""
+    owner = Owner(remote, lock)
     owner.take(take_over)
     try:
         yield owner
@@ -79,53 +75,12 @@ def owned(remote: RemoteFolder, take_over: bool = False) -> Iterator[Owner]:
         owner.release()
 
 
-def _this_process() -> dict[str, object]:
-    return {
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": _machine(),
-        "process_started": psutil.Process().create_time(),
-    }
-
-
-def _machine() -> str:
-    # A host name is not enough: containers on one machine may share it, although each has its own
-    # process ids.
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    return ""
-
-
-def _parse(content: bytes) -> Mapping[str, object]:
-    with suppress(ValueError):
+def _name(content: bytes) -> str:
+    """Return the name of the driver in an owner.json, as the lock of its copy has it."""
+    with suppress(ValueError, TypeError, KeyError):
         found = json.loads(content)
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-def _is_dead(owner: Mapping[str, object]) -> bool:
-    # Only of a process of this machine can be known that it has ended.
-    this = _this_process()
-    place = this["host"], this["machine"]
-    if not this["machine"] or (owner.get("host"), owner.get("machine")) != place:
-        return False
-    process, recorded = owner.get("process"), owner.get("process_started")
-    if not isinstance(process, int) or not isinstance(recorded, int | float):
-        return False
-    try:
-        started = psutil.Process(process).create_time()
-    except psutil.NoSuchProcess:
-        return True
-    except (psutil.Error, ValueError):
-        return False
-    # Process ids are used again. psutil derives the start from the clock, which may be adjusted.
-    return abs(started - recorded) > 1
-
-
-def _describe(owner: Mapping[str, object]) -> str:
-    if "process" not in owner:
-        return "another driver"
-    return f"process {owner['process']} on {owner.get('host')} (since {owner.get('time')})"
+        if "owner" in found:
+            return str(found["owner"])
+        # Of older versions.
+        return f"process {found['process']} on {found['host']} (since {found['time']})"
+    return "another driver"

@@ -15,7 +15,7 @@ cells.parquet   a row per cell, derived from the tables; replaced by rename
 report/         what `sweep report` writes
 damaged/        what was replaced when a damaged batch was built again
 cache/          compiled kernels, shared by the cells of the run
-.lock           locked by the driver that writes
+.lock           locked by the driver that writes; has a line for each driver that did
 
 Runs of older versions have Parquet parts of one attempt each in the folders of their tables, or
 merged ones. They are read, and stay as they are (see `old_parts`).

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from pydantic import BaseModel, ConfigDict
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import flush_folder, replace_file
-from orchestrator.common.hashing import file_digest
+from orchestrator.common.hashing import bytes_digest
 from orchestrator.store.layout import ATTEMPTS, LISTING_FILE, SCHEMA_VERSION
-from orchestrator.store.parquet_file import is_readable
+from orchestrator.store.parquet_file import damage_as_run_error, read_parquet
 from orchestrator.store.tables import SCHEMAS
 from orchestrator.store.untrusted_files import (
     check_digest,
@@ -29,7 +30,7 @@ from orchestrator.store.untrusted_files import (
 
 RESTORE = "Copy the run again, or repair it: `sweep run` with the same config"
 # Parts of older versions are named by a time of 19 digits, among other things.
-_FILE = re.compile(r"[a-z]+/([0-9]{4,9})\.parquet", re.ASCII)
+_FILE = re.compile(r"[a-z]+/[0-9]{4,9}\.parquet", re.ASCII)
 
 
 class _StoredJson(BaseModel):
@@ -77,16 +78,23 @@ class Listing:
 
 
 def number_of(name: str) -> int:
-    """Return the number of a batch's file. Raise ValueError for another name."""
-    found = _FILE.fullmatch(name)
-    if found is None:
-        raise ValueError(f"{name!r} is not the name of a batch")
-    return int(found[1])
+    """Return the number in the name of a batch's file."""
+    return int(Path(name).stem)
 
 
 def is_batch(name: str) -> bool:
     """Return True for the name of a batch's file, as TABLE/NNNN.parquet."""
     return _FILE.fullmatch(name) is not None
+
+
+def batches_in(folder: Path, *tables: str) -> list[str]:
+    """Return the names of the batches' files in a folder, also those that are not listed.
+
+    tables: all, if none is named.
+    """
+    files = [path for table in tables or SCHEMAS for path in (folder / table).glob("*.parquet")]
+    names = [f"{path.parent.name}/{path.name}" for path in sorted(files)]
+    return [name for name in names if is_batch(name)]
 
 
 def read_listing(folder: Path, run: str) -> Listing:
@@ -102,16 +110,13 @@ def read_listing(folder: Path, run: str) -> Listing:
         contents = check_types(found, _StoredJson, name, RESTORE)
         check_digest(found, name, RESTORE)
         for one in contents.files:
-            try:
-                number_of(one)
-            except ValueError as error:
-                raise RunError(f"{name}: {error}", "Do not use this run") from error
+            if not is_batch(one):
+                raise RunError(f"{name}: {one!r} is not the name of a batch", "Do not use this run")
         listing = Listing(contents.files, contents.last, contents.cells)
     # A driver that is killed before it lists a batch leaves the attempts of that batch in the log.
-    for path in sorted((folder / ATTEMPTS).glob("*.parquet")):
-        one = f"{ATTEMPTS}/{path.name}"
-        is_unlisted = is_batch(one) and number_of(one) >= listing.next_number
-        if is_unlisted and not (folder / f"{path.stem}.log").exists():
+    for one in batches_in(folder, ATTEMPTS):
+        is_unlisted = number_of(one) >= listing.next_number
+        if is_unlisted and not (folder / f"{number_of(one):04}.log").exists():
             raise RunError(f"{name}: is missing, or older than {one}", RESTORE)
     return listing
 
@@ -123,10 +128,10 @@ def restored_listing(folder: Path) -> Listing:
     read are left out.
     """
     files = {}
-    for table, schema in SCHEMAS.items():
-        for path in sorted((folder / table).glob("*.parquet")):
-            name = f"{table}/{path.name}"
-            is_finished = is_batch(name) and not (folder / f"{path.stem}.log").exists()
-            if is_finished and is_readable(path, schema):
-                files[name] = file_digest(path)
+    for name in batches_in(folder):
+        if not (folder / f"{number_of(name):04}.log").exists():
+            content = (folder / name).read_bytes()
+            with suppress(RunError), damage_as_run_error(name, RESTORE):
+                read_parquet(content, SCHEMAS[name.partition("/")[0]], None)
+                files[name] = bytes_digest(content)
     return Listing(files)

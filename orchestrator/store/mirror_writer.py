@@ -9,20 +9,23 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from orchestrator.common.errors import RunLocked, RunUnreachable, RunUnwritable, SweepError
+from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
-from orchestrator.store.layout import CELLS_FILE, LISTING_FILE
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
 from orchestrator.store.listing import Listing, number_of
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
-from orchestrator.store.mirror import Mirror, RemoteRun, warn
+from orchestrator.store.mirror import RemoteRun, warn
+from orchestrator.store.old_parts import part_files
 from orchestrator.store.remote_folder import reaching
 from orchestrator.store.run_writer import RunWriter, finished, open_folder_for_writing
 from orchestrator.store.stored_tables import Stored
+from orchestrator.store.tables import SCHEMAS
 from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
 
@@ -39,13 +42,15 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
     Raise RunLocked if another driver owns it, and at the end RunUnwritable if results could not be
     uploaded.
     """
-    mirror = run.mirror
-    with open_folder_for_writing(run) as local, owned(mirror.remote, take_over) as owner:
-        mirror.refresh(as_driver=True)
-        with reaching(mirror.remote):
-            uploader = Uploader(mirror, owner.require)
+    with (
+        open_folder_for_writing(run) as local,
+        owned(run.remote, run.folder / LOCK_FILE, take_over) as owner,
+    ):
+        listed = run.refresh(as_driver=True)
+        with reaching(run.remote):
+            uploader = Uploader(run, listed, owner.require)
         try:
-            with finished(MirrorWriter(mirror, local.lock, uploader)) as writer:
+            with finished(MirrorWriter(run, local.lock, uploader)) as writer:
                 yield writer
         except BaseException as error:
             try:
@@ -61,9 +66,9 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
 class MirrorWriter(RunWriter):
     """A run's writer that has everything uploaded that it stores."""
 
-    def __init__(self, mirror: Mirror, lock: IO[str] | None, uploader: Uploader) -> None:
-        super().__init__(mirror.folder, lock)
-        self._mirror, self._uploader = mirror, uploader
+    def __init__(self, run: RemoteRun, lock: IO[str] | None, uploader: Uploader) -> None:
+        super().__init__(run.folder, lock)
+        self._remote_run, self._uploader = run, uploader
 
     def write_manifest(self, manifest: Manifest) -> None:
         is_new = not self.exists
@@ -76,8 +81,8 @@ class MirrorWriter(RunWriter):
             self._uploader.put([MANIFEST_FILE])
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
-        cell, number = outcome.attempt.cell.id, outcome.attempt.number
-        self._uploader.put(self._mirror.artifacts(cell, number))
+        folder = self.attempt_folder(outcome.attempt.cell.id, outcome.attempt.number)
+        self._uploader.put(self._remote_run.files_in(folder))
         super().append(outcome, commit)
         if self._uploader.lost is not None:
             raise self._uploader.lost
@@ -92,40 +97,34 @@ class MirrorWriter(RunWriter):
 class Uploader:
     """A thread that uploads what the bucket lacks, and tries again what failed."""
 
-    def __init__(self, mirror: Mirror, require_owner: Callable[[], None]) -> None:
-        """require_owner: raises RunLocked once another driver owns the bucket."""
-        self._mirror = mirror
-        self._require_owner = require_owner
-        self._waiting = dict.fromkeys(mirror.missing_files())  # names; a set without an order
-        self._listed = mirror.fetch_listing()
-        self._log: tuple[str, bytes] | None = None  # the last one that was uploaded
+    def __init__(
+        self, run: RemoteRun, listed: Listing | None, require_owner: Callable[[], None]
+    ) -> None:
+        """listed: what the bucket lists. require_owner: raises RunLocked once another driver owns it."""
+        self._run, self._remote, self._require_owner = run, run.remote, require_owner
+        self._waiting = deque(_missing_files(run))
+        self._listed = listed
+        self._log = ("", b"")  # name and content of the last one that was uploaded
         self._wake = threading.Event()
-        self._is_finishing = False
-        self._is_done = False  # nothing was left to upload
+        self._is_finishing = self._is_done = False
         self._last_success_s = 0.0
         self._reason = ""  # of the last failure
         self.lost: RunLocked | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._upload_until_finished, daemon=True)
         self._thread.start()
-        self._wake.set()
 
     def put(self, names: Collection[str]) -> None:
         """Upload these files, and all batches and attempts that the bucket lacks."""
-        self._waiting.update(dict.fromkeys(names))
+        self._waiting.extend(names)
         self._wake.set()
 
     def upload_now(self, name: str) -> None:
-        """Upload a file in this thread. Raise RunUnreachable if that fails for `PATIENCE_S`."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                with reaching(self._mirror.remote):
-                    self._require_owner()
-                    return self._mirror.upload(name)
-            except RunUnreachable:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(min(1.0, RETRY_S))
+        """Upload a file in this thread. Raise RunUnwritable or RunLocked if that fails."""
+        self._last_success_s = time.monotonic()
+        while not self._upload(name):
+            if self._has_given_up():
+                raise self._failure()
+            time.sleep(min(1.0, RETRY_S))
 
     def finish(self) -> None:
         """Wait until everything is uploaded. Raise RunUnwritable or RunLocked if that fails."""
@@ -133,29 +132,28 @@ class Uploader:
         self._is_finishing = True
         self._wake.set()
         self._thread.join()
-        if self.lost is not None:
-            raise self.lost
         if not self._is_done:
-            raise RunUnwritable(
-                f"{self._mirror.remote}: results could not be uploaded: {self._reason}",
-                f"They are in {self._mirror.folder}; the next `sweep run` from here uploads them",
-            )
+            raise self._failure()
 
-    def _run(self) -> None:
+    def _has_given_up(self) -> bool:
+        return self.lost is not None or time.monotonic() - self._last_success_s > PATIENCE_S
+
+    def _failure(self) -> SweepError:
+        return self.lost or RunUnwritable(
+            f"{self._remote}: results could not be uploaded: {self._reason}",
+            f"They are in {self._run.folder}; the next `sweep run` from here uploads them",
+        )
+
+    def _upload_until_finished(self) -> None:
         _lower_priority()
         while self.lost is None:
             self._wake.clear()
             is_last = self._is_finishing  # what was stored before is uploaded below
             self._is_done = self._upload_all()
-            if is_last and (self._is_done or self._is_out_of_patience()):
+            if is_last and (self._is_done or self._has_given_up()):
                 return
-            if self._is_done:
-                self._wake.wait()
-            else:
-                self._wake.wait(min(1.0, RETRY_S) if self._is_finishing else RETRY_S)
-
-    def _is_out_of_patience(self) -> bool:
-        return time.monotonic() - self._last_success_s > PATIENCE_S
+            retry_s = min(1.0, RETRY_S) if self._is_finishing else RETRY_S
+            self._wake.wait(None if self._is_done else retry_s)
 
     def _upload_all(self) -> bool:
         """Upload what the bucket lacks. Return True if it lacks nothing then.
@@ -163,83 +161,89 @@ class Uploader:
         The attempts are read first: what they left in their folders is waiting by then.
         """
         try:
-            stored = self._mirror.stored()
+            stored = self._run.stored()
         except SweepError as error:
             self._reason = error.message
             return False
-        names = list(self._waiting)
-        for name in names:
-            del self._waiting[name]  # it is put again if it changes now
+        names = {self._waiting.popleft() for _ in range(len(self._waiting))}
         with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
             done = dict(zip(names, pool.map(self._upload, names), strict=True))
         failed = [name for name in names if not done[name]]
-        self._waiting.update(dict.fromkeys(failed))
+        self._waiting.extend(failed)
         return self._attempt(lambda: self._upload_rows(stored)) and not failed
+
+    def _upload_rows(self, stored: Stored) -> None:
+        """Upload batches, then their list, then the log of the attempts after them."""
+        listing = stored.listing
+        if self._listed is None:
+            # Without a list, nobody knows if the bucket has all batches.
+            self._list(Listing())
+        before = self._listed or Listing()
+        new = listing.files.items() - before.files.items()
+        logs = {f"{number_of(name):04}.log" for name, _ in new}
+        for log in logs:  # until they are listed, their batches are not finished
+            if self._remote.read(log) is None:
+                self._remote.put(log, b"")
+        if listing != before:
+            # Leaving the pool waits for the uploads under way, also if one has failed: none may
+            # arrive after another driver has taken over.
+            with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
+                list(pool.map(self._run.upload, [name for name, _ in new]))
+            if listing.cells:
+                with suppress(FileNotFoundError):
+                    self._run.upload(CELLS_FILE)
+            self._list(listing)
+            for log in {*logs, before.log} - {listing.log}:
+                self._remote.remove(log)
+        if stored.log and (listing.log, stored.log) != self._log:
+            self._remote.put(listing.log, stored.log)
+            self._log = listing.log, stored.log
+            self._last_success_s = time.monotonic()
+
+    def _list(self, listing: Listing) -> None:
+        self._require_owner()
+        self._remote.put(LISTING_FILE, listing.text().encode())
+        self._listed = listing
+        self._last_success_s = time.monotonic()
 
     def _upload(self, name: str) -> bool:
         def upload() -> None:
             # A file may have been removed since: a trace by its owner, say.
             with suppress(FileNotFoundError):
-                self._mirror.upload(name)
+                self._run.upload(name)
             self._last_success_s = time.monotonic()
 
         return self._attempt(upload)
 
-    def _upload_rows(self, stored: Stored) -> None:
-        """Upload batches, then their list, then the log of the attempts after them."""
-        remote, listing = self._mirror.remote, stored.listing
-        if self._listed is None:
-            # Without a list, nobody knows if the bucket has all batches.
-            self._list(Listing())
-        before = self._listed or Listing()
-        if listing != before:
-            self._upload_batches(listing, before)
-        log = (listing.log, stored.log)
-        if stored.log and log != self._log:
-            remote.put(*log)
-            self._log = log
-            self._last_success_s = time.monotonic()
-
-    def _upload_batches(self, listing: Listing, before: Listing) -> None:
-        remote, known = self._mirror.remote, before.files
-        names = [name for name, digest in listing.files.items() if known.get(name) != digest]
-        logs = sorted({f"{number_of(name):04}.log" for name in names})
-        for log in logs:  # until they are listed, their batches are not finished
-            if remote.read(log) is None:
-                remote.put(log, b"")
-        # Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
-        # after another driver has taken over.
-        with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
-            list(pool.map(self._mirror.upload, names))
-        if listing.cells:
-            with suppress(FileNotFoundError):
-                self._mirror.upload(CELLS_FILE)
-        self._list(listing)
-        for log in {*logs, before.log} - {listing.log}:
-            remote.remove(log)
-
-    def _list(self, listing: Listing) -> None:
-        self._require_owner()
-        self._mirror.remote.put(LISTING_FILE, listing.text().encode())
-        self._listed = listing
-        self._last_success_s = time.monotonic()
-
     def _attempt(self, upload: Callable[[], None]) -> bool:
-        remote = self._mirror.remote
         try:
-            with reaching(remote):
+            with reaching(self._remote):
                 self._require_owner()
                 upload()
         except RunLocked as error:
             self.lost = error
             return False
         except SweepError as error:
-            self._reason = error.message.removeprefix(f"{remote}: cannot be reached: ")
+            self._reason = error.message.removeprefix(f"{self._remote}: cannot be reached: ")
             return False
         except Exception as error:  # file systems of fsspec raise errors of their own kinds
             self._reason = typed_error_text(error)
             return False
         return True
+
+
+def _missing_files(run: RemoteRun) -> list[str]:
+    """Return artifacts and parts of older versions that the bucket lacks."""
+    missing = []
+    for table in SCHEMAS:
+        parts = {f"{table}/{path.name}" for path in part_files(run.folder / table)}
+        missing += sorted(parts - run.remote.sizes(table).keys())
+    if any((run.folder / ARTIFACTS).glob("*")):
+        there = run.remote.sizes(ARTIFACTS, recursive=True)
+        for cell, number in run.rows(ATTEMPTS, ["cell", "attempt"]):
+            files = run.files_in(run.attempt_folder(cell, number))
+            missing += [name for name in files if name not in there]
+    return missing
 
 
 def _lower_priority() -> None:

@@ -27,17 +27,15 @@ def open_runs(locations: Sequence[RunLocation]) -> Run:
     """
     if len(locations) == 1 and is_publication(locations[0]):
         return Publication(Path(locations[0]))
-    runs = list(runs_by_name(locations).values())
-    return runs[0] if len(runs) == 1 else collect_runs(runs)
-
-
-def collect_runs(runs: Sequence[Run]) -> RunCollection:
-    """Return several runs read as one. Raise RunError if one is given twice."""
-    named = _by_name(runs)
+    named = runs_by_name(locations)
     first, *others = named
+    if not others:
+        return named[first]
     # The report of all goes into the first run's folder, under a name that lists the others.
     report = "-".join(["with", *others]).replace("/", "-")
-    return RunCollection(named, named[first].folder / _shorten(report))
+    if len(report) > _LONGEST_NAME:
+        report = f"{report[:_LONGEST_NAME]}-{text_digest(report)[:8]}"
+    return RunCollection(named, named[first].folder / report)
 
 
 def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
@@ -68,11 +66,6 @@ def open_for_writing(run: Run, take_over: bool = False) -> AbstractContextManage
     return open_folder_for_writing(run)
 
 
-def published_reference(run: Run) -> str | None:
-    """Return the device whose numbers a publication's report compares with; None for other runs."""
-    return run.reference if isinstance(run, Publication) else None
-
-
 def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs by the last part of their paths, or by as many parts as make names differ.
 
@@ -88,9 +81,3 @@ def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
         if len(set(names)) == len(names):
             return dict(zip(names, runs, strict=True))
     return dict(zip(map(str, paths), runs, strict=True))
-
-
-def _shorten(name: str) -> str:
-    if len(name) <= _LONGEST_NAME:
-        return name
-    return f"{name[:_LONGEST_NAME]}-{text_digest(name)[:8]}"

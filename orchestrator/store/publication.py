@@ -46,11 +46,7 @@ class Publication(RunCollection):
             require_plain(folder / name)
             runs[name] = Run(folder / name)
         super().__init__(runs, folder)
-
-    @property
-    def reference(self) -> str | None:
-        """The device whose published numbers its report compares with."""
-        return self.contents.against
+        self.reference = self.contents.against
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
         return read_cells_file(self.folder, self.contents.files.get(CELLS_FILE, ""), key)

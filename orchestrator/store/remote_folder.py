@@ -13,12 +13,12 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -33,9 +33,14 @@ Answer = TypeVar("Answer")
 _ATOMIC_FILE_SYSTEMS = ("s3", "gcs", "abfs")
 _READ_ONLY = ("http", "https", "github", "git", "zip", "tar", "libarchive", "data", "reference")
 _CONTAINER_FIRST = ("abfs", "abfss")  # abfss://container@account.dfs.core.windows.net/folder
-_BOOLEANS = {"true": True, "false": False}
 _PIECE_BYTES = 1024**2
 _ANSWER_S = 30.0  # for a server to answer the first request; some libraries try for 15 minutes
+_OPTIONS = {
+    # A small object takes one request with delayed opening, three without.
+    "s3": "allow_delayed_open=true",
+    "gs": f"retry_limit_seconds={_ANSWER_S:g}",
+    "gcs": f"retry_limit_seconds={_ANSWER_S:g}",
+}
 # Parts of messages of pyarrow and the AWS SDK, and what to do about each.
 _REMEDIES = {
     "NO_SUCH_BUCKET|no such bucket": "Create the bucket, or name another with --out",
@@ -79,7 +84,8 @@ class RemoteFolder:
         """A relative path that no other remote folder has."""
         server = self._server
         if self._scheme == "s3":
-            server = f"{server} {_endpoint()}".strip()
+            names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+            server = f"{server} {next(filter(None, map(os.environ.get, names)), '')}".strip()
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self._scheme} {server}").strip("-")
         parts = [part for part in self._base.split("/") if part not in ("", ".", "..")]
         return Path(name, *parts)
@@ -218,53 +224,20 @@ def _connect(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
 
 
 def _file_system(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
-    if parts.scheme == "s3":
-        return _s3_file_system(parts), parts.netloc + parts.path
-    if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
-        address += f"{'&' if parts.query else '?'}retry_limit_seconds={_ANSWER_S:g}"
+    if parts.scheme == "s3" and not parts.netloc:
+        raise ConfigError(f"{address}: names no bucket", "Write s3://bucket/folder")
+    option = _OPTIONS.get(parts.scheme)
+    has_option = option is None or option.partition("=")[0] in parts.query
+    asked = address if has_option else f"{address}{'&' if parts.query else '?'}{option}"
     try:
-        files, path = pafs.FileSystem.from_uri(address)
+        files, path = pafs.FileSystem.from_uri(asked)
         return files, path
-    except pa.ArrowInvalid:
-        return _fsspec_file_system(address)
-
-
-def _s3_file_system(parts: SplitResult) -> pafs.FileSystem:
-    if not parts.netloc:
-        raise ConfigError(f"{parts.geturl()}: names no bucket", "Write s3://bucket/folder")
-    options: dict[str, str | bool] = {}
-    for name, text in parse_qsl(parts.query):
-        options[name] = _BOOLEANS.get(text.lower(), text)
-    endpoint = _endpoint()
-    if endpoint and "endpoint_override" not in options:
-        server = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
-        options |= {"endpoint_override": server.netloc, "scheme": server.scheme}
-    options["region"] = _region(parts.netloc, options)
-    try:
-        # A small object takes one request with delayed opening, three without. The thread that
-        # writes an object also uploads it, so that its low priority counts.
-        return pafs.S3FileSystem(allow_delayed_open=True, background_writes=False, **options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{parts.geturl()}: {error}",
-            "Write s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
-        ) from error
-
-
-def _region(bucket: str, options: Mapping[str, str | bool]) -> str:
-    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if region := options.get("region") or environment:
-        return str(region)
-    if "endpoint_override" in options:
-        return "us-east-1"  # servers of the S3 protocol ignore it, but the SDK needs one
-    return str(pafs.resolve_s3_region(bucket))  # asks Amazon
-
-
-def _endpoint() -> str:
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-
-
-def _fsspec_file_system(address: str) -> tuple[pafs.FileSystem, str]:
+    except pa.ArrowInvalid as error:
+        if parts.scheme == "s3":
+            raise ConfigError(
+                f"{address}: {error}",
+                "Write s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
+            ) from error
     import fsspec
 
     try:

@@ -8,7 +8,6 @@ journal is incomplete, or pending if its row is lost, so that its cell is measur
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
@@ -16,9 +15,11 @@ import pyarrow as pa
 from orchestrator.common.errors import RunError
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
 from orchestrator.store.listing import number_of, restored_listing
+from orchestrator.store.old_parts import read_parts
+from orchestrator.store.parquet_file import read_parquet
 from orchestrator.store.run_writer import RunWriter, rows_of
 from orchestrator.store.stored_tables import Stored
-from orchestrator.store.tables import SCHEMAS, empty_table
+from orchestrator.store.tables import SCHEMAS, to_table
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 
@@ -41,69 +42,54 @@ def repair(writer: RunWriter, recover: Recover) -> Iterator[str]:
             listing.write(writer.folder)
         yield f"{error.message}; written again from the batches"
         stored = writer.stored()
-    if stored.logged.damaged:
-        yield f"{stored.damaged_log().message}; dropped"
+    try:
+        stored.require_whole_log()
+    except RunError as error:
+        yield f"{error.message}; dropped"
     writer.close_batch(drop_damaged=True)
     stored = writer.stored()
-    damaged: dict[int, set[str]] = defaultdict(set)
-    for table in SCHEMAS:
-        for name in stored.damaged(table):
-            damaged[number_of(name)].add(table)
-    for number, tables in sorted(damaged.items()):
-        yield _rebuild(writer, stored, number, tables, recover)
-    stored = writer.stored()
+    damaged = stored.damaged()
+    for number in sorted({number_of(name) for name in damaged}):
+        names = [name for name in damaged if number_of(name) == number]
+        result = _rebuild(writer, stored, names, recover)
+        yield (
+            f"{writer}: {', '.join(sorted(names))}: damaged or missing; what is left is in"
+            f" {DAMAGED_FOLDER}; {result}"
+        )
     for table, schema in SCHEMAS.items():
-        stored.count(table, schema)
+        for _ in read_parts(writer.folder / table, schema, ["cell"]):
+            pass  # a damaged part raises
 
 
-def _rebuild(
-    writer: RunWriter, stored: Stored, number: int, damaged: set[str], recover: Recover
-) -> str:
-    """Write a batch again from its whole files and from journals. Return a line about it."""
-    names = [name for name in stored.listing.files if number_of(name) == number]
-    files = ", ".join(sorted(name for name in names if name.partition("/")[0] in damaged))
-    whole = {}
-    for name in names:
-        table = name.partition("/")[0]
-        if table in SCHEMAS and table not in damaged:
-            whole[table] = stored.read_file(name)
-    text = f"{writer}: {files}: damaged or missing; what is left is in {DAMAGED_FOLDER}"
-    attempts = whole.get(ATTEMPTS)
-    if attempts is None:
+def _rebuild(writer: RunWriter, stored: Stored, damaged: list[str], recover: Recover) -> str:
+    """Write the damaged files of a batch again from journals. Return what became of its attempts."""
+    number = number_of(damaged[0])
+    name = f"{ATTEMPTS}/{number:04}.parquet"
+    if name in damaged:
         # What is in the other files belongs to attempts that are unknown now.
-        writer.write_batch({}, replaced=names)
-        return f"{text}; attempts with a journal are stored again"
-    found, without = _from_journals(writer, attempts, damaged, recover)
-    writer.write_batch({**whole, **found}, replaced=names)
-    return f"{text}; built again from journals, {without} attempts have none"
-
-
-def _from_journals(
-    writer: RunWriter, attempts: pa.Table, tables: set[str], recover: Recover
-) -> tuple[dict[str, pa.Table], int]:
-    """Return the rows of these tables from the attempts' journals, and how many have no journal."""
+        lost = [one for one in stored.listing.files if number_of(one) == number]
+        with writer.writing():
+            writer.batches.rebuild(number, {}, lost)
+        return "attempts with a journal are stored again"
+    content = stored.content(name) or b""
+    keys = ["cell", "attempt", "contents"]
+    attempts = read_parquet(content, SCHEMAS[ATTEMPTS], keys).to_pylist()
+    tables = {one.partition("/")[0] for one in damaged}
     found: dict[str, list[pa.Table]] = {table: [] for table in tables}
     without = 0
-    keys = attempts.select(["cell", "attempt", "contents"]).to_pylist()
-    for cell, number, contents in (one.values() for one in keys):
+    for cell, attempt_number, contents in (one.values() for one in attempts):
         written = {table: rows for table, rows in json.loads(contents).items() if table in tables}
-        rows = _rows_of_journal(writer, cell, number, recover) if written else {}
+        rows = {}
+        for attempt in writer.attempts_in_folder(cell, attempt_number) if written else ():
+            if outcome := recover(attempt):
+                for table, columns in rows_of(outcome).items():
+                    rows[table] = to_table(columns, SCHEMAS[table])
         if any(table not in rows or rows[table].num_rows != written[table] for table in written):
             without += 1
             continue
         for table in written:
             found[table].append(rows[table])
-    joined = {}
-    for table, parts in found.items():
-        empty = empty_table(SCHEMAS[table], None)
-        joined[table] = pa.concat_tables([empty, *parts], promote_options="permissive")
-    return joined, without
-
-
-def _rows_of_journal(
-    writer: RunWriter, cell: str, number: int, recover: Recover
-) -> dict[str, pa.Table]:
-    for attempt in writer.attempts_in_folder(cell, number):
-        if outcome := recover(attempt):
-            return rows_of(outcome)
-    return {}
+    joined = {table: pa.concat_tables(parts) for table, parts in found.items() if parts}
+    with writer.writing():
+        writer.batches.rebuild(number, joined, damaged)
+    return f"built again from journals, {without} attempts have none"

@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
+from orchestrator.common.hashing import bytes_digest
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import cell_count, shell_path
 from orchestrator.store.cells_file import read_cells_file
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATION_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
-from orchestrator.store.old_parts import attempts_of_parts
-from orchestrator.store.stored_tables import Stored, read_categories, read_stored
+from orchestrator.store.old_parts import attempts_of_parts, part_files
+from orchestrator.store.stored_tables import Stored, read_stored
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
 from orchestrator.store.untrusted_files import is_plain_name, require_no_link
 
@@ -54,6 +55,8 @@ class MissingRows:
 
 class Run:
     """A results folder, to read. `open_for_writing` gives it to one driver at a time."""
+
+    reference: str | None = None  # the device whose published numbers its report compares with
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,7 +115,7 @@ class Run:
         different texts then takes a tenth of the memory.
         """
         if categories:
-            return read_categories(self.stored(), table, columns)
+            return self.stored().read_categories(table, columns)
         frame: pd.DataFrame = self._read_table(table, columns).to_pandas()
         return frame
 
@@ -124,7 +127,13 @@ class Run:
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         """Return what changes with every change of some tables."""
         stored = self.stored()
-        return [(table, stored.versions(table)) for table in tables]
+        versions: list[object] = [bytes_digest(stored.log)]
+        for table in tables:
+            files = stored.listing.of_table(table)
+            versions += [(name, stored.listing.files[name]) for name in files]
+            for path in part_files(self.folder / table):
+                versions.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
+        return versions
 
     def stored(self) -> Stored:
         """Return what is stored now."""
@@ -164,10 +173,17 @@ class Run:
                 written.setdefault(table, {})[cell, number] = rows
         incomplete, stored = {}, self.stored()
         for table in MEASURED_TABLES:
-            total = sum(written[table].values())
-            if not written[table] or stored.count(table, SCHEMAS[table]) == total:
+            if not written[table]:
                 continue
-            found = _rows_by_attempt(stored, table)
+            # One file at a time: a table may have millions of rows.
+            parts = stored.parts(table, SCHEMAS[table], ["cell"])
+            count = sum(rows.num_rows for rows in parts)
+            # A copy of an old part adds rows, which must not replace lost ones in the count.
+            if count == sum(written[table].values()) and not part_files(self.folder / table):
+                continue
+            keys = stored.read(table, ["cell", "attempt"])
+            counted = keys.group_by(["cell", "attempt"]).aggregate([([], "count_all")]).to_pylist()
+            found = {(one["cell"], one["attempt"]): one["count_all"] for one in counted}
             for key, rows in written[table].items():
                 if found.get(key, 0) != rows:
                     incomplete[key] = MissingRows(str(self), table, found.get(key, 0), rows)
@@ -181,19 +197,18 @@ class Run:
                 marks.setdefault(cell, []).append(number)
         return marks
 
-    def unfinished_count(self) -> int:
-        """Return how many requested cells have no attempt yet (a lower bound)."""
-        asked = int(self.read_manifest().get("asked", 0))
-        if not asked:
-            return 0
-        return max(0, asked - len(set(self.rows(ATTEMPTS, ["cell"]))))
+    def unfinished(self) -> dict[str, tuple[int, int]]:
+        """Return, by run, how many of its requested cells have no attempt, and how many there are.
 
-    def unfinished_runs(self) -> dict[str, str]:
-        """Return, by run, how much of it is missing, such as "121 of 360"."""
-        count = self.unfinished_count()
-        if not count:
-            return {}
-        return {self.folder.name: f"{count} of {self.read_manifest()['asked']}"}
+        The first number is a lower bound. Runs without such a cell are left out.
+        """
+        asked = int(self.read_manifest().get("asked", 0))
+        missing = asked - len(set(self.rows(ATTEMPTS, ["cell"]))) if asked else 0
+        return {self.folder.name: (missing, asked)} if missing > 0 else {}
+
+    def unfinished_count(self) -> int:
+        """Return how many requested cells have no attempt yet."""
+        return sum(missing for missing, _ in self.unfinished().values())
 
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         """Write files, by their paths, into the report's folder.
@@ -229,8 +244,7 @@ class Run:
         return highest
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
-        schema = SCHEMAS[table]
-        found = self.stored().read(table, schema, columns)
+        found = self.stored().read(table, columns)
         if table == ATTEMPTS and not found.num_rows and self._has_derived_cells():
             raise RunError(
                 f"{self}: its table {ATTEMPTS} is gone",
@@ -282,10 +296,3 @@ def describe_incomplete(run: Run, cells: Collection[str]) -> RunError | None:
         f" attempt {number} of cell {cell}{others}",
         "Copy the run again, or measure what is missing: `sweep run` with the same config",
     )
-
-
-def _rows_by_attempt(stored: Stored, table: str) -> dict[tuple[str, int], int]:
-    """Return the number of rows of each attempt in a table."""
-    keys = stored.read(table, SCHEMAS[table], ["cell", "attempt"])
-    counted = keys.group_by(["cell", "attempt"]).aggregate([([], "count_all")])
-    return {(one["cell"], one["attempt"]): one["count_all"] for one in counted.to_pylist()}

@@ -96,14 +96,11 @@ class RunCollection(Run):
                 marks[f"{name}{RUN_SEPARATOR}{cell}"] = numbers
         return marks
 
-    def unfinished_count(self) -> int:
-        return sum(run.unfinished_count() for run in self._runs.values())
-
-    def unfinished_runs(self) -> dict[str, str]:
+    def unfinished(self) -> dict[str, tuple[int, int]]:
         unfinished = {}
         for name, run in self._runs.items():
-            for text in run.unfinished_runs().values():
-                unfinished[name] = text
+            for counts in run.unfinished().values():
+                unfinished[name] = counts
         return unfinished
 
     def attempt_folder(self, cell: str, number: int) -> Path:

@@ -12,10 +12,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -23,12 +23,13 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.common.files import replace_file, try_lock, writing
+from orchestrator.store.attempt_log import Columns
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.cells_file import write_cells_file
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, LOCK_FILE
+from orchestrator.store.layout import ATTEMPTS, LOCK_FILE
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
 from orchestrator.store.run import Run
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, from_rows
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_columns
 from orchestrator.store.untrusted_files import require_plain_entries
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
@@ -48,7 +49,7 @@ class RunWriter(Run):
         """lock: the open file that is locked, None to write without one."""
         super().__init__(folder)
         self.lock = lock
-        self._batches = BatchWriter(folder, str(self))
+        self.batches = BatchWriter(folder, str(self))
         self._mutex = threading.RLock()  # the log is also closed by a timer
         self._timer: threading.Timer | None = None
         self._appended_s = 0.0
@@ -60,32 +61,26 @@ class RunWriter(Run):
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Store an outcome. It is on disk when this returns."""
         rows = rows_of(outcome)
-        contents = {table: measured.num_rows for table, measured in rows.items()}
+        contents = {table: len(columns["cell"]) for table, columns in rows.items()}
         attempt = {**_attempt_row(outcome), "commit": commit, "contents": json.dumps(contents)}
-        with self.writing():
-            self._batches.append({ATTEMPTS: from_rows([attempt], SCHEMAS[ATTEMPTS]), **rows})
-            self._appended_s = time.monotonic()
-            if self._timer is None:
-                self._start_timer(IDLE_S)
+        self._append({ATTEMPTS: to_columns([attempt]), **rows})
 
     def append_predictions(self, samples: Mapping[str, Sequence[Sample]]) -> None:
         """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
-        if not any(samples.values()):
-            return
-        now, rows = self._prediction_time(), []
+        now_us = time.time_ns() // 1000
+        for (earlier,) in self.rows("predictions", ["predicted_at"]):
+            # The clock may have been set back.
+            now_us = max(now_us, 1 + round(earlier.timestamp() * 1e6))
+        rows = []
         for cell, predicted in samples.items():
-            rows += [{"cell": cell, "predicted_at": now, **vars(sample)} for sample in predicted]
-        self.write_batch({"predictions": from_rows(rows, SCHEMAS["predictions"])})
-
-    def write_batch(self, tables: Mapping[str, pa.Table], replaced: Collection[str] = ()) -> None:
-        """Write tables as a batch. replaced: damaged files that leave the list."""
-        with self.writing():
-            self._batches.write(tables, replaced)
+            rows += [{"cell": cell, "predicted_at": now_us, **vars(one)} for one in predicted]
+        if rows:
+            self._append({"predictions": to_columns(rows)})
 
     def close_batch(self, drop_damaged: bool = False) -> None:
         """Write the attempts in the log as a batch. drop_damaged: without its damaged lines."""
         with self.writing():
-            self._batches.close(drop_damaged)
+            self.batches.close(drop_damaged)
 
     def finish(self) -> None:
         """Close the log of this driver, if it has one."""
@@ -93,7 +88,7 @@ class RunWriter(Run):
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if self._batches.has_log:
+            if self.batches.has_log:
                 self.close_batch()
 
     def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
@@ -134,7 +129,7 @@ class RunWriter(Run):
     def write_cells(self, cells: pd.DataFrame, key: str, facts: Mapping[str, object]) -> None:
         """Write cells.parquet, a row per cell. key, facts: see `cells_file`."""
         with self.writing():
-            self._batches.list_cells(write_cells_file(self.folder, cells, key, facts))
+            self.batches.list_cells(write_cells_file(self.folder, cells, key, facts))
 
     def write_tables(self, tables: Mapping[str, pd.DataFrame]) -> None:
         """Write all rows of tables as a batch, in their order."""
@@ -143,9 +138,21 @@ class RunWriter(Run):
             whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
             # pandas adds metadata with its version, which would change the file's digest.
             found[table] = whole.replace_schema_metadata(None)
+        self.write_batch(found)
+
+    def write_batch(self, tables: Mapping[str, pa.Table]) -> None:
+        """Write tables as a batch."""
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._batches.write(found)
+            self.batches.close()
+            self.batches.write(self.stored().listing, tables)
+
+    def _append(self, rows: Mapping[str, Columns]) -> None:
+        with self.writing():
+            self.batches.append(rows)
+            self._appended_s = time.monotonic()
+            if self._timer is None:
+                self._start_timer(IDLE_S)
 
     def _start_timer(self, wait_s: float) -> None:
         self._timer = threading.Timer(wait_s, self._close_if_idle)
@@ -159,15 +166,8 @@ class RunWriter(Run):
             wait_s = self._appended_s + IDLE_S - time.monotonic()
             if wait_s > 0:
                 self._start_timer(wait_s)
-            elif self._batches.has_log and not (self.lock and self.lock.closed):
+            elif self.batches.has_log and not (self.lock and self.lock.closed):
                 self.close_batch()
-
-    def _prediction_time(self) -> datetime:
-        """Return the time, or one after all predictions if the clock has been set back."""
-        time = datetime.now(UTC)
-        for (earlier,) in self.rows("predictions", ["predicted_at"]):
-            time = max(time, earlier + timedelta(microseconds=1))
-        return time
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -201,12 +201,9 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
             "Name another folder with --out",
         )
     lock_file = run.folder / LOCK_FILE
-    folders = [run.folder / name for name in (ARTIFACTS, *SCHEMAS)]
     with writing(run.folder):
-        wanted = (lock_file, *folders, run.folder, *run.folder.parents)
-        new = [path for path in wanted if not path.exists()]
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
+        new = [path for path in (lock_file, *lock_file.parents) if not path.exists()]
+        run.folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file.open("a+")
     with lock:
         try:
@@ -234,15 +231,15 @@ def _lock(file: IO[str], run: Run) -> None:
     # The kernel releases this lock when the process dies, also by -9, so that none is ever stale.
     if not try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, run):
         file.seek(0)
-        holder = file.read().strip() or "another driver"
+        holder = file.read().split("\n")[-1] or "another driver"
         raise RunLocked(
             f"{run}: {holder} writes to it",
             "Wait for it, stop it, or name another folder with --out",
         )
     with writing(run.folder):
-        file.truncate(0)
+        # Earlier lines name drivers that have ended (see `bucket_owner`).
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(f"process {os.getpid()} on {socket.gethostname()} (since {started})")
+        file.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
         file.flush()
 
 
@@ -255,15 +252,15 @@ def _remove_empty(paths: Iterable[Path]) -> None:
                 path.unlink()
 
 
-def rows_of(outcome: Outcome) -> dict[str, pa.Table]:
+def rows_of(outcome: Outcome) -> dict[str, Columns]:
     """Return what an attempt measured, by table. Tables without a row are left out."""
     key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
-    found = {}
-    for table in MEASURED_TABLES:
-        rows = [{**key, **vars(record)} for record in getattr(outcome, table)]
-        if rows:
-            found[table] = from_rows(rows, SCHEMAS[table])
-    return found
+    rows = {table: getattr(outcome, table) for table in MEASURED_TABLES}
+    return {
+        table: to_columns([{**key, **vars(record)} for record in records])
+        for table, records in rows.items()
+        if records
+    }
 
 
 def _attempt_row(outcome: Outcome) -> dict[str, object]:
@@ -279,7 +276,7 @@ def _attempt_row(outcome: Outcome) -> dict[str, object]:
         "phase": outcome.phase,
         "evidence": json.dumps(dict(outcome.evidence), default=str),
         "facts": json.dumps(dict(outcome.facts), default=str),
-        "started_at": datetime.fromtimestamp(outcome.started_at, UTC),
+        "started_at": round(datetime.fromtimestamp(outcome.started_at, UTC).timestamp() * 1e6),
         "wall_s": outcome.wall_s,
         "timeout_s": outcome.attempt.settings.timeout_s,
         "replaces": 0,

@@ -6,13 +6,13 @@ made: the files of batches never change, and the log was read then.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -22,21 +22,22 @@ from orchestrator.common.hashing import bytes_digest
 from orchestrator.store.attempt_log import LogContents, read_log
 from orchestrator.store.layout import ATTEMPTS, LISTING_FILE
 from orchestrator.store.listing import RESTORE, Listing, read_listing
-from orchestrator.store.old_parts import PartOwners, current_parts, is_checked
-from orchestrator.store.parquet_file import (
-    is_as_written,
-    open_parquet,
-    read_rows,
-    require_valid_rows,
+from orchestrator.store.old_parts import read_parts
+from orchestrator.store.parquet_file import damage_as_run_error, read_parquet
+from orchestrator.store.tables import (
+    MEASURED_TABLES,
+    SCHEMAS,
+    empty_table,
+    with_categories,
+    with_types,
 )
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, empty_table, with_categories
-from tasks.spec.messages import error_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Built = TypeVar("Built")
 _READ_TRIES = 5
+# Reading takes several times the memory of the result, and pandas takes its time for each frame:
+# 16 files are a compromise.
 _FILES_AT_ONCE = 16
 
 
@@ -47,176 +48,91 @@ class Stored:
     folder: Path
     run: str
     listing: Listing
-    log: bytes = b""
+    log: bytes
 
     @cached_property
     def logged(self) -> LogContents:
         """The attempts in the log. Raise RunError if the log is of another program."""
-        try:
+        with damage_as_run_error(f"{self.run}/{self.listing.log}", RESTORE):
             return read_log(self.log)
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-            pa.ArrowException,
-        ) as error:
-            reason = error_text(error).splitlines()[0]
-            raise RunError(
-                f"{self.run}/{self.listing.log}: cannot be read: {reason}", RESTORE
-            ) from error
 
-    def read(self, table: str, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
+    def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
         """Return a table. Raise RunError if an attempt or prediction of it is damaged."""
-        found = self.build(table, schema, columns, lambda parts: parts[0], 1)
-        return pa.concat_tables(
-            [empty_table(schema, columns), *found], promote_options="permissive"
-        )
+        schema = SCHEMAS[table]
+        parts = [empty_table(schema, columns), *self.parts(table, schema, columns)]
+        return pa.concat_tables(parts, promote_options="permissive")
 
-    def build(
-        self,
-        table: str,
-        schema: pa.Schema,
-        columns: list[str] | None,
-        build: Callable[[list[pa.Table]], Built],
-        batch_size: int,
-    ) -> list[Built]:
-        """Call `build` with as many files of a table at a time and return the results.
+    def read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
+        """Return a table as a frame with texts as categories. Raise RunError as `read` does."""
+        import pandas as pd
 
-        Only one file is open at a time: a run may have more files than a process may open.
-        """
-        built, waiting = [], []
-        for rows in self._each(table, schema, columns):
-            waiting.append(rows)
-            if len(waiting) == batch_size:
-                built.append(build(waiting))
-                waiting = []
-        return [*built, build(waiting)] if waiting else built
+        schema = with_categories(SCHEMAS[table])
+        empty = empty_table(schema, columns)
+        parts, waiting, series = self.parts(table, schema, columns), [empty], []
+        while waiting:  # first for a table without rows
+            whole = pa.concat_tables([empty, *waiting], promote_options="permissive")
+            whole = whole.unify_dictionaries()
+            series.append({name: whole[name].to_pandas() for name in empty.column_names})
+            waiting = list(islice(parts, _FILES_AT_ONCE))
+        # Each column leaves its files before the next one is joined.
+        joined = {name: _join([one.pop(name) for one in series]) for name in empty.column_names}
+        trim_memory()
+        return pd.DataFrame(joined, copy=False)
 
-    def read_file(self, name: str) -> pa.Table:
-        """Return all rows of a listed file."""
-        schema = SCHEMAS[name.partition("/")[0]]
-        with open_parquet(self.folder / name, schema, RESTORE) as file:
-            return read_rows(file, schema, None)
+    def parts(self, table: str, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
+        """Yield the rows of a table by file, with the types of a schema.
 
-    def damaged(self, table: str) -> list[str]:
-        """Return the listed files of a table that are missing, or not those that were written."""
-        names = self.listing.of_table(table)
-        return [name for name in names if not self._is_whole(name)]
-
-    def count(self, table: str, schema: pa.Schema) -> int:
-        """Return the number of rows of a table, by the footers of its files."""
-        rows: int = self._of_log(table).num_rows
-        for name in self._names(table):
-            with open_parquet(self.folder / name, schema, RESTORE) as file:
-                rows += file.metadata.num_rows
-        owners = PartOwners()
-        for path in current_parts(self.folder / table):
-            with owners.opened(path, schema) as part:
-                rows += part.metadata.num_rows
-        return rows
-
-    def versions(self, table: str) -> list[tuple[str, str]]:
-        """Return what changes with every change of a table."""
-        versions = [(name, self.listing.files[name]) for name in self.listing.of_table(table)]
-        for path in current_parts(self.folder / table):
-            status = path.stat()
-            versions.append((path.name, f"{status.st_size} {status.st_mtime_ns}"))
-        return [*versions, (self.listing.log, bytes_digest(self.log))]
-
-    def damaged_log(self) -> RunError:
-        """Return the error for a log with damaged lines."""
-        return RunError(
-            f"{self.run}/{self.listing.log}: is damaged: {self.logged.damaged} of its lines differ"
-            " from what was written",
-            RESTORE,
-        )
-
-    def _each(self, table: str, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
-        for name in self._names(table):
-            with open_parquet(self.folder / name, schema, RESTORE) as file:
-                rows = read_rows(file, schema, columns)
-            yield rows
-        owners = PartOwners()
-        for path in current_parts(self.folder / table):
-            with owners.opened(path, schema) as part:
-                rows = read_rows(part, schema, columns)
-                # A part with a checksum was written by this program, and its rows are valid.
-                if not is_checked(path):
-                    require_valid_rows(rows)
-            yield rows
-        logged = self._of_log(table)
-        if logged.num_rows:
-            rows = logged.select(columns) if columns is not None else logged
-            yield _with_types(rows, schema)
-
-    def _names(self, table: str) -> Iterator[str]:
-        """Yield the files of a table that are as they were written.
-
-        Without an attempt, nobody knows what is missing. Missing rows of other tables are reported
-        by `Run.incomplete_attempts`.
+        Without an attempt, nobody knows what is missing: RunError is raised if its file is damaged.
+        Missing rows of other tables are reported by `Run.incomplete_attempts`.
         """
         for name in self.listing.of_table(table):
-            if self._is_whole(name):
-                yield name
+            content = self.content(name)
+            if content is not None:
+                with damage_as_run_error(self.folder / name, RESTORE):
+                    rows = read_parquet(content, schema, columns)
+                yield rows
             elif table not in MEASURED_TABLES:
-                raise RunError(f"{self.run}/{name}: {self._damage(name)}", RESTORE)
+                problem = "is missing, or is damaged: it differs from what was written"
+                raise RunError(f"{self.run}/{name}: {problem}", RESTORE)
+        yield from read_parts(self.folder / table, schema, columns)
+        if table == ATTEMPTS:
+            self.require_whole_log()
+        if table in self.logged.tables:
+            rows = self.logged.tables[table]
+            yield with_types(rows.select(columns) if columns else rows, schema)
 
-    def _is_whole(self, name: str) -> bool:
-        return is_as_written(self.folder / name, self.listing.files[name])
+    def content(self, name: str) -> bytes | None:
+        """Return the content of a listed file, None if it is missing or not what was written."""
+        content = _content(self.folder / name)
+        return content if bytes_digest(content) == self.listing.files[name] else None
 
-    def _damage(self, name: str) -> str:
-        if not (self.folder / name).exists():
-            return "is missing"
-        return "is damaged: it differs from what was written"
+    def damaged(self) -> list[str]:
+        """Return the listed files that are missing, or not those that were written."""
+        names = [name for table in SCHEMAS for name in self.listing.of_table(table)]
+        return [name for name in names if self.content(name) is None]
 
-    def _of_log(self, table: str) -> pa.Table:
-        if table == ATTEMPTS and self.logged.damaged:
-            raise self.damaged_log()
-        return self.logged.tables.get(table, _NO_ROWS)
-
-
-_NO_ROWS = pa.table({})
-
-
-def read_categories(stored: Stored, table: str, columns: list[str] | None) -> pd.DataFrame:
-    """Return a table as a frame with texts as categories."""
-    import pandas as pd
-
-    # Reading takes several times the memory of the result, and pandas takes its time for each
-    # batch: 16 files are a compromise.
-    schema = with_categories(SCHEMAS[table])
-    empty = empty_table(schema, columns)
-
-    def to_columns(parts: list[pa.Table]) -> dict[str, pd.Series]:
-        batch = pa.concat_tables([empty, *parts], promote_options="permissive")
-        batch = batch.unify_dictionaries()
-        return {name: batch[name].to_pandas() for name in batch.column_names}
-
-    built = stored.build(table, schema, columns, to_columns, _FILES_AT_ONCE)
-    batches = [to_columns([]), *built]
-    # Each column leaves its batches before the next one is joined.
-    joined: dict[str, pd.Series | pd.Categorical] = {}
-    for name in empty.column_names:
-        joined[name] = _join([batch.pop(name) for batch in batches])
-    trim_memory()
-    return pd.DataFrame(joined, copy=False)
+    def require_whole_log(self) -> None:
+        """Raise RunError if lines of the log are damaged."""
+        if self.logged.damaged:
+            raise RunError(
+                f"{self.run}/{self.listing.log}: is damaged: {self.logged.damaged} of its lines"
+                " differ from what was written",
+                RESTORE,
+            )
 
 
 def read_stored(folder: Path, run: str) -> Stored:
     """Return what is stored now. Raise RunError if the list of the batches is damaged."""
     for _ in range(_READ_TRIES):
-        before = _version(folder / LISTING_FILE)
+        before = _content(folder / LISTING_FILE)
         try:
             listing = read_listing(folder, run)
             log = _content(folder / listing.log)
         except RunError:
-            if _version(folder / LISTING_FILE) == before:
+            if _content(folder / LISTING_FILE) == before:
                 raise
             continue
-        if _version(folder / LISTING_FILE) == before:
+        if _content(folder / LISTING_FILE) == before:
             return Stored(folder, run, listing, log)
     raise RunError(f"{run}: changes faster than it can be read", "Try again")
 
@@ -228,29 +144,14 @@ def _content(path: Path) -> bytes:
     return b""
 
 
-def _version(path: Path) -> tuple[int, ...]:
-    if not path.exists():
-        return ()
-    status = os.stat(path)
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the types of a schema, whose texts may be dictionaries."""
-    fields = []
-    for field in rows.schema:
-        fields.append(schema.field(field.name) if field.name in schema.names else field)
-    return rows.cast(pa.schema(fields))
-
-
 def _join(columns: list[pd.Series]) -> pd.Series | pd.Categorical:
     import pandas as pd
     from pandas.api.types import union_categoricals
 
     if not isinstance(columns[0].dtype, pd.CategoricalDtype):
         return pd.concat(columns, ignore_index=True)
-    # pd.concat would turn categories that differ between batches into text.
-    # A batch of nulls has no categories, not even of text, and cannot be joined with others.
+    # pd.concat would turn categories that differ between files into text.
+    # A file of nulls has no categories, not even of text, and cannot be joined with others.
     texts = []
     for column in columns:
         has_values = len(column.cat.categories) > 0

@@ -36,12 +36,7 @@ JSON_COLUMNS = frozenset(field.name for field in _FIELDS if field.dtype is Dtype
 REQUIRED_COLUMNS = frozenset(field.name for field in _FIELDS if field.required)
 
 
-def tables() -> tuple[str, ...]:
-    """Return the names of the tables of a run."""
-    return tuple(SCHEMAS)
-
-
-def empty_table(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
+def empty_table(schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
     """Return a table without rows. `pa.Schema.empty_table` would import pandas."""
     return pa.Table.from_batches([], schema).select(columns or schema.names)
 
@@ -55,13 +50,9 @@ def with_categories(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Return rows as a table with the columns of the schema; values that are missing are null.
-
-    About twice as fast as pa.Table.from_pylist.
-    """
-    whole = pa.array(rows, pa.struct(list(schema)))
-    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(whole)])
+def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows as columns. All rows have the same names."""
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def to_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Table:
@@ -79,14 +70,11 @@ def to_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Tabl
     return pa.table(arrays)
 
 
-def to_columns(table: pa.Table) -> dict[str, list[Any]]:
-    """Return the values of each column for JSON: a time in microseconds since 1970."""
-    columns = {}
-    for name in table.column_names:
-        column = table[name]
-        is_time = pa.types.is_timestamp(column.type)
-        columns[name] = (column.cast(pa.int64()) if is_time else column).to_pylist()
-    return columns
+def with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with the types of a schema. A column of a newer program stays as it is."""
+    types = {field.name: field.type for field in schema}
+    fields = [field.with_type(types.get(field.name, field.type)) for field in rows.schema]
+    return rows.cast(pa.schema(fields, rows.schema.metadata))
 
 
 def to_parquet(table: pa.Table) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,11 +46,14 @@ def require_plain(folder: Path) -> None:
 
 def require_plain_entries(folder: Path) -> None:
     """Raise RunError if a folder holds a link, a pipe or a device."""
-    for entry in _entries(folder):
-        # The kind is part of the directory entry: nothing is opened, and few files are asked.
-        if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
-            kind = _KINDS.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode))
-            raise RunError(f"{entry.path}: is {kind or 'no plain file'}", "Remove it")
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # The kind is part of the directory entry: nothing is opened, and few files are asked.
+            if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
+                kind = _KINDS.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode))
+                raise RunError(f"{entry.path}: is {kind or 'no plain file'}", "Remove it")
 
 
 def is_plain(path: Path, folder: Path) -> bool:
@@ -73,13 +76,6 @@ def _links_above(path: Path, folder: Path) -> list[Path]:
     """Return the symbolic links among the folders that a path below `folder` goes through."""
     below = [parent for parent in path.parents if parent.is_relative_to(folder)]
     return [parent for parent in below if parent != folder and parent.is_symlink()]
-
-
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    if not folder.is_dir():
-        return
-    with os.scandir(folder) as entries:
-        yield from entries
 
 
 def read_json_object(file: Path, name: str, remedy: str) -> dict[str, Any]:

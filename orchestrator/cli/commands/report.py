@@ -97,7 +97,7 @@ def report(**chosen: Any) -> None:
     from orchestrator.analysis.results import load_results
     from orchestrator.report.formats.files import files_of
     from orchestrator.report.formats.terminal import Screen, overview
-    from orchestrator.store.open import open_runs, published_reference
+    from orchestrator.store.open import open_runs
     from orchestrator.store.parquet_file import return_freed_memory
 
     # Large tables are read first and large texts built then: one would add to the other.
@@ -109,7 +109,7 @@ def report(**chosen: Any) -> None:
     run = open_runs(options.run_folders)
     results = load_results(run)
     references: tuple[Table, ...] = ()
-    if device := options.reference or published_reference(run):
+    if device := options.reference or run.reference:
         from orchestrator.report.references.tables import reference_tables
 
         references = reference_tables(device)
@@ -263,8 +263,10 @@ def _warn_of_missing_results(run: Run, results: Results, options: ReportOptions)
         missing = run.unfinished_count()
     # A published run is closed: its cells are not measured later.
     if missing and run.is_published:
-        counts = ", ".join(f"{count} of {name}" for name, count in run.unfinished_runs().items())
-        click.echo(f"not measured: {counts}", err=True)
+        counts = [
+            f"{left} of {asked} of {name}" for name, (left, asked) in run.unfinished().items()
+        ]
+        click.echo(f"not measured: {', '.join(counts)}", err=True)
     elif missing:
         commands = [f"`sweep status {shell_path(folder)}`" for folder in options.run_folders]
         verb = "lists" if len(commands) == 1 else "list"

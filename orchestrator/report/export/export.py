@@ -45,7 +45,7 @@ from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.run import Run, describe_incomplete
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter
-from orchestrator.store.tables import tables
+from orchestrator.store.tables import SCHEMAS
 
 MB = 1_000_000
 _NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"
@@ -187,7 +187,7 @@ def _copy(run: Run, attempts: pd.DataFrame, folder: Path, redaction: Redaction) 
     known = pd.MultiIndex.from_frame(attempts[_KEY])
     incomplete = run.incomplete_attempts()
     copied, counts = {}, {}
-    for table in tables():
+    for table in SCHEMAS:
         if table == ATTEMPTS:
             continue
         rows = run.read(table)

@@ -69,7 +69,7 @@ def test_an_unusable_output_address_is_refused_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(remote_folder, "_connect", lambda address, parts: (None, "x"))
     (tmp_path / "c.yaml").write_text(CONFIG)
-    monkeypatch.setattr("orchestrator.store.mirror.Mirror.refresh", lambda *_, **__: None)
+    monkeypatch.setattr("orchestrator.store.mirror.RemoteRun.refresh", lambda *_, **__: None)
     result = sweep_here("run", "c.yaml", "--out", address, "--scheduler", "serial")
     assert result.exit_code == EXIT_USER
     assert result.output.removeprefix(PREPARING) == f"sweep: {line}\n"

@@ -31,7 +31,7 @@ from orchestrator.common.errors import RunError, RunLocked, RunUnwritable, Sweep
 from orchestrator.common.run_location import split_cell
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store import batch_writer, bucket_owner, mirror_writer
+from orchestrator.store import batch_writer, mirror_writer
 from orchestrator.store.bucket_owner import OWNER_FILE
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.listing import Listing
@@ -402,14 +402,23 @@ def test_foreign_errors_of_a_file_system_lose_nothing(
     assert len(rows_in(bucket)) == 4
 
 
-def test_an_owner_is_dead_only_if_its_process_was_on_this_machine() -> None:
-    own = bucket_owner._this_process()
-    no_process = 2**22 + 1  # above the largest process id of Linux
-    assert bucket_owner._is_dead({**own, "process": no_process})
-    assert bucket_owner._is_dead({**own, "process_started": own["process_started"] - 60})
-    assert not bucket_owner._is_dead(own)
-    assert not bucket_owner._is_dead({**own, "process": no_process, "machine": "another"})
-    assert not bucket_owner._is_dead({**own, "process": no_process, "host": "another"})
+@pytest.mark.parametrize("is_older", [False, True])
+def test_an_owner_has_ended_only_if_it_had_the_lock_of_this_copy(
+    bucket: Bucket, on_host: Host, tmp_path: Path, is_older: bool
+) -> None:
+    go(tmp_path, 16)
+    lock = open_run(ADDRESS).folder / ".lock"
+    ended = lock.read_text().split("\n")[-1]
+    process, host, since = re.findall(r"process (\d+) on (\S+) \(since (.+)\)", ended)[0]
+    older = {"process": int(process), "host": host, "time": since}
+    content = json.dumps(older if is_older else {"owner": ended}).encode()
+    bucket.objects[f"bucket/runs/x/{OWNER_FILE}"] = content, datetime.now(UTC)
+    on_host("second")
+    with pytest.raises(RunLocked, match=rf"process {process} on .* writes to it"):
+        go(tmp_path, 16)
+    on_host("first")
+    assert go(tmp_path, 16, 32)[1] == [32]
+    assert OWNER_FILE not in bucket.names("runs/x/")
 
 
 def test_an_attempt_that_two_hosts_measured_is_there_twice(
@@ -467,6 +476,28 @@ def test_a_copy_takes_over_batches_of_another_host(
     assert len(downloads) == 2  # the first batch is here
     assert len(run.read("attempts")) == len(run.read("samples")) == 10
     assert len(pd.read_parquet(run.folder / "samples")) == 10
+
+
+def test_a_reader_of_a_running_sweep_takes_over_its_log(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    seen = []
+
+    def measure(attempt: Attempt) -> Outcome:
+        while len(rows_in(bucket)) < len(seen):
+            time.sleep(0.02)
+        on_host("reader")
+        run = open_run(ADDRESS)
+        seen.append(len(run.read("attempts")))
+        assert not list(run.folder.glob("*/*.parquet"))
+        on_host("first")
+        return measured(attempt)
+
+    go(tmp_path, 16, 32, 64, measure=measure)
+    assert seen == [0, 1, 2]
+    on_host("reader")
+    assert len(open_run(ADDRESS).read("samples")) == 3
+    assert len(list(open_run(ADDRESS).folder.glob("samples/*.parquet"))) == 1
 
 
 def test_rows_that_two_hosts_closed_in_a_batch_count_once(
@@ -640,7 +671,10 @@ def test_artifacts_of_a_killed_attempt_are_not_shown_for_another_host(
             "s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http",
             "Check the network and the address",
         ),
-        ("s3://bucket/x?wrong=1", "unexpected keyword argument 'wrong'. Write s3://bucket/folder"),
+        (
+            "s3://bucket/x?wrong=1",
+            "Unexpected query parameter in S3 URI: 'wrong'. Write s3://bucket/folder",
+        ),
         ("s4://bucket/x", "Protocol not known: s4"),
     ],
 )

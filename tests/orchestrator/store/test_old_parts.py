@@ -22,7 +22,7 @@ from orchestrator.common.errors import RunError
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
-from orchestrator.store.tables import SCHEMAS, tables
+from orchestrator.store.tables import SCHEMAS
 from tasks.spec.outcome import Outcome
 from tests.conftest import ROOT
 from tests.support.fake_sweep import CONFIG, FakeScheduler, go, lengths_of, outcome_of, request_for
@@ -64,7 +64,7 @@ def write(run: Run, name: str, columns: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("categories", [False, True])
 def test_every_row_is_read_once(run: Run, categories: bool) -> None:
     expected = json.loads(STORED.with_suffix(".json").read_text())
-    for table in tables():
+    for table in SCHEMAS:
         frame = run.read(table, categories=categories)
         texts = dict.fromkeys(frame.select_dtypes("category"), "object")
         frame = frame.astype(texts)
@@ -89,8 +89,10 @@ def test_a_run_is_continued_and_its_parts_stay_as_they_are(
     # Parts and batches have the same columns, so that pandas reads a folder as one table.
     for table in ("kernels", "live", "allocations"):
         pd.testing.assert_frame_equal(
-            pd.read_parquet(run.folder / table).sort_values(["cell", "attempt"], kind="stable"),
-            run.read(table).sort_values(["cell", "attempt"], kind="stable"),
+            pd.read_parquet(run.folder / table).sort_values(
+                ["cell", "attempt"], kind="stable", ignore_index=True
+            ),
+            run.read(table).sort_values(["cell", "attempt"], kind="stable", ignore_index=True),
         )
     samples = pd.read_parquet(run.folder / "samples")
     assert len(samples.drop_duplicates()) == len(run.read("samples")) == 11
@@ -330,8 +332,27 @@ def test_a_copy_of_a_batch_is_no_merged_part(run: Run, make_outcome: MakeOutcome
     shutil.copy(
         run.folder / "samples" / "0001.parquet", run.folder / "samples" / "merged-7.parquet"
     )
-    with pytest.raises(RunError, match=r"merged-7\.parquet: names no parts"):
+    with pytest.raises(RunError, match=r"merged-7\.parquet: cannot be read: it names no parts"):
         run.read("samples")
+
+
+def test_rows_of_a_copied_batch_do_not_stand_in_for_lost_ones(
+    run: Run, make_outcome: MakeOutcome
+) -> None:
+    outcomes = [make_outcome(seed=seed) for seed in range(2)]
+    with open_for_writing(run) as writer:
+        for outcome in outcomes:
+            writer.append(outcome, None)
+            writer.close_batch()
+    samples = run.folder / "samples"
+    shutil.copy(samples / "0001.parquet", samples / "all.parquet")
+    (samples / "0002.parquet").unlink()
+    states = read_states(run)
+    for outcome in outcomes:
+        assert states[outcome.attempt.cell.id].status == "incomplete"
+    shutil.copy(samples / "0001.parquet", samples / "x-1.parquet")
+    with pytest.raises(RunError, match=r"x-1\.parquet: contains the rows of attempt 1 of .*Rename"):
+        read_states(run)
 
 
 def test_a_part_of_an_attempt_that_is_in_a_batch_is_refused(
@@ -354,14 +375,14 @@ def test_a_flipped_bit_has_no_effect_or_is_refused(run: Run, table: str, is_merg
     pattern = "merged-*" if is_merged else SINGLE
     part = next((run.folder / table).glob(pattern))
     good, chance = part.read_bytes(), random.Random(1)
-    before, refused = run.stored().read(table, SCHEMAS[table], None), 0
+    before, refused = run.stored().read(table), 0
     for number in range(2000):
         bad = bytearray(good)
         bad[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
         part.write_bytes(bad)
         os.utime(part, ns=(number, number))  # clocks of file systems may stand still that long
         try:
-            after = run.stored().read(table, SCHEMAS[table], None)
+            after = run.stored().read(table)
         except RunError:
             refused += 1
         else:

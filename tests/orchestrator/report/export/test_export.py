@@ -32,7 +32,7 @@ from orchestrator.store.open import open_for_writing, open_runs
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
-from orchestrator.store.tables import tables
+from orchestrator.store.tables import SCHEMAS
 from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -219,8 +219,8 @@ _REDACTED = ("facts", "evidence", "call_chain", "contents")
 def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[Path]) -> None:
     for folder in runs:
         ours, theirs = Run(folder), Run(published / folder.name)
-        assert set(tables()) - {"predictions"} <= {path.name for path in theirs.folder.iterdir()}
-        for table in tables():
+        assert set(SCHEMAS) - {"predictions"} <= {path.name for path in theirs.folder.iterdir()}
+        for table in SCHEMAS:
             plain, copied = ours.read(table), theirs.read(table)
             unchanged = [column for column in plain if column not in _REDACTED]
             assert copied[unchanged].equals(plain[unchanged]), table
