@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.text import shell_word, value_text
-from orchestrator.config.cell_labels import CellLabels, shared_settings
+from orchestrator.config.cell_labels import CellLabels
 from orchestrator.config.combinations import grid_factors, include_factors, product
 from orchestrator.config.grid_checks import (
     check_axes,
@@ -46,10 +46,6 @@ class Expansion:
     def label(self) -> CellLabels:
         """The label of each cell: the task and the axes in which the cells of this task differ."""
         return CellLabels(self.cells)
-
-    def shared_settings(self, selection: Selection) -> str:
-        """Return one line with the settings that all cells share, those of `--set` first."""
-        return shared_settings(self.cells, selection.set)
 
 
 def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:
@@ -107,18 +103,6 @@ def _empty_grid(config: SweepConfig, source: Source, selection: Selection) -> Co
     return ConfigError(
         f"{source.name}: no cell meets all conditions of --where", "Leave one of them out"
     )
-
-
-def require_effect(expansion: Expansion) -> None:
-    """Raise ConfigError for an axis of `--set` that changes no cell.
-
-    Otherwise another sweep would run than the user asked for.
-    """
-    for name in sorted(expansion.idle):
-        raise ConfigError(
-            f"--set {name}: has no effect on the selected cells",
-            "Leave it out, or set the axis that it depends on, such as timing, device or compile",
-        )
 
 
 def require_matches(config: SweepConfig, source: Source) -> None:

@@ -64,11 +64,6 @@ class Plan:
     inferable: frozenset[str] = frozenset()
     inferred: Mapping[str, Cell] = field(default_factory=dict)
 
-    @property
-    def cells(self) -> list[Cell]:
-        """All cells of the sweep."""
-        return [decision.cell for decision in self.decisions]
-
     @cached_property
     def to_run(self) -> list[Cell]:
         """The cells to measure or to infer, with repetitions.
@@ -97,19 +92,13 @@ class Plan:
         """The ids of the cells that have no result because some of their rows are missing."""
         return [cell for cell, state in self.states.items() if state.status == INCOMPLETE]
 
-    @property
-    def left_to_replace(self) -> list[Cell]:
-        """The cells to run that an earlier `--fresh` or `--retry` marked and did not measure."""
-        earlier = [one for one in self.decisions if one.repetitions and not one.is_marked]
-        return [one.cell for one in earlier if self.state(one.cell).is_to_be_replaced]
-
     def state(self, cell: Cell) -> CellState:
         """Return the state of a cell, also of one without an attempt."""
         return self.states.get(cell.id, CellState())
 
     def statuses(self) -> Counter[str]:
         """Count the cells by their status before this run."""
-        return Counter(self.state(cell).status for cell in self.cells)
+        return Counter(self.state(decision.cell).status for decision in self.decisions)
 
     def marks(self, excluded: Collection[Cell]) -> dict[str, int]:
         """Return the marks of the cells that are measured again, without those to exclude."""
@@ -144,7 +133,9 @@ def plan_request(request: SweepRequest, invocation: Invocation | None = None) ->
 
 def describe_continuation(plan: Plan) -> str:
     """Return a message for the user, empty if no earlier command is continued."""
-    left = len(plan.left_to_replace)
+    # Cells to run that an earlier `--fresh` or `--retry` marked and did not measure.
+    earlier = [one.cell for one in plan.decisions if one.repetitions and not one.is_marked]
+    left = sum(plan.state(cell).is_to_be_replaced for cell in earlier)
     if not left:
         return ""
     return f"continuing --fresh or --retry: {cells_and_verb(left, 'is', 'are')} left to replace"

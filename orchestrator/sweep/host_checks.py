@@ -14,7 +14,7 @@ from orchestrator.planning.preflight import CHECKS, Preflight, Slots, smallest_g
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
 from tasks.prediction.records import predictable
-from tasks.spec.cell import Cell
+from tasks.spec.cell import Cell, device_types
 
 
 def check_hosts(
@@ -30,7 +30,7 @@ def check_hosts(
         has_results=bool(plan.states),
     )
     slots = Slots(
-        by_device={device: scheduler.slots(device) for device in preflight.devices},
+        by_device={device: scheduler.slots(device) for device in device_types(preflight.cells)},
         by_gpu_kind={kind: scheduler.slots("cuda", kind) for kind in preflight.gpu_kinds},
     )
     preflight = replace(preflight, slots=slots)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from contextlib import closing
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
-from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
-from orchestrator.planning.cell_decisions import describe_continuation, plan_request
+from orchestrator.config.cell_labels import shared_settings
+from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.planning.cell_decisions import plan_request
 from orchestrator.planning.fingerprints import known_fingerprints
 from orchestrator.planning.invocation import write_marks
 from orchestrator.planning.preflight import Preflight
@@ -18,7 +19,6 @@ from orchestrator.planning.prior_results import check_prior_results
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.run import describe_incomplete
 from orchestrator.sweep.console import Console
 from orchestrator.sweep.host_checks import check_hosts, predict_cells
 from orchestrator.sweep.interruption import Interruption, deadline_after
@@ -38,16 +38,9 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         recovered = recover_attempts(writer, notify)
         invocation = request.new_invocation()
         plan = plan_request(request, invocation)
-        if message := describe_continuation(plan):
-            notify(message)
-        if plan.states and not request.run.exists:
-            notify(
-                f"{request.run}: run.json is gone, and with it what --fresh and --retry replaced"
-            )
-        if incomplete := describe_incomplete(request.run, plan.incomplete):
-            notify(str(incomplete))
-        check_prior_results(request, plan, invocation, notify)
-        queue = AttemptQueue(plan, AttemptFactory(request.run, request.settings, plan), deadline)
+        if plan.states:
+            check_prior_results(request, plan, invocation, notify)
+        queue = AttemptQueue(plan, request.run, request.settings, deadline)
         log = OutcomeLog(writer, invocation)
         preflight, error = Preflight(), None  # these stay if a signal comes first
         if plan.to_run:
@@ -61,10 +54,15 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 writer.write_manifest(request.manifest(preflight.fingerprints, invocation))
                 writer.copy_files(request.model_configs())
                 preflight = predict_cells(request, preflight, notify)
-                writer.append_predictions(preflight.predicted_samples)
-                write_marks(writer, plan.marks(preflight.left_out))
+                if preflight.predictions:
+                    predicted = preflight.predictions.items()
+                    writer.append_predictions({cell: one.samples for cell, one in predicted})
+                # Cells for other hosts keep their marks: this command does not leave them out.
+                left_out = {one.cell for one in preflight.excluded if not one.is_deferred}
+                if marks := plan.marks(left_out):
+                    write_marks(writer, marks)
                 queue.begin(preflight)
-                notify(request.expansion.shared_settings(request.selection))
+                notify(shared_settings(request.expansion.cells, request.selection.set))
                 error = measure(scheduler, queue, log, runtime.console, interruption)
         elif not request.is_recorded(invocation):
             # `sweep status` and the report are about the last command, also if it found every
@@ -102,9 +100,11 @@ def measure(
                 log.store(outcome)
                 queue.finished(outcome)
                 display.finished(outcome)
-                log.store_all(queue.take_inferred())
+                for inferred in queue.take_inferred():
+                    log.store(inferred)
         except (NoGpuLeft, NoNodeLeft) as error:
             return error
         finally:
-            log.store_all(queue.take_inferred())  # those after the last outcome
+            for inferred in queue.take_inferred():  # those after the last outcome
+                log.store(inferred)
     return None

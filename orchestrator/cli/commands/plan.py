@@ -32,6 +32,7 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
     from orchestrator.cli.text.plan import SHOWN_CELLS, describe_cost, describe_plan
+    from orchestrator.config.cell_labels import shared_settings
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.cell_decisions import describe_continuation, plan_request
     from orchestrator.planning.prior_results import describe_prior_results
@@ -52,7 +53,7 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     shown = 0 if memory else SHOWN_CELLS
     if chosen["all"]:
         shown = len(planned.decisions)
-    shared = request.expansion.shared_settings(request.selection)
+    shared = shared_settings(request.expansion.cells, request.selection.set)
     lines += describe_plan(planned, request.expansion.label, cost, shown, shared)
     lines += describe_prior_results(request, planned, invocation)
     if not memory:
