@@ -112,7 +112,9 @@ def plan_request(request: SweepRequest, invocation: Invocation | None = None) ->
     invocation: the entry of the command; None: a new one.
     """
     cells, run, options = request.expansion.cells, request.run, request.options
-    states = read_states(run, _obsolete_attempts(request))
+    sources = invocation.sources if invocation else request.model_sources()
+    obsolete = _obsolete_attempts(request, sources) if sources and run.exists else set()
+    states = read_states(run, obsolete)
     if options.retry & set(QUALITY_FLAGS):
         from orchestrator.analysis.results import load_results
 
@@ -121,7 +123,7 @@ def plan_request(request: SweepRequest, invocation: Invocation | None = None) ->
                 flags = states[cell_id].flags | {flag}
                 states[cell_id] = replace(states[cell_id], flags=flags)
     max_attempts = request.config.limits.attempts
-    if options.measures_again:
+    if options.fresh or options.retry or options.only:
         plain = replace(options, retry=frozenset(), only=frozenset(), fresh=False)
         for marks in earlier_marks(run, invocation or request.new_invocation()):
             marked = [cell for cell in cells if cell.id in marks]
@@ -148,15 +150,15 @@ def cells_by_flag(cells: pd.DataFrame) -> dict[str, set[str]]:
     return {flag: flagged(cells, column) for flag, column in QUALITY_FLAGS.items()}
 
 
-def _obsolete_attempts(request: SweepRequest) -> set[tuple[str, int]]:
+def _obsolete_attempts(
+    request: SweepRequest, sources: Mapping[str, str | None]
+) -> set[tuple[str, int]]:
     """Return the attempts without success at a model whose source was another, by cell and number.
 
-    The source of a model that could not be built is that of the command which tried it.
+    sources: digest of each of the user's models as it is now. The source of a model that could not be built is that of the command which tried it.
     """
-    sources, run = request.model_sources(), request.run
+    run = request.run
     obsolete: set[tuple[str, int]] = set()
-    if not sources or not run.exists:
-        return obsolete
     models = {cell.id: getattr(cell.params, "model", None) for cell in request.expansion.cells}
     before = {one.time: one.sources or {} for one in read_invocations(run)}
     for cell, number, status, text in run.rows(ATTEMPTS, ["cell", "attempt", "status", "facts"]):

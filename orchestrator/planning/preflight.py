@@ -8,7 +8,7 @@ or with other software. A new check is one function and one entry of CHECKS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import PlatformError
@@ -112,21 +112,16 @@ def check_nice_level(request: SweepRequest, preflight: Preflight, notify: Notify
 
 def check_devices(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Require each device type of the cells on at least one host."""
-    require_devices(request, device_types(preflight.cells), preflight.hosts)
-    return preflight
-
-
-def require_devices(
-    request: SweepRequest, devices: Iterable[str], hosts: Sequence[HostInfo]
-) -> None:
-    """Raise PlatformError if a device type is on none of the hosts."""
-    available = sorted({device for host in hosts for device in host.devices})
-    for device in sorted(set(devices).difference(available)):
+    available = sorted({device for host in preflight.hosts for device in host.devices})
+    for device in device_types(preflight.cells):
+        if device in available:
+            continue
         raise PlatformError(
             f"{request.config_path}: device {device} is not available"
             f" (available: {', '.join(available)})",
             f"Add --set device={available[0]} to measure there, or see `sweep doctor`",
         )
+    return preflight
 
 
 def check_fingerprints(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:

@@ -24,7 +24,7 @@ from orchestrator.execution.measurement import (
     purpose_of,
     visible_gpus,
 )
-from orchestrator.hardware.visible_gpus import GpuUuids
+from orchestrator.hardware.host import GpuUuids
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 
@@ -83,7 +83,8 @@ def import_ahead(attempt: Attempt, cpus: int, hosts: SweepHosts) -> None:
     Ray starts a worker for this, which is likely to supervise the next attempts.
     """
     if is_forked(attempt):
-        fork_server(attempt, hosts.slot(attempt, cpus)).broken(purpose_of(attempt))
+        placed = hosts.slot(attempt, cpus).place(attempt)
+        fork_server(placed).broken(purpose_of(attempt))
 
 
 def _with_attempt(event: Outcome | DeviceLost, attempt: Attempt) -> Outcome | DeviceLost:

@@ -83,12 +83,11 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     from orchestrator.config.cell_labels import CellLabels
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.hardware.gpu_catalog import find_gpu
-    from orchestrator.planning.preflight import require_devices
+    from orchestrator.planning.preflight import Preflight, check_devices
     from orchestrator.report.formats.terminal import Screen
     from orchestrator.sweep.capacity_limits import Bounds
     from orchestrator.sweep.capacity_search import find_limits
     from orchestrator.sweep.runtime import default_runtime
-    from tasks.spec.cell import device_types
 
     measures = chosen["confirm"]
     gpu = None
@@ -104,7 +103,7 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     cells = request.expansion.cells
     # Predicting takes minutes: a missing GPU is reported before. A cluster is not known yet.
     if measures and not chosen["address"]:
-        require_devices(request, device_types(cells), [probe_here()])
+        check_devices(request, Preflight(cells, hosts=(probe_here(),)), say)
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
     runtime = default_runtime(CellLabels(cells, axis)) if measures else None
     found = find_limits(request, bounds, gpu, runtime)

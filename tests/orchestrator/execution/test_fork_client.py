@@ -42,7 +42,7 @@ def own_servers() -> Iterator[None]:
 
 
 def server_of(attempt: Attempt, slot: Slot | None = None) -> psutil.Process:
-    process = measurement.fork_server(attempt, slot)._process
+    process = measurement.fork_server(slot.place(attempt) if slot else attempt)._process
     assert process is not None
     return psutil.Process(process.pid)
 
