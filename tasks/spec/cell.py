@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tasks.spec.axes import FrozenValues, Values
 from tasks.spec.messages import assignments, escape_unprintable
-from tasks.spec.parameters import Params, axis_names
+from tasks.spec.parameters import Params, default_values
 
 ID_LENGTH = 12
 
@@ -51,7 +51,7 @@ def varying_axes(cells: Iterable[Cell]) -> list[str]:
     varying = varying_names([cell.params.non_default() for cell in cells])
     names: dict[str, None] = {}
     for params in dict.fromkeys(type(cell.params) for cell in cells):
-        names |= dict.fromkeys(axis_names(params))
+        names |= dict.fromkeys(default_values(params))
     return [name for name in names if name in varying]
 
 

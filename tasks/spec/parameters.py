@@ -353,11 +353,6 @@ def default_values(params: type[Params]) -> Values:
     return defaults
 
 
-def axis_names(params: type[Params]) -> list[str]:
-    """Return the names of a task's axes as a config writes them."""
-    return list(default_values(params))
-
-
 def check_value(params: type[Params], name: str, value: object) -> None:
     """Raise pydantic.ValidationError if an axis cannot have this value, whatever the others are."""
     _single_axis(params, name).model_validate({name: value})
