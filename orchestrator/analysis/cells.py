@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ from orchestrator.analysis.timing_columns import ATTEMPT_KEY, host_lead, with_pr
 from orchestrator.common.files import trim_memory
 from orchestrator.store.cell_state import CellState, Marks, StoredAttempt, states_of
 from orchestrator.store.layout import RUN_SEPARATOR
+from tasks.spec.axes import Values
 from tasks.spec.cell import dotted_values
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, Fact
@@ -110,7 +112,7 @@ def derive_cells(
     measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
     metrics = (*METRICS, *_findings_of_other_tasks(measured))
     parts = [metric_columns(measured, metrics), apply_to_sound_cells(host_lead, measured)]
-    if predictions is not None:
+    if predictions is not None and not predictions.empty:
         parts.append(apply_to_sound_cells(_predicted_columns, predictions))
     columns = join_columns(parts)
     trim_memory()  # the copies of the samples are free now, and the join below is large
@@ -123,9 +125,11 @@ def derive_cells(
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters, the end, the facts and the evidence of each cell's shown attempt."""
-    params = _unfold(rows["params"].map(_with_keys))
-    facts = _typed(_unfold(rows["facts"]), FACTS)
-    evidence = _typed(_unfold(rows["evidence"]), EVIDENCE)
+    # A key of a mapping is a further parameter, such as `model_args.layers`.
+    values = list(map(json.loads, rows["params"]))
+    params = _unfold([{**one, **dotted_values(one)} for one in values], rows.index)
+    facts = _typed(_unfold(map(json.loads, rows["facts"]), rows.index), FACTS)
+    evidence = _typed(_unfold(map(json.loads, rows["evidence"]), rows.index), EVIDENCE)
     ending = rows[[*_ATTEMPT_COLUMNS]]
     if ending["concurrent_attempts"].isna().all():
         ending = ending.drop(columns="concurrent_attempts")
@@ -150,8 +154,6 @@ def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
 
 def _predicted_columns(predictions: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of the latest prediction of each cell."""
-    if predictions.empty:
-        return pd.DataFrame()
     latest = latest_predictions(predictions)
     declared = metric_columns(with_value(latest), PREDICTED_METRICS)
     return join_columns([declared, undeclared_columns(latest)])
@@ -201,20 +203,21 @@ def _concurrency_by_host(attempts: pd.DataFrame) -> pd.Series[float]:
     return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=host_of_run))
 
 
-def _unfold(column: pd.Series) -> pd.DataFrame:
-    """Return a column of JSON objects as one column per key.
+def _unfold(rows: Iterable[Values], index: pd.Index) -> pd.DataFrame:
+    """Return JSON objects, one for each entry of the index, as one column per key.
 
     Objects and lists within them are JSON text, and so are all values of a dotted key whose values
     have several types: unlike an axis, a key of `model_args` has no declared type.
     """
-    rows = column.map(json.loads).tolist()
     # dtype object: integers must not become floats where another row has null.
-    frame = pd.DataFrame(rows, index=column.index, dtype=object)
+    frame = pd.DataFrame(list(rows), index=index, dtype=object)
     for name in frame:
         if "." in str(name) and not _fit_one_column(frame[name]):
             frame[name] = frame[name].map(json.dumps, na_action="ignore")
         elif any(isinstance(value, (dict, list)) for value in frame[name]):
-            frame[name] = frame[name].map(_as_json)
+            frame[name] = frame[name].map(
+                lambda value: json.dumps(value) if isinstance(value, (dict, list)) else value
+            )
     return frame
 
 
@@ -223,18 +226,6 @@ def _fit_one_column(values: pd.Series) -> bool:
     present = values.dropna()
     are_numbers = list(map(_is_number, present))
     return all(are_numbers) or (not any(are_numbers) and present.map(type).nunique() <= 1)
-
-
-def _with_keys(text: str) -> str:
-    """Return parameters in JSON with a further one for each key of a mapping (`model_args.layers`)."""
-    values = json.loads(text)
-    return json.dumps({**values, **dotted_values(values)})
-
-
-def _as_json(value: object) -> object:
-    if isinstance(value, (dict, list)):
-        return json.dumps(value)
-    return value
 
 
 def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
@@ -275,24 +266,18 @@ def _typed(facts: pd.DataFrame, declared: Sequence[Fact]) -> pd.DataFrame:
     """Return the facts, in which each value that its column cannot hold is replaced by null."""
     for fact in declared:
         if fact.name in facts:
-            has_type = facts[fact.name].map(_HAS_TYPE.get(fact.dtype, _is_text))
+            has_type = facts[fact.name].map(_HAS_TYPE[fact.dtype])
             if not has_type.all():
                 facts[fact.name] = facts[fact.name].where(has_type.astype(bool), None)
     return facts
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _fits_integer_column(value: object) -> bool:
-    return isinstance(value, int | float) and _is_number(value) and abs(value) < _LARGEST_INTEGER
-
-
-_HAS_TYPE = {
-    Dtype.INT64: _fits_integer_column,
+_HAS_TYPE: Mapping[Dtype, Callable[[Any], bool]] = {
+    Dtype.INT64: lambda value: _is_number(value) and abs(value) < _LARGEST_INTEGER,
     Dtype.FLOAT: _is_number,
     Dtype.BOOL: lambda value: isinstance(value, bool),
+    Dtype.TEXT: lambda value: isinstance(value, str),
+    Dtype.JSON: lambda value: isinstance(value, str),
 }
 
 

@@ -73,13 +73,19 @@ def recover_attempts(writer: RunWriter, notify: Notify = lambda message: None) -
 def store_cells(writer: RunWriter) -> dict[str, set[str]]:
     """Write the derived row of each cell. Return the ids of the cells by quality flag."""
     from orchestrator.analysis.cpu_bound import ran_with_others
-    from orchestrator.analysis.results import cells_facts, cells_key, load_results
+    from orchestrator.analysis.results import (
+        cells_facts,
+        cells_key,
+        derive_results,
+        stored_results,
+    )
 
     writer.finish()  # the key is that of the closed log
     key = cells_key(writer, every_version=False)
-    results = load_results(writer)
+    results = stored_results(writer, key)
+    if results is None:
+        results = derive_results(writer, every_version=False)
+        writer.write_cells(results.cells, key, cells_facts(results))
     cells = results.cells
-    if writer.read_cells(key) is None:
-        writer.write_cells(cells, key, cells_facts(results))
     concurrent = set(cells.loc[ran_with_others(cells), "cell"])
     return {**cells_by_flag(cells), RAN_WITH_OTHERS: concurrent}

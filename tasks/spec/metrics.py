@@ -62,12 +62,14 @@ class Metric:
     phases: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self._filled(one) for one in self.columns))
-
-    def _filled(self, column: CellColumn) -> CellColumn:
-        has_unit = column.aggregate not in _WITHOUT_UNIT
-        unit = (column.unit or self.unit) if has_unit else ""
-        return replace(column, name=column.name or self.name, doc=column.doc or self.doc, unit=unit)
+        columns = []
+        for one in self.columns:
+            has_unit = one.aggregate not in _WITHOUT_UNIT
+            unit = (one.unit or self.unit) if has_unit else ""
+            columns.append(
+                replace(one, name=one.name or self.name, doc=one.doc or self.doc, unit=unit)
+            )
+        object.__setattr__(self, "columns", tuple(columns))
 
     def sample(
         self,
@@ -275,12 +277,6 @@ _TELEMETRY = (
 
 _kernels = partial(Metric, "kernels")
 
-
-def _attributed(what: str) -> Metric:
-    doc = f"share of the kernels' time whose {what} is known"
-    return _kernels(f"attributed_to_{what}", "ratio", doc)
-
-
 _KERNELS = (
     _kernels(
         "kernel_time",
@@ -308,7 +304,12 @@ _KERNELS = (
         "of `idle_ms`, before kernels that the CPU had not launched yet",
         (CellColumn("idle_for_host_ms"),),
     ),
-    *map(_attributed, ("phase", "module", "class")),
+    *(
+        _kernels(
+            f"attributed_to_{what}", "ratio", f"share of the kernels' time whose {what} is known"
+        )
+        for what in ("phase", "module", "class")
+    ),
     _kernels(
         "profiled_step", "ms", "duration of the profiled step", (CellColumn("profiled_step_ms"),)
     ),
