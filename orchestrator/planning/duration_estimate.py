@@ -83,8 +83,8 @@ class DurationEstimator:
     A measured cell takes as long again. A cell of a measured kind (same task, device, precision,
     attention, compilation, and compile cache filled or not) takes a fixed time plus its work at the
     pace of that kind. Any other cell takes the guess, times the median ratio of measured to guessed
-    durations. What was learned is sorted by kind when a duration is asked for: a sweep without a
-    time limit, on one device and without a terminal, never asks.
+    durations. What was learned is sorted by kind before the next estimate: a sweep without a time
+    limit, on one device and without a terminal, makes none.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import click
 
-from orchestrator.cli.commands.option_types import Percentage, RunLocationType
+from orchestrator.cli.commands.option_types import Duration, Percentage, RunLocationType
 from orchestrator.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,15 +54,22 @@ def flag(name: str, help_text: str) -> Decorator:
     return click.option(name, is_flag=True, help=help_text)
 
 
-def repeatable(name: str, parameter: str, metavar: str, help_text: str) -> Decorator:
-    """Return an option that may be given several times."""
-    return click.option(name, parameter, multiple=True, metavar=metavar, help=help_text)
-
-
 config_options = with_options(
     click.argument("config", type=click.Path(path_type=Path)),
-    repeatable("--set", "sets", "AXIS=A,B", "Use these values of an axis, not those in CONFIG."),
-    repeatable("--where", "wheres", "AXIS=A,AXIS=B|C", "Select the cells that match."),
+    click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="AXIS=A,B",
+        help="Use these values of an axis, not those in CONFIG.",
+    ),
+    click.option(
+        "--where",
+        "wheres",
+        multiple=True,
+        metavar="AXIS=A,AXIS=B|C",
+        help="Select the cells that match.",
+    ),
     click.option(
         "--out",
         type=RunLocationType(),
@@ -78,7 +84,13 @@ cell_options = with_options(
         type=Percentage(),
         help="Select a random share of the cells, such as 10%. It is the same each time.",
     ),
-    repeatable("--instrument", "instruments", "NAME", "Add this instrument, such as kernel_time."),
+    click.option(
+        "--instrument",
+        "instruments",
+        multiple=True,
+        metavar="NAME",
+        help="Add this instrument, such as kernel_time.",
+    ),
     click.option(
         "--retry",
         multiple=True,
@@ -123,6 +135,7 @@ execution_options = with_options(
     click.option(
         "--time-limit",
         metavar="DURATION",
+        type=Duration(),
         help="Start only cells that are expected to finish before the limit: 90s, 9m, 2h."
         " Exit code 75 if cells are left.",
     ),
@@ -188,7 +201,7 @@ def _parse_execution(chosen: Chosen) -> ExecutionOptions:
                 "Leave one of them out",
             )
     return ExecutionOptions(
-        time_limit_s=_parse_time_limit(chosen["time_limit"]),
+        time_limit_s=chosen["time_limit"],
         scheduler=chosen["scheduler"],
         address=chosen["address"],
         cpu_cells=chosen["cpu_cells"],
@@ -197,21 +210,3 @@ def _parse_execution(chosen: Chosen) -> ExecutionOptions:
         take_over=chosen["take_over"],
         skip_predicted_oom=chosen.get("skip_predicted_oom", False),
     )
-
-
-def _parse_time_limit(text: str | None) -> float | None:
-    """Return the limit in seconds."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", text.strip())
-    if not found:
-        raise ConfigError(f"--time-limit {text}: is not a duration", "Write 90s, 9m or 2h")
-    from orchestrator.config.schema import LONGEST_S
-
-    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
-    if seconds > LONGEST_S:
-        raise ConfigError(
-            f"--time-limit {text}: is longer than {LONGEST_S / 3600:,.0f} h",
-            "Leave it out for no limit",
-        )
-    return seconds
