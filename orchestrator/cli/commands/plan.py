@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.commands.options import cell_options, config_options, flag, parse_request
+from orchestrator.cli.commands.options import CELL_OPTIONS, CONFIG_OPTIONS, parse_request
 from orchestrator.cli.text import warn_of_incomplete
 
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel
 
 
-@click.command()
-@config_options
-@cell_options
-@flag("--all", "Print every cell, and with --memory also what is planned for it.")
-@flag("--memory", "Predict the memory that each cell needs on a GPU. Works without a GPU.")
+@click.command(params=[*CONFIG_OPTIONS, *CELL_OPTIONS])
+@click.option(
+    "--all",
+    is_flag=True,
+    help="Print every cell, and with --memory also what is planned for it.",
+)
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Predict the memory that each cell needs on a GPU. Works without a GPU.",
+)
 @click.option(
     "--gpu",
     metavar="NAME",

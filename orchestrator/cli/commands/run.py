@@ -8,20 +8,20 @@ import click
 
 from orchestrator.cli.commands.ending import end_with
 from orchestrator.cli.commands.options import (
-    cell_options,
-    config_options,
-    execution_options,
-    flag,
+    CELL_OPTIONS,
+    CONFIG_OPTIONS,
+    EXECUTION_OPTIONS,
     parse_request,
 )
 from orchestrator.common.output import say
 
 
-@click.command()
-@config_options
-@cell_options
-@execution_options
-@flag("--skip-predicted-oom", "Leave out the cells that are predicted to run out of memory.")
+@click.command(params=[*CONFIG_OPTIONS, *CELL_OPTIONS, *EXECUTION_OPTIONS])
+@click.option(
+    "--skip-predicted-oom",
+    is_flag=True,
+    help="Leave out the cells that are predicted to run out of memory.",
+)
 def run(config: Path, **chosen: object) -> None:
     """Measure the cells of CONFIG that are missing or failed.
 
