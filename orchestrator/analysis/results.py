@@ -173,7 +173,8 @@ def derive_results(
         params.append(json.dumps(values))
         axes.update(dotted_values(values))
     attempts["params"] = params
-    if not every_version:
+    versions = attempts.groupby("task")["task_version"]
+    if not every_version and versions.nunique().gt(1).any():
         attempts = _of_latest_version(attempts)
     succeeded = set(attempts.loc[attempts["status"] == Status.OK, "cell"])
     cells = derive_cells(attempts, samples, run.read("predictions"), run.marks())
@@ -210,8 +211,6 @@ def incomplete_cells(run: Run) -> set[str]:
 
 def _of_latest_version(attempts: pd.DataFrame) -> pd.DataFrame:
     """Return the attempts by the newest version of the task that measured the same parameters."""
-    if not attempts.groupby("task")["task_version"].nunique().gt(1).any():
-        return attempts
     sorted_params = attempts["params"].map(json.loads).map(partial(json.dumps, sort_keys=True))
     versions = attempts.assign(_params=sorted_params).groupby(["task", "_params"])["task_version"]
     return attempts[attempts["task_version"] == versions.transform("max")]

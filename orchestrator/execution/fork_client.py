@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from orchestrator.common.hashing import text_digest
-from orchestrator.execution.program import ProcessNotStarted, start_bound_process
+from orchestrator.execution.program import ProcessNotStarted, start_process
 from tasks.process.fork_server import ENVIRONMENT, READ_LATE, require_own_user
 from tasks.spec.attempt import PREPARATION_S
 from tasks.spec.axes import leave_out, select
@@ -161,11 +161,16 @@ class ForkServer:
             listener.listen(128)
             # A file, since nobody reads a pipe while the server runs, and a full pipe blocks it.
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
+            # The server ends when the other end of this pipe is closed, by `close` or with us.
+            theirs, self._lifeline = os.pipe()
             words = ["--fork-server", str(listener.fileno()), "--device", self.device]
+            words += ["--lifeline", str(theirs)]
             variables = {**os.environ, **self.own, **ENVIRONMENT}
-            self._process, self._lifeline = start_bound_process(
-                words, variables, self._output.fileno(), [listener.fileno()]
-            )
+            passed = [listener.fileno(), theirs]
+            try:
+                self._process = start_process(words, variables, self._output.fileno(), passed)
+            finally:
+                os.close(theirs)
 
     def last_output(self) -> bytes:
         """Return the end of what a server printed that this process started."""
@@ -185,8 +190,9 @@ class ForkServer:
             waiting.close()
         if output is not None:
             output.close()
-        if process is not None:
+        if lifeline >= 0:
             os.close(lifeline)
+        if process is not None:
             process.kill()  # it may not watch its lifeline yet
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)

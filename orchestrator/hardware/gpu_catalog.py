@@ -269,8 +269,6 @@ def peak_tflops(device: str | None, precision: str | None) -> float | None:
         device: the name that the driver gives.
         precision: fp16 and pure bf16 run at the rate of bf16, unless fp16 has its own.
     """
-    if not device:  # a cell on the CPU
-        return None
     entry = str(precision).removesuffix("_pure")
     for card in _cards():
         if device in card.devices:

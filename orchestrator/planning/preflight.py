@@ -3,7 +3,7 @@
 A check takes a `Preflight` and returns another one, for example without the cells that no host can
 measure. It raises PlatformError if nothing could be measured. `check_fingerprints` raises RunMismatch
 (orchestrator/planning/fingerprints.py) if the results in the folder were measured on other hardware
-or with other software. A new check is one function and one entry of CHECKS.
+or with other software. A new check is one function and one entry of CHECKS or GPU_CHECKS.
 """
 
 from __future__ import annotations
@@ -212,17 +212,10 @@ def check_nsys(request: SweepRequest, preflight: Preflight, notify: Notify) -> P
     return preflight
 
 
-# In this order: fingerprints are compared for all cells, before some are left to a later run, and
-# `check_inferred_oom` needs the fingerprints.
-CHECKS: tuple[Check, ...] = (
-    check_nice_level,
-    check_devices,
-    check_fingerprints,
-    check_gpu_kinds,
-    check_gpu_count,
-    check_inferred_oom,
-    check_nsys,
-)
+CHECKS: tuple[Check, ...] = (check_nice_level, check_devices, check_fingerprints, check_nsys)
+# Of a sweep with cells on CUDA. Fingerprints are compared before, for all cells: some may be left
+# to a later run, and `check_inferred_oom` needs the fingerprints.
+GPU_CHECKS: tuple[Check, ...] = (check_gpu_kinds, check_gpu_count, check_inferred_oom)
 
 
 def first_gpu(hosts: Sequence[HostInfo]) -> str | None:

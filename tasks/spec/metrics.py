@@ -188,19 +188,16 @@ def _held(kind: str) -> Metric:
     return _sized(name, doc, ("", *PHASES), built)
 
 
-def _saved(name: str, doc: str, unit: str = "bytes") -> Metric:
-    return _memory(name, unit, doc, (CellColumn(aggregate=Aggregate.MAX),), ("steady",))
-
-
+_saved = partial(_memory, columns=(CellColumn(aggregate=Aggregate.MAX),), modes=("steady",))
 _PEAKS: dict[str, Metric] = {}
 for _kind, _detail in _KINDS.items():
     _PEAKS[_kind] = _peak(f"peak_{_kind}_bytes", f"peak memory within the phase, {_detail}")
 _SAVED = (
-    _saved("saved_bytes", "saved by the forward pass for the backward pass"),
-    _saved("saved_block_bytes", "of `saved_bytes`, saved by one block"),
-    _saved("saved_square_bytes", "of `saved_bytes`, tensors over all pairs of positions"),
-    _saved("saved_squares", "number of those tensors", "tensors"),
-    _saved("residual_stream_bytes", "output of a block for the next one"),
+    _saved("saved_bytes", "bytes", "saved by the forward pass for the backward pass"),
+    _saved("saved_block_bytes", "bytes", "of `saved_bytes`, saved by one block"),
+    _saved("saved_square_bytes", "bytes", "of `saved_bytes`, tensors over all pairs of positions"),
+    _saved("saved_squares", "tensors", "number of those tensors"),
+    _saved("residual_stream_bytes", "bytes", "output of a block for the next one"),
     _memory(
         "saved_operation_bytes",
         "bytes",
