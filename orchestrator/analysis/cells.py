@@ -128,17 +128,20 @@ def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     # A key of a mapping is a further parameter, such as `model_args.layers`.
     values = list(map(json.loads, rows["params"]))
     params = _unfold([{**one, **dotted_values(one)} for one in values], rows.index)
-    facts = _typed(_unfold(map(json.loads, rows["facts"]), rows.index), FACTS)
+    recorded = list(map(json.loads, rows["facts"]))
+    facts = _typed(_unfold(recorded, rows.index), FACTS)
     evidence = _typed(_unfold(map(json.loads, rows["evidence"]), rows.index), EVIDENCE)
     ending = rows[[*_ATTEMPT_COLUMNS]]
     if ending["concurrent_attempts"].isna().all():
         ending = ending.drop(columns="concurrent_attempts")
-    flops = facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops")
+    by_phase = [_numbers(one.get("flops")) for one in recorded]
+    totals = [float(sum(known.values())) if known else np.nan for known in by_phase]
+    flops = pd.Series(totals, index=rows.index, name="flops")
     # A task of the user's own may have a parameter with the name of a fact; the parameter counts.
-    recorded = facts.filter(CELL_FACTS).join(evidence.filter(CELL_EVIDENCE))
-    recorded = recorded.drop(columns=list(params), errors="ignore")
-    parts = [rows[["cell", "task"]], params, ending, recorded, flops, _time_spent(facts)]
-    return pd.concat(parts, axis=1)
+    columns = facts.filter(CELL_FACTS).join(evidence.filter(CELL_EVIDENCE))
+    columns = columns.drop(columns=list(params), errors="ignore")
+    time_spent = _time_spent([one.get("stage_s") for one in recorded], rows.index)
+    return pd.concat([rows[["cell", "task"]], params, ending, columns, flops, time_spent], axis=1)
 
 
 def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
@@ -228,33 +231,28 @@ def _fit_one_column(values: pd.Series) -> bool:
     return all(are_numbers) or (not any(are_numbers) and present.map(type).nunique() <= 1)
 
 
-def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
-    """Return `time_process_s` and so on: the parts of an attempt's `wall_s`."""
-    if "stage_s" not in facts:
-        return pd.DataFrame(index=facts.index)
+def _time_spent(stages_s: Sequence[object], index: pd.Index) -> pd.DataFrame:
+    """Return `time_process_s` and so on: the parts of an attempt's `wall_s`.
+
+    stages_s: of each attempt, the duration of its stages; None if unknown.
+    """
+    if all(one is None for one in stages_s):
+        return pd.DataFrame(index=index)
     columns = [f"time_{group}_s" for group in TIME_SPENT]
     rows = []
-    for text in facts["stage_s"]:
-        known = _numbers(text)
+    for known in map(_numbers, stages_s):
         sums = dict.fromkeys(columns, 0.0) if known else {}
         for stage, seconds in known.items():
             sums[f"time_{_STAGE_GROUPS.get(stage, 'instruments')}_s"] += seconds
         rows.append(sums)
-    return pd.DataFrame(rows, index=facts.index, columns=columns, dtype="float64")
+    return pd.DataFrame(rows, index=index, columns=columns, dtype="float64")
 
 
-def _total(flops: object) -> float:
-    """Return the sum over the phases, or NaN if nothing is known."""
-    known = _numbers(flops)
-    return float(sum(known.values())) if known else np.nan
-
-
-def _numbers(text: object) -> dict[str, float]:
+def _numbers(value: object) -> dict[str, float]:
     """Return a JSON object of numbers; an empty one for anything else."""
-    if not isinstance(text, str) or not text.startswith("{"):
-        return {}
-    found = json.loads(text)
-    return found if all(map(_is_number, found.values())) else {}
+    if isinstance(value, dict) and all(map(_is_number, value.values())):
+        return value
+    return {}
 
 
 def _is_number(value: object) -> bool:

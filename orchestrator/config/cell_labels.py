@@ -32,7 +32,7 @@ class CellLabels:
         for task, members in by_task.items():
             axes = dict.fromkeys([*varying_axes(members), *filter(None, [axis])])
             # The values of these axes that are not the default.
-            rows = [dotted_values(select(cell.params.non_default(), axes)) for cell in members]
+            rows = [dotted_values(select(cell.params.non_default, axes)) for cell in members]
             given = set(chain.from_iterable(rows))
             names = [name for one in axes for name in _expanded(one, given, rows)]
             self._titles[task] = short_names(names, KEY_NAME)
@@ -67,7 +67,7 @@ def shared_settings(cells: Sequence[Cell], chosen: Iterable[str] = ()) -> str:
     for cell in cells:
         examples.setdefault(cell.task, cell)
     rows = [dotted_values(cell.params.values()) for cell in examples.values()]
-    given = [dotted_values(cell.params.non_default()) for cell in cells]
+    given = [dotted_values(cell.params.non_default) for cell in cells]
     varying = set(varying_names(given))
     line = "all cells:"
     always = len(set(chosen))

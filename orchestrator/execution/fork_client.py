@@ -23,7 +23,7 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.execution.program import ProcessNotStarted, start_process
 from tasks.process.fork_server import ENVIRONMENT, READ_LATE, require_own_user
 from tasks.spec.attempt import PREPARATION_S
-from tasks.spec.axes import leave_out, select
+from tasks.spec.axes import leave_out
 from tasks.spec.messages import error_text
 
 _END_S = 30.0  # a process that waits for a device driver cannot be killed until that returns
@@ -119,14 +119,6 @@ class ForkServer:
             return self._died
         finally:
             waiting.close()
-
-    def probe_host(self) -> Mapping[str, Any]:
-        """Return what `python -m tasks --probe` prints. Raises ForkServerLost or OSError."""
-        probing = self.ask("probe", select(os.environ, READ_LATE))
-        try:
-            return probing.receive(PREPARATION_S)
-        finally:
-            probing.close()
 
     def ask(self, kind: str, body: Mapping[str, object]) -> Connection:
         """Send a request; see tasks/process/fork_server.py. Raises OSError."""

@@ -1,15 +1,16 @@
 """`run_sweep`: a request becomes a plan, a preflight, outcomes and a result, all of them frozen.
 
-Only three objects have state: the queue (what is left), the log (what was stored) and the
+A `Runtime` has what a sweep uses and tests replace: its scheduler and its console. Only three objects
+have state: the queue (what is left), the log (what was stored) and the
 interruption (why the sweep stopped).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.common.output import Notify
@@ -19,19 +20,46 @@ from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import Plan, plan_request
 from orchestrator.planning.fingerprints import known_fingerprints
 from orchestrator.planning.invocation import write_marks
+from orchestrator.planning.options import ExecutionOptions
 from orchestrator.planning.prediction_requests import PredictedCell, cap_bytes, predict_memory
 from orchestrator.planning.preflight import CHECKS, GPU_CHECKS, Preflight, Slots, smallest_gpu
 from orchestrator.planning.prior_results import check_prior_results
 from orchestrator.planning.request import SweepRequest
+from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.open import open_for_writing
-from orchestrator.sweep.console import Console
+from orchestrator.sweep.console import Console, Label, SweepConsole
 from orchestrator.sweep.interruption import Interruption, deadline_after
 from orchestrator.sweep.outcome_log import OutcomeLog, recover_attempts, store_cells
 from orchestrator.sweep.result import SweepResult
-from orchestrator.sweep.runtime import Runtime
 from tasks.prediction.records import predictable
+from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell, device_types
+
+# Opens a scheduler that runs attempts like this example, for which this machine prepares while Ray
+# starts.
+OpenScheduler = Callable[[ExecutionOptions, Attempt], AbstractContextManager[Scheduler]]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The scheduler and the console of a sweep. Tests replace both."""
+
+    open_scheduler: OpenScheduler
+    console: Console
+
+
+def default_runtime(label: Label) -> Runtime:
+    """Return a runtime that measures on Ray or in this process, and prints to the terminal."""
+    console = SweepConsole(label)
+
+    def open_scheduler(execution: ExecutionOptions, example: Attempt) -> Scheduler:
+        if execution.scheduler == "serial":
+            return SerialScheduler(console.notify, example)
+        return RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
+
+    return Runtime(open_scheduler, console)
 
 
 def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:

@@ -136,12 +136,9 @@ class Params(Axes):
     def _values(self) -> Values:
         return self.model_dump(mode="json", by_alias=True)
 
-    def non_default(self) -> FrozenValues:
-        """Return the parameters that differ from their defaults: the cell's id is made of them."""
-        return self._non_default
-
     @cached_property
-    def _non_default(self) -> Values:
+    def non_default(self) -> FrozenValues:
+        """The parameters that differ from their defaults: the cell's id is made of them."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 

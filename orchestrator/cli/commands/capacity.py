@@ -84,7 +84,7 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     from orchestrator.report.formats.terminal import Screen
     from orchestrator.sweep.capacity_limits import Bounds
     from orchestrator.sweep.capacity_search import find_limits
-    from orchestrator.sweep.runtime import default_runtime
+    from orchestrator.sweep.pipeline import default_runtime
 
     measures = chosen["confirm"]
     gpu = None

@@ -32,8 +32,7 @@ def run(config: Path, **chosen: object) -> None:
     # Ray, pandas and pyarrow take seconds to import, during which the terminal would stay empty.
     starting = "" if chosen["scheduler"] == "serial" else ", starting Ray"
     say(f"preparing: importing torch{starting}")
-    from orchestrator.sweep.pipeline import run_sweep
-    from orchestrator.sweep.runtime import default_runtime
+    from orchestrator.sweep.pipeline import default_runtime, run_sweep
 
     request = parse_request({"config": config, **chosen})
     result = run_sweep(request, default_runtime(request.expansion.label))
