@@ -73,12 +73,12 @@ class ForkServer:
     """A fork server of this host, as one of its clients sees it.
 
     Args:
-        session: identifies the sweep.
+        address: the name of its socket. Abstract: it lies in no folder, and ends with the server.
         device: on which the children must be able to compute; empty for children that predict.
         own: variables of the children that this process does not have, or has with other values.
     """
 
-    session: str
+    address: str
     device: str
     own: Mapping[str, str]
     _process: subprocess.Popen[bytes] | None = None  # None: another process started it
@@ -87,13 +87,6 @@ class ForkServer:
     _imports: dict[str, Connection] = field(default_factory=dict)  # not answered yet
     _starting: threading.Lock = field(default_factory=threading.Lock)
     _died: str = ""  # how it died while it imported, as another one would
-
-    @property
-    def address(self) -> str:
-        """The name of its socket. Abstract: it lies in no folder, and ends with the server."""
-        key = [self.device, *sorted(leave_out(self.own, READ_LATE).items())]
-        digest = text_digest(json.dumps(key))[:16]
-        return f"\0sweep-{os.getuid()}-{self.session}-{digest}"
 
     def begin_import(self, purpose: str) -> None:
         """Make the server import what children need for a purpose, without waiting for it.
@@ -199,8 +192,10 @@ class ForkServers:
 
     def server(self, device: str, own: Mapping[str, str]) -> ForkServer:
         """Return the server for this device and these variables. Its first request starts it."""
-        server = ForkServer(self.session, device, own)
-        return self._servers.setdefault(server.address, server)
+        key = [device, *sorted(leave_out(own, READ_LATE).items())]
+        digest = text_digest(json.dumps(key))[:16]
+        address = f"\0sweep-{os.getuid()}-{self.session}-{digest}"
+        return self._servers.setdefault(address, ForkServer(address, device, own))
 
     def close(self) -> None:
         """End the servers that this process started."""

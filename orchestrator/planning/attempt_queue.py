@@ -110,7 +110,7 @@ class CellOrder:
         device = self.waiting[0].cell.params.device
         compiling = set(map(shared_graph, running)) - {None}
         uncached = {graph for graph in compiling if not estimator.is_cached(graph)}
-        free: dict[str | None, int] = dict(slots.by_gpu_kind)
+        free: dict[str | None, int] = {**slots.by_gpu_kind}
         for cell in running:
             if cell.params.gpu_kind in free:
                 free[cell.params.gpu_kind] -= cell.params.gpu_count

@@ -125,7 +125,7 @@ def check_devices(request: SweepRequest, preflight: Preflight, notify: Notify) -
 
 
 def check_fingerprints(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
-    """Require that the hosts agree in hardware and software with the results in the folder.
+    """Require that the hosts agree in hardware and software with the results in the folder, if any.
 
     With --mixed they may differ. The returned preflight has the fingerprints of both.
     """
@@ -136,7 +136,7 @@ def check_fingerprints(request: SweepRequest, preflight: Preflight, notify: Noti
         current: list[Fingerprint] = []
         for host in preflight.hosts:
             current += host.fingerprints.get(device, ())
-        if not request.execution.allow_mixed:
+        if before and not request.execution.allow_mixed:
             # If each cell names its kind of GPU, several kinds in one run cannot be confused.
             require_compatible(before, current, request.run, any_gpu=preflight.names_every_gpu_kind)
         fingerprints[device] = unique_fingerprints([*before, *current])

@@ -334,7 +334,6 @@ def test_requests_are_not_sent_to_another_users_server(monkeypatch: pytest.Monke
         other.bind(server.address)
         other.listen()
         another = os.getuid() + 1
-        monkeypatch.setattr(ForkServer, "address", server.address)
         monkeypatch.setattr(os, "getuid", lambda: another)
         with pytest.raises(PermissionError, match="belongs to user"):
             server.ask("probe", {})
@@ -417,7 +416,7 @@ def test_a_signal_while_a_server_is_closed_leaves_nothing_to_close_again(
 
 def test_the_address_follows_from_session_device_and_variables() -> None:
     def address(session: str, device: str, own: Mapping[str, str]) -> str:
-        return ForkServer(session, device, own).address
+        return ForkServers(session).server(device, own).address
 
     first = address("s", "cpu", {"A": "1", "CUDA_VISIBLE_DEVICES": "0"})
     assert first == address("s", "cpu", {"CUDA_VISIBLE_DEVICES": "1", "A": "1"})
