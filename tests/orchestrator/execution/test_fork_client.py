@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator.execution import fork_client, measurement
 from orchestrator.execution.child_environment import child_environment
-from orchestrator.execution.fork_client import ForkServer, ForkServers
+from orchestrator.execution.fork_client import ForkServers
 from orchestrator.execution.measurement import FORK_SERVERS, Slot, execute, is_forked
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
