@@ -1,14 +1,13 @@
 """`run_sweep`: a request becomes a plan, a preflight, outcomes and a result, all of them frozen.
 
-A `Runtime` has what a sweep uses and tests replace: its scheduler and its console. Only three objects
-have state: the queue (what is left), the log (what was stored) and the
-interruption (why the sweep stopped).
+A `Runtime` has the scheduler and the console of a sweep. Only three objects have state: the queue
+(what is left), the log (what was stored) and the interruption (why the sweep stopped).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 
@@ -92,7 +91,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 if preflight.predictions:
                     predicted = preflight.predictions.items()
                     writer.append_predictions({cell: one.samples for cell, one in predicted})
-                # Cells for other hosts keep their marks: this command does not leave them out.
+                # A cell for other hosts has a mark too: the same command measures it there.
                 left_out = {one.cell for one in preflight.excluded if not one.is_deferred}
                 if marks := plan.marks(left_out):
                     write_marks(writer, marks)
@@ -161,7 +160,10 @@ def predict_cells(request: SweepRequest, preflight: Preflight, notify: Notify) -
     notify(f"predicting the memory of {cell_count(sum(map(len, by_kind.values())))}")
     predictions: dict[str, PredictedCell] = {}
     for kind, cells in by_kind.items():
-        predictions |= _predict_on(cells, kind, request, preflight)
+        gpu = smallest_gpu(preflight.hosts, kind)
+        found = predict_memory(cells, gpu, request.import_paths)
+        for cell in cells:
+            predictions[cell.id] = PredictedCell(cell, found[cell.id], cap_bytes(cell, gpu))
     preflight = replace(preflight, predictions=predictions)
     if not request.execution.skip_predicted_oom:
         return preflight
@@ -171,16 +173,6 @@ def predict_cells(request: SweepRequest, preflight: Preflight, notify: Notify) -
             notify(f"skipped: {request.expansion.label(one.cell)}: {one.oom_reason}")
             skipped.append(one.cell)
     return preflight.exclude(skipped, is_deferred=False)
-
-
-def _predict_on(
-    cells: Sequence[Cell], kind: str | None, request: SweepRequest, preflight: Preflight
-) -> dict[str, PredictedCell]:
-    gpu = smallest_gpu(preflight.hosts, kind)
-    predictions = predict_memory(cells, gpu, request.import_paths)
-    return {
-        cell.id: PredictedCell(cell, predictions[cell.id], cap_bytes(cell, gpu)) for cell in cells
-    }
 
 
 def measure(
