@@ -110,14 +110,15 @@ class CellOrder:
         device = self.waiting[0].cell.params.device
         compiling = set(map(shared_graph, running)) - {None}
         uncached = {graph for graph in compiling if not estimator.is_cached(graph)}
-        free: dict[str | None, int] = {**slots.by_gpu_kind}
+        free = dict(slots.by_gpu_kind)  # GPUs of each kind that cells name
         for cell in running:
-            if cell.params.gpu_kind in free:
-                free[cell.params.gpu_kind] -= cell.params.gpu_count
+            kind = cell.params.gpu_kind or ""
+            if kind in free:
+                free[kind] -= cell.params.gpu_count
         second_choice: int | None = None
         for index, queued in enumerate(self.waiting):
             params = queued.cell.params
-            fits = params.gpu_count <= free.get(params.gpu_kind, math.inf)
+            fits = params.gpu_count <= free.get(params.gpu_kind or "", math.inf)
             if params.device != device or not fits:
                 continue
             if shared_graph(queued.cell) not in uncached:
