@@ -132,10 +132,13 @@ def only_on(gpu: str, attempt: Attempt) -> Attempt:
     return replace(attempt, settings=replace(attempt.settings, env=env))
 
 
-def is_forked(attempt: Attempt) -> bool:
-    """Return True if the attempt runs in a forked process. nsys must start its process itself."""
-    wants_spawn = attempt.settings.start_method == "spawn"
-    return HAS_MINDERS and not wants_spawn and not nsys.command(attempt)
+def fork_purpose(attempt: Attempt) -> str | None:
+    """Return what a fork server must have imported for the attempt, or None if it is not forked."""
+    is_spawned = attempt.settings.start_method == "spawn"
+    # nsys must start its process itself.
+    if not HAS_MINDERS or is_spawned or nsys.command(attempt):
+        return None
+    return COMPILE if attempt.cell.params.compiled else MEASURE
 
 
 def fork_server(attempt: Attempt) -> ForkServer:
@@ -148,19 +151,15 @@ def begin_import(attempt: Attempt, slot: Slot) -> ForkServer | None:
 
     Return the server, or None if the attempt is not forked or no process can be started.
     """
-    if not is_forked(attempt):
+    purpose = fork_purpose(attempt)
+    if purpose is None:
         return None
     server = fork_server(slot.place(attempt))
     try:
-        server.begin_import(purpose_of(attempt))
+        server.begin_import(purpose)
     except OSError:  # it only saves time
         return None
     return server
-
-
-def purpose_of(attempt: Attempt) -> str:
-    """Return what a fork server must have imported for the attempt."""
-    return COMPILE if attempt.cell.params.compiled else MEASURE
 
 
 def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
@@ -296,8 +295,8 @@ def _run_measuring_process(attempt: Attempt) -> Outcome:
     words = (request.attempt, "--journal", request.journal)
     request = replace(request, command=(*nsys.command(attempt), *PROGRAM, *words))
     server = FORK_SERVERS.server(attempt.cell.params.device, variables)
-    if is_forked(attempt):
-        broken = server.broken(purpose_of(attempt))
+    if purpose := fork_purpose(attempt):
+        broken = server.broken(purpose)
         if broken:
             with (attempt.path / LOG_FILE).open("ab") as log:
                 reason = f"spawned, since the fork server cannot fork: {broken}\n"

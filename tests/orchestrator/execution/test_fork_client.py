@@ -19,7 +19,7 @@ import pytest
 from orchestrator.execution import fork_client, measurement
 from orchestrator.execution.child_environment import child_environment
 from orchestrator.execution.fork_client import ForkServers
-from orchestrator.execution.measurement import FORK_SERVERS, Slot, execute, is_forked
+from orchestrator.execution.measurement import FORK_SERVERS, Slot, execute, fork_purpose
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
@@ -132,7 +132,8 @@ def test_a_variable_that_is_read_late_may_differ_between_children_of_one_server(
 def test_a_process_is_forked_unless_a_new_one_is_asked_for(
     make_attempt: MakeAttempt, device: str, asked: str | None, forked: bool
 ) -> None:
-    assert is_forked(make_attempt(device=device, settings={"start_method": asked})) is forked
+    attempt = make_attempt(device=device, settings={"start_method": asked})
+    assert fork_purpose(attempt) == ("measure" if forked else None)
 
 
 @pytest.mark.process
