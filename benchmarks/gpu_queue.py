@@ -24,7 +24,7 @@ from options import at_least
 
 from orchestrator.analysis.results import read_attempts
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.preflight import Preflight, Slots
@@ -77,7 +77,7 @@ def simulate(measured: MeasuredCells, gpus: int, start_s: float, are_known: bool
     states = measured.states if are_known else {}
     options = RunOptions(retry=frozenset({"ok"})) if are_known else RunOptions()
     plan = make_plan(measured.cells, states, options, 1)
-    queue = AttemptQueue(plan, AttemptFactory(Run(Path("nowhere")), Settings(), plan))
+    queue = AttemptQueue(plan, Run(Path("nowhere")), Settings())
     host = HostInfo(gpus=(GpuInfo(measured.gpu, 1),))
     queue.begin(Preflight(hosts=(host,), slots=Slots({"cuda": gpus})))
     attempts = iter(queue)

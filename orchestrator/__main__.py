@@ -20,9 +20,7 @@ _THREADS = 4
 def main() -> None:
     try:
         _open_standard_descriptors()
-        _require_utf8()
-        _require_docstrings()
-        _require_end()
+        _require_usable_modes()
         require_threads(_THREADS)
         # Commands build hundreds of thousands of objects that live until they end. By default the
         # garbage collector looks at all of them again and again: a tenth of a plan's time.
@@ -69,29 +67,19 @@ def _open_standard_descriptors() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
-def _require_utf8() -> None:
-    """Start this process again in Python's UTF-8 mode if the locale has another encoding.
-
-    Some schedulers run jobs with LC_ALL=C. Python then cannot write the name of a folder such as
-    "größe" to a file, and libraries such as pyarrow cannot open it.
-    """
+def _require_usable_modes() -> None:
+    """Start this process again if Python runs in a mode that a command does not work in."""
+    # Some schedulers run jobs with LC_ALL=C. Python then cannot write the name of a folder such as
+    # "größe" to a file, and libraries such as pyarrow cannot open it.
     encoding = locale.getpreferredencoding(False).lower().replace("-", "")
-    if encoding == "utf8" or sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
-        return
-    os.environ["PYTHONUTF8"] = "1"  # also for the processes that this one starts
-    os.execv(sys.executable, sys.orig_argv)
-
-
-def _require_docstrings() -> None:
-    """Start this process again if Python drops docstrings: the help of commands is theirs."""
-    if sys.flags.optimize < 2 or os.environ.get("PYTHONOPTIMIZE") == "1":
-        return
-    os.environ["PYTHONOPTIMIZE"] = "1"
-    os.execv(sys.executable, [word for word in sys.orig_argv if word != "-OO"])
-
-
-def _require_end() -> None:
-    """Start this process again if Python would wait for input when the program has ended."""
+    if encoding != "utf8" and not sys.flags.utf8_mode and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"  # also for the processes that this one starts
+        os.execv(sys.executable, sys.orig_argv)
+    # Without docstrings there is no help of commands.
+    if sys.flags.optimize >= 2 and os.environ.get("PYTHONOPTIMIZE") != "1":
+        os.environ["PYTHONOPTIMIZE"] = "1"
+        os.execv(sys.executable, [word for word in sys.orig_argv if word != "-OO"])
+    # Python would wait for input when the program has ended.
     if os.environ.pop("PYTHONINSPECT", "") and sys.flags.inspect:
         os.execv(sys.executable, sys.orig_argv)
 

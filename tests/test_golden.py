@@ -138,7 +138,7 @@ def test_example_cells_match_the_golden_file(
 
 def describe_cell(cell: Cell) -> str:
     """Return everything that enters a cell's id as one line."""
-    values = [f"{name}={value}" for name, value in sorted(cell.params.non_default().items())]
+    values = [f"{name}={value}" for name, value in sorted(cell.params.non_default.items())]
     return " ".join([f"{cell.task}:{cell.version}", *values])
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ from orchestrator.analysis.timing_columns import ATTEMPT_KEY, host_lead, with_pr
 from orchestrator.common.files import trim_memory
 from orchestrator.store.cell_state import CellState, Marks, StoredAttempt, states_of
 from orchestrator.store.layout import RUN_SEPARATOR
+from tasks.spec.axes import Values
 from tasks.spec.cell import dotted_values
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, Fact
@@ -110,7 +112,7 @@ def derive_cells(
     measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
     metrics = (*METRICS, *_findings_of_other_tasks(measured))
     parts = [metric_columns(measured, metrics), apply_to_sound_cells(host_lead, measured)]
-    if predictions is not None:
+    if predictions is not None and not predictions.empty:
         parts.append(apply_to_sound_cells(_predicted_columns, predictions))
     columns = join_columns(parts)
     trim_memory()  # the copies of the samples are free now, and the join below is large
@@ -123,18 +125,23 @@ def derive_cells(
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters, the end, the facts and the evidence of each cell's shown attempt."""
-    params = _unfold(rows["params"].map(_with_keys))
-    facts = _typed(_unfold(rows["facts"]), FACTS)
-    evidence = _typed(_unfold(rows["evidence"]), EVIDENCE)
+    # A key of a mapping is a further parameter, such as `model_args.layers`.
+    values = list(map(json.loads, rows["params"]))
+    params = _unfold([{**one, **dotted_values(one)} for one in values], rows.index)
+    recorded = list(map(json.loads, rows["facts"]))
+    facts = _typed(_unfold(recorded, rows.index), FACTS)
+    evidence = _typed(_unfold(map(json.loads, rows["evidence"]), rows.index), EVIDENCE)
     ending = rows[[*_ATTEMPT_COLUMNS]]
     if ending["concurrent_attempts"].isna().all():
         ending = ending.drop(columns="concurrent_attempts")
-    flops = facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops")
+    by_phase = [_numbers(one.get("flops")) for one in recorded]
+    totals = [float(sum(known.values())) if known else np.nan for known in by_phase]
+    flops = pd.Series(totals, index=rows.index, name="flops")
     # A task of the user's own may have a parameter with the name of a fact; the parameter counts.
-    recorded = facts.filter(CELL_FACTS).join(evidence.filter(CELL_EVIDENCE))
-    recorded = recorded.drop(columns=list(params), errors="ignore")
-    parts = [rows[["cell", "task"]], params, ending, recorded, flops, _time_spent(facts)]
-    return pd.concat(parts, axis=1)
+    columns = facts.filter(CELL_FACTS).join(evidence.filter(CELL_EVIDENCE))
+    columns = columns.drop(columns=list(params), errors="ignore")
+    time_spent = _time_spent([one.get("stage_s") for one in recorded], rows.index)
+    return pd.concat([rows[["cell", "task"]], params, ending, columns, flops, time_spent], axis=1)
 
 
 def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
@@ -150,8 +157,6 @@ def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
 
 def _predicted_columns(predictions: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of the latest prediction of each cell."""
-    if predictions.empty:
-        return pd.DataFrame()
     latest = latest_predictions(predictions)
     declared = metric_columns(with_value(latest), PREDICTED_METRICS)
     return join_columns([declared, undeclared_columns(latest)])
@@ -201,20 +206,21 @@ def _concurrency_by_host(attempts: pd.DataFrame) -> pd.Series[float]:
     return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=host_of_run))
 
 
-def _unfold(column: pd.Series) -> pd.DataFrame:
-    """Return a column of JSON objects as one column per key.
+def _unfold(rows: Iterable[Values], index: pd.Index) -> pd.DataFrame:
+    """Return JSON objects, one for each entry of the index, as one column per key.
 
     Objects and lists within them are JSON text, and so are all values of a dotted key whose values
     have several types: unlike an axis, a key of `model_args` has no declared type.
     """
-    rows = column.map(json.loads).tolist()
     # dtype object: integers must not become floats where another row has null.
-    frame = pd.DataFrame(rows, index=column.index, dtype=object)
+    frame = pd.DataFrame(list(rows), index=index, dtype=object)
     for name in frame:
         if "." in str(name) and not _fit_one_column(frame[name]):
             frame[name] = frame[name].map(json.dumps, na_action="ignore")
         elif any(isinstance(value, (dict, list)) for value in frame[name]):
-            frame[name] = frame[name].map(_as_json)
+            frame[name] = frame[name].map(
+                lambda value: json.dumps(value) if isinstance(value, (dict, list)) else value
+            )
     return frame
 
 
@@ -225,45 +231,28 @@ def _fit_one_column(values: pd.Series) -> bool:
     return all(are_numbers) or (not any(are_numbers) and present.map(type).nunique() <= 1)
 
 
-def _with_keys(text: str) -> str:
-    """Return parameters in JSON with a further one for each key of a mapping (`model_args.layers`)."""
-    values = json.loads(text)
-    return json.dumps({**values, **dotted_values(values)})
+def _time_spent(stages_s: Sequence[object], index: pd.Index) -> pd.DataFrame:
+    """Return `time_process_s` and so on: the parts of an attempt's `wall_s`.
 
-
-def _as_json(value: object) -> object:
-    if isinstance(value, (dict, list)):
-        return json.dumps(value)
-    return value
-
-
-def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
-    """Return `time_process_s` and so on: the parts of an attempt's `wall_s`."""
-    if "stage_s" not in facts:
-        return pd.DataFrame(index=facts.index)
+    stages_s: of each attempt, the duration of its stages; None if unknown.
+    """
+    if all(one is None for one in stages_s):
+        return pd.DataFrame(index=index)
     columns = [f"time_{group}_s" for group in TIME_SPENT]
     rows = []
-    for text in facts["stage_s"]:
-        known = _numbers(text)
+    for known in map(_numbers, stages_s):
         sums = dict.fromkeys(columns, 0.0) if known else {}
         for stage, seconds in known.items():
             sums[f"time_{_STAGE_GROUPS.get(stage, 'instruments')}_s"] += seconds
         rows.append(sums)
-    return pd.DataFrame(rows, index=facts.index, columns=columns, dtype="float64")
+    return pd.DataFrame(rows, index=index, columns=columns, dtype="float64")
 
 
-def _total(flops: object) -> float:
-    """Return the sum over the phases, or NaN if nothing is known."""
-    known = _numbers(flops)
-    return float(sum(known.values())) if known else np.nan
-
-
-def _numbers(text: object) -> dict[str, float]:
+def _numbers(value: object) -> dict[str, float]:
     """Return a JSON object of numbers; an empty one for anything else."""
-    if not isinstance(text, str) or not text.startswith("{"):
-        return {}
-    found = json.loads(text)
-    return found if all(map(_is_number, found.values())) else {}
+    if isinstance(value, dict) and all(map(_is_number, value.values())):
+        return value
+    return {}
 
 
 def _is_number(value: object) -> bool:
@@ -275,24 +264,18 @@ def _typed(facts: pd.DataFrame, declared: Sequence[Fact]) -> pd.DataFrame:
     """Return the facts, in which each value that its column cannot hold is replaced by null."""
     for fact in declared:
         if fact.name in facts:
-            has_type = facts[fact.name].map(_HAS_TYPE.get(fact.dtype, _is_text))
+            has_type = facts[fact.name].map(_HAS_TYPE[fact.dtype])
             if not has_type.all():
                 facts[fact.name] = facts[fact.name].where(has_type.astype(bool), None)
     return facts
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _fits_integer_column(value: object) -> bool:
-    return isinstance(value, int | float) and _is_number(value) and abs(value) < _LARGEST_INTEGER
-
-
-_HAS_TYPE = {
-    Dtype.INT64: _fits_integer_column,
+_HAS_TYPE: Mapping[Dtype, Callable[[Any], bool]] = {
+    Dtype.INT64: lambda value: _is_number(value) and abs(value) < _LARGEST_INTEGER,
     Dtype.FLOAT: _is_number,
     Dtype.BOOL: lambda value: isinstance(value, bool),
+    Dtype.TEXT: lambda value: isinstance(value, str),
+    Dtype.JSON: lambda value: isinstance(value, str),
 }
 
 

@@ -88,8 +88,10 @@ def load_results(run: Run, every_version: bool = False) -> Results:
     every_version: also read cells that were measured by an older version of their task, although
         the run has newer ones.
     """
-    read_samples = partial(run.read, "samples", categories=True)
-    return _load(run, every_version, cells_key(run, every_version), read_samples)
+    results = stored_results(run, cells_key(run, every_version))
+    if results is None:
+        results = derive_results(run, every_version)
+    return results
 
 
 def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
@@ -98,21 +100,11 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     every_version: also read cells that were measured by an older version of their task, although
         the run has newer ones.
     """
-    key = cells_key(run, every_version)
     read_samples = cache(partial(run.read, "samples", categories=True))
-    return _load(run, every_version, key, read_samples), read_samples()
-
-
-def _load(
-    run: Run, every_version: bool, key: str, read_samples: Callable[[], pd.DataFrame]
-) -> Results:
-    """Return the results from cells.parquet if it has this key, or derive them."""
-    results = _results_of_file(run, key)
+    results = stored_results(run, cells_key(run, every_version))
     if results is None:
-        results = _derived_results(run, every_version, read_samples)
-        # The samples are the largest table: what is free of their memory goes back to the system.
-        trim_memory()
-    return results
+        results = derive_results(run, every_version, read_samples)
+    return results, read_samples()
 
 
 def cells_key(run: Run, every_version: bool) -> str:
@@ -122,6 +114,10 @@ def cells_key(run: Run, every_version: bool) -> str:
     """
     versions = set(run.rows("attempts", ["task", "task_version"]))
     has_older_versions = len(versions) > len({task for task, _ in versions})
+    # 90 files, 3 ms.
+    files = [SOURCE_ROOT / "orchestrator/hardware/gpus.toml"]
+    for package in CODE:
+        files += python_files(SOURCE_ROOT / package)
     identity = [
         run.table_versions(_DERIVED_FROM),
         # Incomplete attempts may lack rows of other tables than these three.
@@ -130,17 +126,9 @@ def cells_key(run: Run, every_version: bool) -> str:
         run.marks(),
         every_version and has_older_versions,  # both readings are the same without older versions
         pd.__version__,
-        _code_digest(),
+        digest_of((file.name, file) for file in files),
     ]
     return text_digest(json.dumps(identity))
-
-
-def _code_digest() -> str:
-    # 90 files, 3 ms.
-    files = [SOURCE_ROOT / "orchestrator/hardware/gpus.toml"]
-    for package in CODE:
-        files += python_files(SOURCE_ROOT / package)
-    return digest_of((file.name, file) for file in files)
 
 
 def cells_facts(results: Results) -> dict[str, object]:
@@ -148,7 +136,8 @@ def cells_facts(results: Results) -> dict[str, object]:
     return {"axes": results.axes, "cells_without_samples": results.cells_without_samples}
 
 
-def _results_of_file(run: Run, key: str) -> Results | None:
+def stored_results(run: Run, key: str) -> Results | None:
+    """Return the results from cells.parquet, or None if it is missing or has another key."""
     found = run.read_cells(key)
     if found is None:
         return None
@@ -164,13 +153,17 @@ def _results_of_file(run: Run, key: str) -> Results | None:
     )
 
 
-def _derived_results(
-    run: Run, every_version: bool, read_samples: Callable[[], pd.DataFrame]
+def derive_results(
+    run: Run, every_version: bool, read_samples: Callable[[], pd.DataFrame] | None = None
 ) -> Results:
+    """Return the results from the stored tables.
+
+    read_samples: returns the table of samples; None: it is read here and not needed afterwards.
+    """
     # Samples are read after the attempts: a sweep may be writing, and what is read later has at
     # least the attempts that were read before.
     attempts, manifest = read_attempts(run), run.read_manifest()
-    samples = read_samples()
+    samples = read_samples() if read_samples else run.read("samples", categories=True)
     # A row that is older than a parameter gets the parameter's default, from which its cell id was
     # computed as well.
     defaults: Mapping[str, Mapping[str, object]] = manifest.get("defaults", {})
@@ -180,16 +173,16 @@ def _derived_results(
         params.append(json.dumps(values))
         axes.update(dotted_values(values))
     attempts["params"] = params
-    if not every_version:
+    versions = attempts.groupby("task")["task_version"]
+    if not every_version and versions.nunique().gt(1).any():
         attempts = _of_latest_version(attempts)
     succeeded = set(attempts.loc[attempts["status"] == Status.OK, "cell"])
-    return Results(
-        derive_cells(attempts, samples, run.read("predictions"), run.marks()),
-        tuple(axes),
-        manifest,
-        cache(partial(_read_table, run)),
-        len(succeeded.difference(samples["cell"].cat.categories)),
-    )
+    cells = derive_cells(attempts, samples, run.read("predictions"), run.marks())
+    without_samples = len(succeeded.difference(samples["cell"].cat.categories))
+    # The samples are the largest table: what is free of their memory goes back to the system.
+    del samples
+    trim_memory()
+    return Results(cells, tuple(axes), manifest, cache(partial(_read_table, run)), without_samples)
 
 
 def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:
@@ -218,8 +211,6 @@ def incomplete_cells(run: Run) -> set[str]:
 
 def _of_latest_version(attempts: pd.DataFrame) -> pd.DataFrame:
     """Return the attempts by the newest version of the task that measured the same parameters."""
-    if not attempts.groupby("task")["task_version"].nunique().gt(1).any():
-        return attempts
     sorted_params = attempts["params"].map(json.loads).map(partial(json.dumps, sort_keys=True))
     versions = attempts.assign(_params=sorted_params).groupby(["task", "_params"])["task_version"]
     return attempts[attempts["task_version"] == versions.transform("max")]

@@ -33,10 +33,7 @@ def apply_to_sound_cells(compute: Callable[[pd.DataFrame], Derived], rows: pd.Da
 
 def quotients(numerator: pd.Series[float], denominator: pd.Series[float]) -> pd.Series[float]:
     """Return the quotients, null where the divisor is not above 0 or the result is not finite."""
-    below = _floats(denominator)
-    quotient = _floats(numerator) / below.where(below > 0)
+    above = pd.to_numeric(numerator, errors="coerce").astype("float64")
+    below = pd.to_numeric(denominator, errors="coerce").astype("float64")
+    quotient = above / below.where(below > 0)
     return quotient.where(quotient.abs() < float("inf"))
-
-
-def _floats(column: pd.Series[float]) -> pd.Series[float]:
-    return pd.to_numeric(column, errors="coerce").astype("float64")

@@ -18,22 +18,18 @@ def summarise(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     probability of `coverage`, at least 95 % if there are enough samples. They assume no
     distribution: step times have a long tail.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # sums of abnormal values may be infinite
-        return _summary(samples, keys)
-
-
-def _summary(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     ordered = samples.sort_values([*keys, "value"], kind="stable")
     groups = ordered.groupby(keys, sort=True, observed=True)["value"]
-    summary = pd.DataFrame(
-        {
-            "n": groups.size(),
-            "mean": groups.mean(),
-            "sd": groups.std(),
-            "min": groups.min(),
-            "median": groups.median(),
-        }
-    )
+    with np.errstate(over="ignore", invalid="ignore"):  # sums of abnormal values may be infinite
+        summary = pd.DataFrame(
+            {
+                "n": groups.size(),
+                "mean": groups.mean(),
+                "sd": groups.std(),
+                "min": groups.min(),
+                "median": groups.median(),
+            }
+        )
     counts = summary["n"].to_numpy()
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
     ranks = np.array(list(map(median_rank, counts.tolist())), dtype=int)

@@ -34,8 +34,9 @@ derived_ratio(
 )
 def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     """Return the peak of each cell's GPU."""
-    peaks = list(map(catalog_peak, _gpus(cells), cells["precision"]))
-    return pd.Series(pd.array(peaks, dtype="Float64"), index=cells.index)
+    gpus = _gpus(cells).dropna()  # cells on the CPU have none
+    peaks = list(map(catalog_peak, gpus, cells["precision"][gpus.index]))
+    return pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
 
 
 derived_ratio(

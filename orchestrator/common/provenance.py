@@ -10,6 +10,12 @@ from tasks.spec.source_digest import digest_of, python_files
 PACKAGES = ("model", "tasks", "orchestrator")
 SOURCE_ROOT = Path(__file__).resolve().parents[2]  # the folder that contains PACKAGES
 PROGRAM_SOURCE = "program_source"  # the key in a row's facts and in run.json
+# Prints the commit, other headers, and a line for each edited file.
+_STATUS = (
+    "git", "-C", str(SOURCE_ROOT),
+    "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--",
+)  # fmt: skip
+_COMMIT = "# branch.oid "
 # These packages read stored results or parse the command line. Their code cannot change a number
 # that is measured, so an edit there does not make earlier results incomparable.
 _WITHOUT_EFFECT = ("orchestrator/report/", "orchestrator/analysis/", "orchestrator/cli/")
@@ -32,20 +38,20 @@ def program_source() -> str:
 def git_commit() -> str | None:
     """Return the commit of this checkout, with "+" if files were edited; None without git."""
     try:
-        changes = _git("status", "--porcelain", "--untracked-files=no", "--", *PACKAGES)
-        commit = _git("rev-parse", "--short=12", "HEAD")
+        # Git on a network file system may hang; the commit is not worth waiting longer.
+        done = subprocess.run(
+            [*_STATUS, *PACKAGES], capture_output=True, text=True, check=True, timeout=10
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{commit}+" if changes else commit
+    lines = done.stdout.splitlines()
+    headers = [line for line in lines if line.startswith("# ")]
+    commit = headers[0].removeprefix(_COMMIT)
+    if commit == "(initial)":  # a repository without a commit
+        return None
+    return f"{commit[:12]}+" if len(lines) > len(headers) else commit[:12]
 
 
 def describe_program(source: str | None, commit: str | None) -> str:
     """Return the parts of a program's version that are known, such as "SOURCE of commit COMMIT"."""
     return " of ".join(filter(None, (source, commit and f"commit {commit}")))
-
-
-def _git(*words: str) -> str:
-    command = ["git", "-C", str(SOURCE_ROOT), *words]
-    # Git on a network file system may hang; the commit is not worth waiting longer.
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()

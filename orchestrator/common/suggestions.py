@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from functools import partial
 
-from orchestrator.common.errors import ConfigError
 from orchestrator.common.text import and_more, letters_of
 
 _LEAST_RATIO = 0.75  # a swap or another letter in a word of four letters
@@ -82,13 +81,6 @@ def suggestion(word: object, allowed: Iterable[object]) -> str:
         return ""
     listed = ", ".join(words[:_MOST_LISTED])
     return f"Allowed: {listed}{and_more(len(words) - _MOST_LISTED)}"
-
-
-def require_known(word: str, allowed: Iterable[str], problem: str) -> None:
-    """Raise ConfigError for a word that is not allowed, with the one that was meant as remedy."""
-    words = list(allowed)
-    if word not in words:
-        raise ConfigError(problem, suggestion(word, words))
 
 
 def _meant(word: str, allowed: Sequence[str]) -> str | None:

@@ -31,7 +31,8 @@ class CellLabels:
         texts: set[str] = set()
         for task, members in by_task.items():
             axes = dict.fromkeys([*varying_axes(members), *filter(None, [axis])])
-            rows = [_given(cell, axes) for cell in members]
+            # The values of these axes that are not the default.
+            rows = [dotted_values(select(cell.params.non_default, axes)) for cell in members]
             given = set(chain.from_iterable(rows))
             names = [name for one in axes for name in _expanded(one, given, rows)]
             self._titles[task] = short_names(names, KEY_NAME)
@@ -66,7 +67,7 @@ def shared_settings(cells: Sequence[Cell], chosen: Iterable[str] = ()) -> str:
     for cell in cells:
         examples.setdefault(cell.task, cell)
     rows = [dotted_values(cell.params.values()) for cell in examples.values()]
-    given = [dotted_values(cell.params.non_default()) for cell in cells]
+    given = [dotted_values(cell.params.non_default) for cell in cells]
     varying = set(varying_names(given))
     line = "all cells:"
     always = len(set(chosen))
@@ -79,11 +80,6 @@ def shared_settings(cells: Sequence[Cell], chosen: Iterable[str] = ()) -> str:
             return f"{line} …"
         line += word
     return line if "=" in line else f"{line} nothing in common"
-
-
-def _given(cell: Cell, axes: Collection[str]) -> FrozenValues:
-    """Return the values of these axes that are not the default."""
-    return dotted_values(select(cell.params.non_default(), axes))
 
 
 def _expanded(axis: str, given: Collection[str], rows: Sequence[FrozenValues]) -> list[str]:

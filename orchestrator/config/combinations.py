@@ -28,31 +28,23 @@ def grid_factors(axes: Lists, groups: Iterable[Lists], sets: Lists) -> list[Fact
     replaced = []
     for group in groups:
         replaced.append({name: remaining.pop(name, values) for name, values in group.items()})
-    return _factors({**axes, **remaining}, replaced)
+    factors = []
+    for group in (*({name: values} for name, values in {**axes, **remaining}.items()), *replaced):
+        if group:
+            rows = zip(*group.values(), strict=True)
+            factors.append([dict(zip(group, row, strict=True)) for row in rows])
+    return factors
 
 
 def include_factors(groups: Iterable[Lists], sets: Lists) -> list[Factor]:
     """Return the factors by which `--set` multiplies each cell of `include`."""
-    remaining = dict(sets)
-    replaced = []
-    for group in groups:
-        replaced.append({name: remaining.pop(name) for name in group if name in remaining})
-    return _factors(remaining, replaced)
+    return grid_factors({}, [select(group, sets) for group in groups], sets)
 
 
 def product(factors: Sequence[Factor]) -> Iterator[Values]:
     """Yield the values of each combination."""
     for parts in itertools.product(*factors):
         yield reduce(or_, parts, {})
-
-
-def _factors(axes: Lists, groups: Iterable[Lists]) -> list[Factor]:
-    factors = []
-    for group in (*({name: values} for name, values in axes.items()), *groups):
-        if group:
-            rows = zip(*group.values(), strict=True)
-            factors.append([dict(zip(group, row, strict=True)) for row in rows])
-    return factors
 
 
 def check_group(where: str, group: Lists, sets: Lists) -> None:

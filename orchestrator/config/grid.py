@@ -10,13 +10,12 @@ from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.text import shell_word, value_text
-from orchestrator.config.cell_labels import CellLabels, shared_settings
+from orchestrator.config.cell_labels import CellLabels
 from orchestrator.config.combinations import grid_factors, include_factors, product
 from orchestrator.config.grid_checks import (
     check_axes,
-    check_conditions,
+    check_selection,
     check_size,
-    check_values,
     own_axes,
     task_params,
 )
@@ -25,7 +24,7 @@ from orchestrator.config.selection import Selection, choose_sample, matches
 from orchestrator.config.yaml_source import KeyPath, Source, config_error, explain_unknown_key
 from tasks.spec.axes import Values, leave_out, select
 from tasks.spec.cell import Cell, dotted_values
-from tasks.spec.parameters import axis_names, default_values
+from tasks.spec.parameters import default_values
 from tasks.spec.registry import make_cell
 
 
@@ -47,20 +46,14 @@ class Expansion:
         """The label of each cell: the task and the axes in which the cells of this task differ."""
         return CellLabels(self.cells)
 
-    def shared_settings(self, selection: Selection) -> str:
-        """Return one line with the settings that all cells share, those of `--set` first."""
-        return shared_settings(self.cells, selection.set)
-
 
 def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:
     """Return the selected cells.
 
     Raises ConfigError for an unknown axis, an impossible value, and a sweep without a cell.
     """
-    check_axes(config, source, selection)
-    check_conditions(config, source)
-    check_values(config, "--set", selection.set)
-    check_values(config, "--where", selection.where)
+    check_axes(config, source, selection.set)
+    check_selection(config, selection)
     check_size(config, source, selection.set)
     cells: dict[str, Cell] = {}
     named, idle = 0, set(selection.set)
@@ -109,28 +102,18 @@ def _empty_grid(config: SweepConfig, source: Source, selection: Selection) -> Co
     )
 
 
-def require_effect(expansion: Expansion) -> None:
-    """Raise ConfigError for an axis of `--set` that changes no cell.
-
-    Otherwise another sweep would run than the user asked for.
-    """
-    for name in sorted(expansion.idle):
-        raise ConfigError(
-            f"--set {name}: has no effect on the selected cells",
-            "Leave it out, or set the axis that it depends on, such as timing, device or compile",
-        )
-
-
 def require_matches(config: SweepConfig, source: Source) -> None:
     """Raise ConfigError for an `exclude` or `override` that matches no cell of its grid.
 
     It is probably a mistake. The grid is checked as it is written, without `--set`. A config that
     is valid only with `--set` is not checked.
     """
+    numbers = [i for i, grid in enumerate(config.grids) if grid.exclude or grid.override]
+    if not numbers:
+        return
     try:
         check_size(config, source, {})
-        grids = range(len(config.grids))
-        idle = [place for number in grids for place in _idle_conditions(config, number, source)]
+        idle = [place for number in numbers for place in _idle_conditions(config, number, source)]
     except ConfigError:
         return
     for place in idle:
@@ -144,8 +127,6 @@ def _idle_conditions(config: SweepConfig, number: int, source: Source) -> Iterat
     grid = config.grids[number]
     excludes = dict(enumerate(grid.exclude))
     overrides = set(range(len(grid.override)))
-    if not excludes and not overrides:
-        return
     for cell, overridden in _grid_cells(config, number, source, {}):
         values = _condition_values(cell)
         excludes = {i: one for i, one in excludes.items() if not matches(values, one)}
@@ -163,7 +144,7 @@ def _grid_cells(
 ) -> Iterator[tuple[Cell, set[int]]]:
     """Yield the cells of a grid before `exclude`, with the numbers of the overrides of each."""
     grid, place = config.grids[number], ("grids", number)
-    known, defaults = axis_names(task_params(grid)), default_values(task_params(grid))
+    defaults = default_values(task_params(grid))
     shared = own_axes(grid, config.defaults) | grid.fixed
     narrowed = own_axes(grid, sets)
     points: list[tuple[KeyPath, Values]] = []
@@ -183,7 +164,7 @@ def _grid_cells(
             cell = make_cell(grid.task, _nested(values))
         except ValidationError as error:
             locate = partial(_place_in_file, grid, at, leave_out(values, narrowed))
-            explain = partial(explain_unknown_key, known)
+            explain = partial(explain_unknown_key, defaults)
             raise config_error(error, source, locate, explain) from error
         yield cell, overridden
 

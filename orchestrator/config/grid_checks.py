@@ -13,7 +13,7 @@ from functools import partial
 from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.suggestions import require_known
+from orchestrator.common.suggestions import suggestion
 from orchestrator.config.combinations import check_group, grid_factors, include_factors
 from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_axis
 from orchestrator.config.schema import Grid, SweepConfig
@@ -21,34 +21,58 @@ from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import KeyPath, Source, config_error
 from tasks.spec.axes import V, Values
 from tasks.spec.messages import shorten
-from tasks.spec.parameters import Params, axis_names, check_value, default_values
+from tasks.spec.parameters import Params, check_value, default_values
 from tasks.spec.registry import all_tasks
 
 MAX_COMBINATIONS = 100_000  # more is probably a mistake: it would measure for days
 
 
-def check_axes(config: SweepConfig, source: Source, selection: Selection) -> None:
-    """Raise ConfigError for the name of an axis that does not exist."""
-    anywhere: set[str] = set()
+def check_axes(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[object]]) -> None:
+    """Raise ConfigError for an axis that does not exist, or a condition that can never be met.
+
+    sets: the values of `--set`.
+    """
     for number, grid in enumerate(config.grids):
-        known = axis_names(task_params(grid))
-        anywhere.update(known)
-        _check_zip(grid, number, source, selection.set)
+        _check_zip(grid, number, source, sets)
         for place, values in (*_assignments(grid, number), *_conditions(grid, number)):
             for name in values:
                 if not has_axis(grid, name):
                     where = source.where((*place, name))
+                    known = default_values(task_params(grid))
                     raise ConfigError(*unknown_axis(where, grid.task, name, known))
     for name in config.defaults:
         if not _grids_with(config, name):
-            where = source.where(("defaults", name))
-            require_known(name, sorted(anywhere), f"{where}: no task has {quoted(name)}")
-    for option, names in (("--set", selection.set), ("--where", selection.where)):
-        for name in names:
+            problem = f"{source.where(('defaults', name))}: no task has {quoted(name)}"
+            raise ConfigError(problem, suggestion(name, _all_axes(config)))
+    for number, grid in enumerate(config.grids):
+        for place, condition in _conditions(grid, number):
+            for name, wanted in condition.items():
+                _check_condition(grid, (*place, name), wanted, source)
+
+
+def check_selection(config: SweepConfig, selection: Selection) -> None:
+    """Raise ConfigError for an axis, or a value of one, that no task of the sweep allows."""
+    for option, selected in (("--set", selection.set), ("--where", selection.where)):
+        for name in selected:
             if not _grids_with(config, name) and (option, name) != ("--where", "task"):
                 where = f"{option} {shorten(name, LONGEST_VALUE)}"
                 problem = f"{where}: no task of this sweep has such an axis"
-                require_known(name, sorted(anywhere), problem)
+                raise ConfigError(problem, suggestion(name, _all_axes(config)))
+    for option, selected in (("--set", selection.set), ("--where", selection.where)):
+        for name, wanted in selected.items():
+            _check_selected(config, option, name, wanted)
+
+
+def _check_selected(config: SweepConfig, option: str, name: str, wanted: Sequence[object]) -> None:
+    grids = _grids_with(config, name)
+    for value in wanted:
+        refusals = [error for grid in grids if (error := _refusal(grid, name, value))]
+        if refusals and len(refusals) == len(grids):
+            raise config_error(refusals[0], Source(option, None)) from refusals[0]
+
+
+def _all_axes(config: SweepConfig) -> list[str]:
+    return sorted({name for grid in config.grids for name in default_values(task_params(grid))})
 
 
 def _check_zip(
@@ -85,17 +109,6 @@ def _conditions(grid: Grid, number: int) -> Iterator[tuple[KeyPath, Values]]:
         yield ("grids", number, "override", i, "when"), override.when
 
 
-def check_conditions(config: SweepConfig, source: Source) -> None:
-    """Raise ConfigError for a value in a condition that its axis cannot have.
-
-    Otherwise the condition would never match, without a message.
-    """
-    for number, grid in enumerate(config.grids):
-        for place, condition in _conditions(grid, number):
-            for name, wanted in condition.items():
-                _check_condition(grid, (*place, name), wanted, source)
-
-
 def _check_condition(grid: Grid, place: KeyPath, wanted: object, source: Source) -> None:
     if wanted == []:
         raise ConfigError(
@@ -113,18 +126,6 @@ def _within(place: KeyPath, loc: KeyPath) -> KeyPath:
     return (*place, *loc[1:])  # the first step of a validation error is the axis
 
 
-def check_values(
-    config: SweepConfig, option: str, selected: Mapping[str, Sequence[object]]
-) -> None:
-    """Raise ConfigError for a value that none of the tasks with this axis allows."""
-    for name, wanted in selected.items():
-        grids = _grids_with(config, name)
-        for value in wanted:
-            refusals = [error for grid in grids if (error := _refusal(grid, name, value))]
-            if refusals and len(refusals) == len(grids):
-                raise config_error(refusals[0], Source(option, None)) from refusals[0]
-
-
 def _refusal(grid: Grid, name: str, value: object) -> ValidationError | None:
     axis, _, key = name.partition(".")
     try:
@@ -140,7 +141,8 @@ def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[
     for number, grid in enumerate(config.grids):
         narrowed = own_axes(grid, sets)
         total += math.prod(map(len, grid_factors(grid.axes, grid.zip, narrowed)))
-        total += len(grid.include) * math.prod(map(len, include_factors(grid.zip, narrowed)))
+        if grid.include:
+            total += len(grid.include) * math.prod(map(len, include_factors(grid.zip, narrowed)))
         if total > MAX_COMBINATIONS:
             raise ConfigError(
                 f"{source.where(('grids', number))}: more than {MAX_COMBINATIONS:,} combinations",

@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ruamel.yaml.comments import CommentedMap
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.suggestions import require_known, suggestion
+from orchestrator.common.suggestions import suggestion
 from orchestrator.config.hints import quoted
 from orchestrator.config.yaml_source import (
     MAX_BYTES,
@@ -182,7 +182,8 @@ def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
             f"{source.where(('instruments',))}: is empty: nothing would be measured",
             "Leave it out, or write [timing]",
         )
-    _check_env_size(config.env, source)
+    if config.env:
+        _check_env_size(config.env, source)
     for name in config.env.keys() & {*_NO_PYTHON}:
         where = source.where(("env", name))
         raise ConfigError(f"{where}: Python does not start with it", "Leave it out")
@@ -202,11 +203,15 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
     except ValidationError as error:
         raise config_error(error, source, explain_unknown=_explain_unknown) from error
     for number, grid in enumerate(config.grids):
-        where = source.where(("grids", number, "task"))
-        require_known(grid.task, all_tasks(), f"{where}: unknown task {quoted(grid.task)}")
+        if grid.task not in all_tasks():
+            where = source.where(("grids", number, "task"))
+            problem = f"{where}: unknown task {quoted(grid.task)}"
+            raise ConfigError(problem, suggestion(grid.task, all_tasks()))
     for number, name in enumerate(config.instruments):
-        where = source.where(("instruments", number))
-        require_known(name, instrument_names(), f"{where}: unknown instrument {quoted(name)}")
+        if name not in instrument_names():
+            where = source.where(("instruments", number))
+            problem = f"{where}: unknown instrument {quoted(name)}"
+            raise ConfigError(problem, suggestion(name, instrument_names()))
     _check_nsys(config.instruments, source)
     _check_env(config.env, source)
     folder = config.results
@@ -221,8 +226,9 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
 def with_instruments(config: SweepConfig, names: Sequence[str]) -> SweepConfig:
     """Return the config with the instruments of `--instrument` added. Raises ConfigError."""
     for name in names:
-        problem = f"--instrument: unknown instrument {quoted(name)}"
-        require_known(name, instrument_names(), problem)
+        if name not in instrument_names():
+            problem = f"--instrument: unknown instrument {quoted(name)}"
+            raise ConfigError(problem, suggestion(name, instrument_names()))
     instruments = list(dict.fromkeys([*config.instruments, *names]))
     _check_nsys(instruments, Source("--instrument", None))
     return config.model_copy(update={"instruments": instruments})
@@ -266,7 +272,7 @@ def _check_env_size(env: Mapping[str, str], source: Source) -> None:
             )
     whole = sum(sizes.values()) + sum(map(len, assignments(os.environ)))
     allowed = os.sysconf("SC_ARG_MAX") // 2  # the rest is for arguments and for pointers to each
-    if sizes and whole > allowed:
+    if whole > allowed:
         raise ConfigError(
             f"{source.where(('env',))}: has {whole:,} bytes together with the environment of this "
             f"process, but a process accepts at most {allowed:,}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -206,53 +206,39 @@ class _BoundedConstructor(RoundTripConstructor):
     def construct_document(self, node: Node) -> object:
         # Checked before anything is built: the parser hashes keys by all that they hold, and
         # Python refuses to print long integers.
-        if _expanded_size(node, {}) > MAX_NODES:
+        if _checked_size(node, (), {}) > MAX_NODES:
             problem = f"aliases unfold to more than {MAX_NODES} values"
             raise _Refused(node, problem, "Write the grid with fewer aliases")
-        _check_scalars(node, (), set())
         return super().construct_document(node)
 
 
-def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
-    """Return the number of values in a document with its aliases written out."""
-    if id(node) not in sizes:
-        sizes[id(node)] = MAX_NODES + 1  # for a node that contains itself
-        size = 1
-        for _, *pair in _items(node):
-            for child in filter(None, pair):
-                size += _expanded_size(child, sizes)
-        sizes[id(node)] = size
-    return sizes[id(node)]
+def _checked_size(node: Node, place: KeyPath, sizes: dict[int, int]) -> int:
+    """Return the number of values in a document with its aliases written out.
 
-
-def _items(node: Node) -> Iterator[tuple[str | int, Node, Node | None]]:
-    """Yield the step to each value of a node, the value, and its key in a mapping."""
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            step = str(key.value) if isinstance(key, ScalarNode) else ""
-            yield step, value, key
-    elif isinstance(node, SequenceNode):
-        for index, value in enumerate(node.value):
-            yield index, value, None
-
-
-def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
-    """Raise _Refused for a scalar that cannot be stored or printed, and a key that is no name."""
-    if id(node) in checked:
-        return
-    checked.add(id(node))
+    Raise _Refused for a scalar that cannot be stored or printed, and a key that is no name.
+    sizes: those of the nodes that were checked already.
+    """
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = MAX_NODES + 1  # for a node that contains itself
     if node.tag not in _VALUE_TAGS:
         problem = f"a {str(node.tag).removeprefix(_TAG)} is neither text, number, list nor mapping"
         raise _Refused(node, problem, "Write it without a tag, or in quotes", place)
+    size = 1
     if isinstance(node, ScalarNode):
         _check_scalar(node, place)
-    for step, value, key in _items(node):
-        if key is not None:
+    elif isinstance(node, SequenceNode):
+        for index, value in enumerate(node.value):
+            size += _checked_size(value, (*place, index), sizes)
+    elif isinstance(node, MappingNode):
+        for key, value in node.value:
             if key.tag not in _KEY_TAGS:
                 kind = str(key.tag).removeprefix(_TAG).replace("map", "mapping")
                 raise _Refused(key, f"a key is a {kind}", "Write NAME: value")
-            _check_scalars(key, place, checked)
-        _check_scalars(value, (*place, step), checked)
+            size += _checked_size(key, place, sizes)
+            size += _checked_size(value, (*place, str(key.value)), sizes)
+    sizes[id(node)] = size
+    return size
 
 
 def _check_scalar(node: ScalarNode, place: KeyPath) -> None:
@@ -260,21 +246,19 @@ def _check_scalar(node: ScalarNode, place: KeyPath) -> None:
     problem, remedy = "", ""
     if node.tag == f"{_TAG}float" and text.lower().lstrip("+-") in (".inf", ".nan"):
         problem, remedy = f"{float(text.replace('.', ''))} is not finite", "Write a number"
-    elif node.tag == f"{_TAG}int" and not _fits_63_bits(text):
-        problem = "integers must fit in 63 bits"
+    elif node.tag == f"{_TAG}int":
+        try:
+            fits = abs(int(text, 0)) <= LARGEST_INT
+        except ValueError:  # leading zeros, or more digits than Python reads
+            fits = len(text) <= len(str(LARGEST_INT))
+        if not fits:
+            problem = "integers must fit in 63 bits"
     # "\ud83d" in double quotes is a letter of JSON only together with its other half, and YAML
     # does not join them. No file can store it as UTF-8.
     elif re.search("[\ud800-\udfff]", text):
         problem, remedy = "a text has half of a surrogate pair", "Write the letter itself"
     if problem:
         raise _Refused(node, problem, remedy, place)
-
-
-def _fits_63_bits(text: str) -> bool:
-    try:
-        return abs(int(text, 0)) <= LARGEST_INT
-    except ValueError:  # leading zeros, or more digits than Python reads
-        return len(text) <= len(str(LARGEST_INT))
 
 
 def plain(node: object) -> Any:

@@ -52,6 +52,11 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
     if final.status is Status.OK and not journal.samples:
         message = "it ended well, yet measured nothing: no instrument gave a sample"
         final = FinalStatus(Status.FAILED, {"message": message})
+    evidence = dict(final.evidence)
+    if final.status not in (Status.OK, Status.SKIPPED):
+        evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
+        if ended.kernel_log:
+            evidence["kernel_log"] = list(ended.kernel_log)
     stage = phase = ""
     if final.status is not Status.OK:
         stage, phase = journal.stage, read_phase(attempt.path / PHASE_FILE)
@@ -60,7 +65,7 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
         status=final.status,
         stage=stage,
         phase=phase,
-        evidence=_evidence(attempt, final, ended),
+        evidence=evidence,
         facts=_facts(journal, ended),
         samples=journal.samples,
         started_at=started_at,
@@ -77,15 +82,6 @@ def lost_outcome(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
     # A path in it may have bytes that are not UTF-8, which no table holds.
     evidence = {"message": escape_controls(reason)}
     return Outcome(attempt, Status.LOST, "", "", evidence, {}, (), started_at, wall_s)
-
-
-def _evidence(attempt: Attempt, final: FinalStatus, ended: ProcessExit) -> dict[str, object]:
-    evidence = dict(final.evidence)
-    if final.status not in (Status.OK, Status.SKIPPED):
-        evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
-        if ended.kernel_log:
-            evidence["kernel_log"] = list(ended.kernel_log)
-    return evidence
 
 
 def _facts(journal: JournalContents, ended: ProcessExit) -> dict[str, object]:

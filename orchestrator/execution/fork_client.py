@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from orchestrator.common.hashing import text_digest
-from orchestrator.execution.program import ProcessNotStarted, start_bound_process
+from orchestrator.execution.program import ProcessNotStarted, start_process
 from tasks.process.fork_server import ENVIRONMENT, READ_LATE, require_own_user
 from tasks.spec.attempt import PREPARATION_S
-from tasks.spec.axes import leave_out, select
+from tasks.spec.axes import leave_out
 from tasks.spec.messages import error_text
 
 _END_S = 30.0  # a process that waits for a device driver cannot be killed until that returns
@@ -73,12 +73,12 @@ class ForkServer:
     """A fork server of this host, as one of its clients sees it.
 
     Args:
-        session: identifies the sweep.
+        address: the name of its socket. Abstract: it lies in no folder, and ends with the server.
         device: on which the children must be able to compute; empty for children that predict.
         own: variables of the children that this process does not have, or has with other values.
     """
 
-    session: str
+    address: str
     device: str
     own: Mapping[str, str]
     _process: subprocess.Popen[bytes] | None = None  # None: another process started it
@@ -87,13 +87,6 @@ class ForkServer:
     _imports: dict[str, Connection] = field(default_factory=dict)  # not answered yet
     _starting: threading.Lock = field(default_factory=threading.Lock)
     _died: str = ""  # how it died while it imported, as another one would
-
-    @property
-    def address(self) -> str:
-        """The name of its socket. Abstract: it lies in no folder, and ends with the server."""
-        key = [self.device, *sorted(leave_out(self.own, READ_LATE).items())]
-        digest = text_digest(json.dumps(key))[:16]
-        return f"\0sweep-{os.getuid()}-{self.session}-{digest}"
 
     def begin_import(self, purpose: str) -> None:
         """Make the server import what children need for a purpose, without waiting for it.
@@ -119,14 +112,6 @@ class ForkServer:
             return self._died
         finally:
             waiting.close()
-
-    def probe_host(self) -> Mapping[str, Any]:
-        """Return what `python -m tasks --probe` prints. Raises ForkServerLost or OSError."""
-        probing = self.ask("probe", select(os.environ, READ_LATE))
-        try:
-            return probing.receive(PREPARATION_S)
-        finally:
-            probing.close()
 
     def ask(self, kind: str, body: Mapping[str, object]) -> Connection:
         """Send a request; see tasks/process/fork_server.py. Raises OSError."""
@@ -161,11 +146,16 @@ class ForkServer:
             listener.listen(128)
             # A file, since nobody reads a pipe while the server runs, and a full pipe blocks it.
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
+            # The server ends when the other end of this pipe is closed, by `close` or with us.
+            theirs, self._lifeline = os.pipe()
             words = ["--fork-server", str(listener.fileno()), "--device", self.device]
+            words += ["--lifeline", str(theirs)]
             variables = {**os.environ, **self.own, **ENVIRONMENT}
-            self._process, self._lifeline = start_bound_process(
-                words, variables, self._output.fileno(), [listener.fileno()]
-            )
+            passed = [listener.fileno(), theirs]
+            try:
+                self._process = start_process(words, variables, self._output.fileno(), passed)
+            finally:
+                os.close(theirs)
 
     def last_output(self) -> bytes:
         """Return the end of what a server printed that this process started."""
@@ -185,8 +175,9 @@ class ForkServer:
             waiting.close()
         if output is not None:
             output.close()
-        if process is not None:
+        if lifeline >= 0:
             os.close(lifeline)
+        if process is not None:
             process.kill()  # it may not watch its lifeline yet
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
@@ -201,8 +192,10 @@ class ForkServers:
 
     def server(self, device: str, own: Mapping[str, str]) -> ForkServer:
         """Return the server for this device and these variables. Its first request starts it."""
-        server = ForkServer(self.session, device, own)
-        return self._servers.setdefault(server.address, server)
+        key = [device, *sorted(leave_out(own, READ_LATE).items())]
+        digest = text_digest(json.dumps(key))[:16]
+        address = f"\0sweep-{os.getuid()}-{self.session}-{digest}"
+        return self._servers.setdefault(address, ForkServer(address, device, own))
 
     def close(self) -> None:
         """End the servers that this process started."""

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from orchestrator.common.limits import limit_error
 from orchestrator.execution.fork_client import ForkServer, ForkServerLost
 from orchestrator.execution.program import GPU_ORDER, PROGRAM, import_path, lifeline
 from orchestrator.hardware.host import HostInfo
+from tasks.process.fork_server import READ_LATE
+from tasks.spec.attempt import PREPARATION_S
+from tasks.spec.axes import select
 from tasks.spec.messages import error_text
 
 TIMEOUT_S = 120
@@ -80,8 +83,11 @@ def probe_here(server: ForkServer | None = None) -> HostInfo:
     """
     if server is not None:
         # If it fails, the new process reports what is wrong.
-        with suppress(ForkServerLost, OSError):
-            return HostInfo.from_probe(dict(server.probe_host()))
+        with (
+            suppress(ForkServerLost, OSError),
+            closing(server.ask("probe", select(os.environ, READ_LATE))) as probing,
+        ):
+            return HostInfo.from_probe(dict(probing.receive(PREPARATION_S)))
     return HostInfo.from_probe(_run_for_json(["--probe"]))
 
 

@@ -34,8 +34,8 @@ from orchestrator.execution.host_probe import gpu_failure, host_failure
 from orchestrator.execution.oom_killer import OomKillerWatch
 from orchestrator.execution.program import PROGRAM, ProcessNotStarted, lifeline, start_process
 from orchestrator.hardware.cpu_affinity import Cores, cores_for
+from orchestrator.hardware.host import VISIBLE_GPUS, GpuUuids, split_gpu_names
 from orchestrator.hardware.nvml import GpuHealthWatch, may_be_broken
-from orchestrator.hardware.visible_gpus import VISIBLE_GPUS, GpuUuids, split_gpu_names
 from tasks.process.fork_server import COMPILE, MEASURE, READ_LATE
 from tasks.process.journal import read_journal
 from tasks.process.log_file import remove_middle
@@ -59,6 +59,9 @@ _MAX_COMPILE_THREADS = 32
 _SERVER_S = PREPARATION_S
 # For a minder that is stopped or does not answer, on top of what it grants to the attempt.
 _GRACE_S = 30.0
+
+# True where processes can be minded: only Linux has subreapers and pidfds.
+HAS_MINDERS = sys.platform.startswith("linux")
 
 # Those of the sweep that this process works for. A Ray worker stays for several attempts.
 FORK_SERVERS = ForkServers()
@@ -87,24 +90,17 @@ class Slot:
         gpu = visible_gpus(attempt)
         return cls(cpus, cores_near(gpu, uuids), gpu, uuids)
 
-    def variables(self) -> dict[str, str]:
-        """Return the variables that limit a child's threads.
-
-        With `cores`, those of OpenMP and those that compile; otherwise those of OpenMP to `cpus`.
-        """
-        if not self.cores:
-            return {"OMP_NUM_THREADS": str(self.cpus)}
-        threads = len(self.cores)
-        compile_threads = min(threads, _MAX_COMPILE_THREADS)
-        return {
-            "OMP_NUM_THREADS": str(threads),
-            "TORCHINDUCTOR_COMPILE_THREADS": str(compile_threads),
-        }
-
     def place(self, attempt: Attempt) -> Attempt:
-        """Return the attempt with this slot's cores and variables; those of its config win."""
+        """Return the attempt with this slot's cores, and with variables that limit its threads.
+
+        Variables of its config win.
+        """
+        threads = len(self.cores or ()) or self.cpus
+        variables = {"OMP_NUM_THREADS": str(threads)}
+        if self.cores:
+            variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(threads, _MAX_COMPILE_THREADS))
         settings = attempt.settings
-        env = {**self.variables(), **settings.env}
+        env = {**variables, **settings.env}
         settings = replace(settings, env=env, cores=self.cores or settings.cores)
         return replace(attempt, settings=settings)
 
@@ -136,21 +132,18 @@ def only_on(gpu: str, attempt: Attempt) -> Attempt:
     return replace(attempt, settings=replace(attempt.settings, env=env))
 
 
-def is_forked(attempt: Attempt) -> bool:
-    """Return True if the attempt runs in a forked process. nsys must start its process itself."""
-    wants_spawn = attempt.settings.start_method == "spawn"
-    return has_minders() and not wants_spawn and not nsys.command(attempt)
+def fork_purpose(attempt: Attempt) -> str | None:
+    """Return what a fork server must have imported for the attempt, or None if it is not forked."""
+    is_spawned = attempt.settings.start_method == "spawn"
+    # nsys must start its process itself.
+    if not HAS_MINDERS or is_spawned or nsys.command(attempt):
+        return None
+    return COMPILE if attempt.cell.params.compiled else MEASURE
 
 
-def has_minders() -> bool:
-    """Return True where processes can be minded: only Linux has subreapers and pidfds."""
-    return sys.platform.startswith("linux")
-
-
-def fork_server(attempt: Attempt, slot: Slot | None = None) -> ForkServer:
+def fork_server(attempt: Attempt) -> ForkServer:
     """Return the fork server of this host for attempts like this one. It may not run yet."""
-    placed = slot.place(attempt) if slot else attempt
-    return FORK_SERVERS.server(placed.cell.params.device, child_environment(placed))
+    return FORK_SERVERS.server(attempt.cell.params.device, child_environment(attempt))
 
 
 def begin_import(attempt: Attempt, slot: Slot) -> ForkServer | None:
@@ -158,19 +151,15 @@ def begin_import(attempt: Attempt, slot: Slot) -> ForkServer | None:
 
     Return the server, or None if the attempt is not forked or no process can be started.
     """
-    if not is_forked(attempt):
+    purpose = fork_purpose(attempt)
+    if purpose is None:
         return None
-    server = fork_server(attempt, slot)
+    server = fork_server(slot.place(attempt))
     try:
-        server.begin_import(purpose_of(attempt))
+        server.begin_import(purpose)
     except OSError:  # it only saves time
         return None
     return server
-
-
-def purpose_of(attempt: Attempt) -> str:
-    """Return what a fork server must have imported for the attempt."""
-    return COMPILE if attempt.cell.params.compiled else MEASURE
 
 
 def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
@@ -305,9 +294,9 @@ def _run_measuring_process(attempt: Attempt) -> Outcome:
     )
     words = (request.attempt, "--journal", request.journal)
     request = replace(request, command=(*nsys.command(attempt), *PROGRAM, *words))
-    server = fork_server(attempt)
-    if is_forked(attempt):
-        broken = server.broken(purpose_of(attempt))
+    server = FORK_SERVERS.server(attempt.cell.params.device, variables)
+    if purpose := fork_purpose(attempt):
+        broken = server.broken(purpose)
         if broken:
             with (attempt.path / LOG_FILE).open("ab") as log:
                 reason = f"spawned, since the fork server cannot fork: {broken}\n"
@@ -315,7 +304,7 @@ def _run_measuring_process(attempt: Attempt) -> Outcome:
         else:
             late = select(request.variables, READ_LATE)
             request = replace(request, command=(), variables=late)
-    minder = _Minder(server, request) if has_minders() else None
+    minder = _Minder(server, request) if HAS_MINDERS else None
     started_at, began = time.time(), time.monotonic()
     with OomKillerWatch() as watch:
         exits = minder.wait() if minder else _run_alone(request, words)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -33,7 +32,10 @@ class OomKillerWatch:
     def __enter__(self) -> Self:
         self._counter = _find_counter()
         self._before = _read_count(self._counter)
-        self._log = _open_kernel_log()
+        self._log: int | None = None
+        with suppress(OSError):  # it needs a permission
+            self._log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._log, 0, os.SEEK_END)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -49,25 +51,21 @@ class OomKillerWatch:
 
     def lines(self) -> tuple[str, ...]:
         """Return the kernel's new lines on memory and GPUs, at most the last ten."""
-        # A record is "priority,number,time,flags;text" with more lines of properties.
         lines = []
-        for record in self._new_records():
+        while self._log is not None:
+            try:
+                record = os.read(self._log, _RECORD_BYTES).decode(errors="replace")
+            except BrokenPipeError:
+                continue  # the kernel overwrote unread records; the next read skips them
+            except OSError:
+                break  # EAGAIN: there is no further record
+            if not record:
+                break
+            # A record is "priority,number,time,flags;text" with more lines of properties.
             text = record.split("\n")[0].partition(";")[2]
             if re.search(_RELEVANT, text):
                 lines.append(text)
         return tuple(lines[-_MAX_LINES:])
-
-    def _new_records(self) -> Iterator[str]:
-        while self._log is not None:
-            try:
-                record = os.read(self._log, _RECORD_BYTES)
-            except BrokenPipeError:
-                continue  # the kernel overwrote unread records; the next read skips them
-            except OSError:
-                return  # EAGAIN: there is no further record
-            if not record:
-                return
-            yield record.decode(errors="replace")
 
 
 def _find_counter() -> Path:
@@ -89,11 +87,3 @@ def _read_text(path: Path) -> str:
     with suppress(OSError):
         return path.read_text()
     return ""
-
-
-def _open_kernel_log() -> int | None:
-    with suppress(OSError):  # it needs a permission
-        log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
-        os.lseek(log, 0, os.SEEK_END)
-        return log
-    return None

@@ -47,24 +47,6 @@ def lifeline() -> Iterator[int]:
         os.close(ours)
 
 
-def start_bound_process(
-    words: Sequence[str], environment: Mapping[str, str], output: int, passed: Sequence[int]
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a process that ends when the returned file descriptor is closed.
-
-    It also ends with this process, whose death closes the descriptor.
-    """
-    theirs, ours = os.pipe()
-    bound = [*words, "--lifeline", str(theirs)]
-    try:
-        return start_process(bound, environment, output, [*passed, theirs]), ours
-    except BaseException:
-        os.close(ours)
-        raise
-    finally:
-        os.close(theirs)
-
-
 def start_process(
     words: Sequence[str], environment: Mapping[str, str], output: int, passed: Sequence[int]
 ) -> subprocess.Popen[bytes]:

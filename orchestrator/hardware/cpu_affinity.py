@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from orchestrator.hardware.host import GpuUuids
 from orchestrator.hardware.nvml import near_cores
-from orchestrator.hardware.visible_gpus import GpuUuids
 
 Cores = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""Result of probing a host: its GPUs, its software, and what its cells would inherit.
+"""Result of probing a host: its GPUs and their names, its software, and what its cells would inherit.
 
 A scheduler asks every host once, before the first cell, in a process that imports torch
 (execution/host_probe.py). The JSON answer is parsed here, so that no other module reads it by key.
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from tasks.spec.axes import Values, select_fields
 
 Fingerprint = Values  # what must match before results may share a folder
+GpuUuids = Mapping[str, str]  # UUID by the name that a GPU has in CUDA_VISIBLE_DEVICES
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,21 @@ class HostInfo:
             GpuInfo(gpu["name"], gpu["memory_bytes"], gpu["uuid"]) for gpu in facts["gpus"]
         )
         return cls(**{**select_fields(cls, facts), "name": facts["host"], "gpus": gpus})
+
+
+def split_gpu_names(visible: str) -> tuple[str, ...]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names."""
+    return tuple(filter(None, map(str.strip, visible.split(","))))
+
+
+def visible_gpu_uuids(host: HostInfo) -> dict[str, str]:
+    """Return the UUIDs of a host's GPUs by their names in CUDA_VISIBLE_DEVICES.
+
+    Without that variable the names are indices: "0", "1", …
+    """
+    names = split_gpu_names(host.visible_devices or "")
+    if not names:
+        names = tuple(map(str, range(len(host.gpus))))
+    # CUDA ignores the first name that does not exist and all names after it, so there may be more
+    # names than GPUs.
+    return {name: gpu.uuid for name, gpu in zip(names, host.gpus, strict=False)}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator.hardware.visible_gpus import VISIBLE_GPUS
+from orchestrator.hardware.host import VISIBLE_GPUS
 
 # Texts of CUDA, or of torch about CUDA, for a device that no longer exists.
 _DEVICE_GONE = (

@@ -6,9 +6,8 @@ With several slots, the longest cells run first, so that the others do not wait 
 starts last. With --infer-oom, the order of the grid stays in both cases: if a small cell runs out
 of memory, the larger ones need not run, and a large one says nothing about smaller ones.
 
-The queue holds the running, failed and still-to-measure cells. AttemptFactory numbers attempts,
-CellOrder holds the waiting cells, OomInference those that ran out of memory, and TimeLimit counts
-the attempts that were skipped.
+The queue numbers attempts, and holds the running, failed and still-to-measure cells. CellOrder
+holds the waiting cells, and OomInference, with --infer-oom, those that ran out of memory.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from orchestrator.planning.cell_decisions import Plan
@@ -77,44 +76,6 @@ class RunningCell:
     started_s: float
 
 
-class AttemptFactory:
-    """Creates the attempts of a run with the next number of each cell."""
-
-    def __init__(self, run: Run, settings: Settings, plan: Plan) -> None:
-        self.settings = settings
-        self._run = run
-        self._numbers: Counter[str] = Counter(run.highest_attempts())
-        for cell, state in plan.states.items():
-            self._numbers[cell] = max(self._numbers[cell], state.last_number)
-
-    def create(self, cell: Cell) -> Attempt:
-        """Return the next attempt at a cell."""
-        self._numbers[cell.id] += 1
-        number = self._numbers[cell.id]
-        folder = str(self._run.attempt_folder(cell.id, number))
-        return Attempt(cell, number, folder, self.settings)
-
-
-@dataclass
-class TimeLimit:
-    """Counts the attempts that are skipped because they would not end before the deadline.
-
-    deadline: on the monotonic clock; None: no limit.
-    """
-
-    deadline: float | None
-    skipped: int = 0
-    shortest_skipped_s: float | None = None
-
-    def skip_if_too_long(self, duration_s: float) -> bool:
-        """Count an attempt that would not end in time as skipped. Return True if it is."""
-        if self.deadline is None or time.monotonic() + duration_s < self.deadline:
-            return False
-        self.skipped += 1
-        self.shortest_skipped_s = min(duration_s, self.shortest_skipped_s or math.inf)
-        return True
-
-
 class CellOrder:
     """The waiting cells, in the order in which they are tried. CUDA cells come first."""
 
@@ -124,10 +85,6 @@ class CellOrder:
         for cell in sorted(cells, key=lambda cell: cell.params.device != "cuda"):
             self.waiting.append(QueuedCell(cell, rounds[cell.id]))
             rounds[cell.id] += 1
-
-    def remove(self, ids: Collection[str]) -> None:
-        """Remove cells that will not be measured."""
-        self.waiting = [queued for queued in self.waiting if queued.cell.id not in ids]
 
     def sort(self, estimator: DurationEstimator) -> None:
         """Put the longest first, but every cell once before any cell again.
@@ -153,11 +110,15 @@ class CellOrder:
         device = self.waiting[0].cell.params.device
         compiling = set(map(shared_graph, running)) - {None}
         uncached = {graph for graph in compiling if not estimator.is_cached(graph)}
-        free = _free_gpus(running, slots)
+        free = dict(slots.by_gpu_kind)  # GPUs of each kind that cells name
+        for cell in running:
+            kind = cell.params.gpu_kind or ""
+            if kind in free:
+                free[kind] -= cell.params.gpu_count
         second_choice: int | None = None
         for index, queued in enumerate(self.waiting):
             params = queued.cell.params
-            fits = params.gpu_count <= free.get(params.gpu_kind, math.inf)
+            fits = params.gpu_count <= free.get(params.gpu_kind or "", math.inf)
             if params.device != device or not fits:
                 continue
             if shared_graph(queued.cell) not in uncached:
@@ -171,16 +132,29 @@ class AttemptQueue:
     """The attempts of a plan, each created when it is taken.
 
     A scheduler iterates over it and may stop at any time. Outcomes go to `finished`.
+    deadline: on the monotonic clock; what would not end before it is skipped. None: no limit.
     """
 
-    def __init__(self, plan: Plan, factory: AttemptFactory, deadline: float | None = None) -> None:
+    def __init__(
+        self, plan: Plan, run: Run, settings: Settings, deadline: float | None = None
+    ) -> None:
         self._plan = plan
-        self._factory = factory
-        self._limit = TimeLimit(deadline)
+        self._run = run
+        self._settings = settings
+        self._numbers: Counter[str] = Counter(run.highest_attempts())  # of the last attempts
+        for cell, state in plan.states.items():
+            self._numbers[cell] = max(self._numbers[cell], state.last_number)
+        self._deadline = deadline
+        self._skipped = 0
+        self._shortest_skipped_s: float | None = None
         self._order = CellOrder(plan.to_run)
         self._slots = Slots()
-        self._estimator = self._new_estimator(None)
-        self._inference = OomInference(plan.out_of_memory)
+        self._estimator = DurationEstimator(
+            [decision.cell for decision in plan.decisions],
+            plan.states,
+            DurationConditions.of(settings, None),
+        )
+        self._inference = OomInference(plan.out_of_memory) if plan.inferable else None
         self._inferred_outcomes: list[Outcome] = []
         self._inferred_count = 0
         self._running: dict[tuple[str, int], RunningCell] = {}
@@ -194,23 +168,27 @@ class AttemptQueue:
     def begin(self, preflight: Preflight) -> None:
         """Take over what the preflight found out: excluded cells, slots, and the GPU's speed."""
         excluded = {exclusion.cell.id for exclusion in preflight.excluded}
-        self._order.remove(excluded)
+        waiting = self._order.waiting
+        self._order.waiting = [queued for queued in waiting if queued.cell.id not in excluded]
         for cell in excluded:
             del self._measurements_left[cell]
         self.total = len(self._order.waiting)
         self._slots = preflight.slots
-        self._estimator = self._new_estimator(first_gpu(preflight.hosts))
+        conditions = self._estimator.conditions
+        self._estimator.conditions = replace(conditions, gpu=first_gpu(preflight.hosts))
         self._sort()
 
     def __iter__(self) -> Iterator[Attempt]:
         while self._order.waiting:
             running = [running.cell for running in self._running.values()]
             cell = self._order.take(running, self._slots, self._estimator)
-            if cell.id in self._failed or self._infer(cell):
+            if cell.id in self._failed:
                 continue
-            if self._limit.skip_if_too_long(self._estimator.upper_bound_s(cell) or 0.0):
+            if self._inference and self._infer(cell, self._inference):
                 continue
-            attempt = self._factory.create(cell)
+            if self._deadline is not None and self._is_too_long(cell, self._deadline):
+                continue
+            attempt = self._next_attempt(cell)
             self._running[cell.id, attempt.number] = RunningCell(cell, time.monotonic())
             yield attempt
 
@@ -219,7 +197,7 @@ class AttemptQueue:
         cell = outcome.attempt.cell
         self._running.pop((cell.id, outcome.attempt.number), None)
         self._measurements_left[cell.id] -= 1
-        if outcome.status is Status.OOM:
+        if outcome.status is Status.OOM and self._inference:
             self._inference.add(cell)
         if outcome.status is not Status.OK:
             self._failed.add(cell.id)
@@ -239,8 +217,7 @@ class AttemptQueue:
             count > 0 and cell not in self._failed
             for cell, count in self._measurements_left.items()
         )
-        limit = self._limit
-        return QueueState(remaining, limit.skipped, limit.shortest_skipped_s, self._inferred_count)
+        return QueueState(remaining, self._skipped, self._shortest_skipped_s, self._inferred_count)
 
     def remaining_s(self) -> float | None:
         """Return the time until all waiting and running cells have ended, or None if unknown."""
@@ -269,9 +246,20 @@ class AttemptQueue:
             list(map(_slot_count, waiting)),
         )
 
-    def _new_estimator(self, gpu: str | None) -> DurationEstimator:
-        conditions = DurationConditions.of(self._factory.settings, gpu)
-        return DurationEstimator(self._plan.cells, self._plan.states, conditions)
+    def _next_attempt(self, cell: Cell) -> Attempt:
+        self._numbers[cell.id] += 1
+        number = self._numbers[cell.id]
+        folder = str(self._run.attempt_folder(cell.id, number))
+        return Attempt(cell, number, folder, self._settings)
+
+    def _is_too_long(self, cell: Cell, deadline: float) -> bool:
+        """Return True, and count a skipped attempt, if it would not end before the deadline."""
+        duration_s = self._estimator.upper_bound_s(cell) or 0.0
+        if time.monotonic() + duration_s < deadline:
+            return False
+        self._skipped += 1
+        self._shortest_skipped_s = min(duration_s, self._shortest_skipped_s or math.inf)
+        return True
 
     def _sort(self) -> None:
         has_several_slots = max(self._slots.by_device.values(), default=1) > 1
@@ -279,18 +267,18 @@ class AttemptQueue:
             self._order.sort(self._estimator)
         self._finished_since_sort = 0
 
-    def _infer(self, cell: Cell) -> bool:
+    def _infer(self, cell: Cell, inference: OomInference) -> bool:
         """Return True, and keep an outcome, if a smaller cell ran out of memory."""
         if cell.id not in self._plan.inferable:
             return False
-        smaller = self._inference.find_smaller(cell)
+        smaller = inference.find_smaller(cell)
         if smaller is None:
             return False
         evidence = {
             "message": f"needs at least as much memory as {smaller.id}, which ran out of memory",
             "witness": smaller.id,
         }
-        attempt = self._factory.create(cell)
+        attempt = self._next_attempt(cell)
         outcome = Outcome(
             attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), wall_s=0.0
         )
@@ -299,14 +287,6 @@ class AttemptQueue:
         self._failed.add(cell.id)
         self._measurements_left[cell.id] = 0
         return True
-
-
-def _free_gpus(running: Iterable[Cell], slots: Slots) -> Mapping[str | None, int]:
-    """Return the number of free GPUs of each kind that cells name."""
-    taken: Counter[str | None] = Counter()
-    for cell in running:
-        taken[cell.params.gpu_kind] += cell.params.gpu_count
-    return {kind: count - taken[kind] for kind, count in slots.by_gpu_kind.items()}
 
 
 def _slot_count(cell: Cell) -> int:

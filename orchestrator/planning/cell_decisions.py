@@ -64,11 +64,6 @@ class Plan:
     inferable: frozenset[str] = frozenset()
     inferred: Mapping[str, Cell] = field(default_factory=dict)
 
-    @property
-    def cells(self) -> list[Cell]:
-        """All cells of the sweep."""
-        return [decision.cell for decision in self.decisions]
-
     @cached_property
     def to_run(self) -> list[Cell]:
         """The cells to measure or to infer, with repetitions.
@@ -97,19 +92,13 @@ class Plan:
         """The ids of the cells that have no result because some of their rows are missing."""
         return [cell for cell, state in self.states.items() if state.status == INCOMPLETE]
 
-    @property
-    def left_to_replace(self) -> list[Cell]:
-        """The cells to run that an earlier `--fresh` or `--retry` marked and did not measure."""
-        earlier = [one for one in self.decisions if one.repetitions and not one.is_marked]
-        return [one.cell for one in earlier if self.state(one.cell).is_to_be_replaced]
-
     def state(self, cell: Cell) -> CellState:
         """Return the state of a cell, also of one without an attempt."""
         return self.states.get(cell.id, CellState())
 
     def statuses(self) -> Counter[str]:
         """Count the cells by their status before this run."""
-        return Counter(self.state(cell).status for cell in self.cells)
+        return Counter(self.state(decision.cell).status for decision in self.decisions)
 
     def marks(self, excluded: Collection[Cell]) -> dict[str, int]:
         """Return the marks of the cells that are measured again, without those to exclude."""
@@ -123,7 +112,9 @@ def plan_request(request: SweepRequest, invocation: Invocation | None = None) ->
     invocation: the entry of the command; None: a new one.
     """
     cells, run, options = request.expansion.cells, request.run, request.options
-    states = read_states(run, _obsolete_attempts(request))
+    sources = invocation.sources if invocation else request.model_sources()
+    obsolete = _obsolete_attempts(request, sources) if sources and run.exists else set()
+    states = read_states(run, obsolete)
     if options.retry & set(QUALITY_FLAGS):
         from orchestrator.analysis.results import load_results
 
@@ -132,7 +123,7 @@ def plan_request(request: SweepRequest, invocation: Invocation | None = None) ->
                 flags = states[cell_id].flags | {flag}
                 states[cell_id] = replace(states[cell_id], flags=flags)
     max_attempts = request.config.limits.attempts
-    if options.measures_again:
+    if options.fresh or options.retry or options.only:
         plain = replace(options, retry=frozenset(), only=frozenset(), fresh=False)
         for marks in earlier_marks(run, invocation or request.new_invocation()):
             marked = [cell for cell in cells if cell.id in marks]
@@ -144,7 +135,9 @@ def plan_request(request: SweepRequest, invocation: Invocation | None = None) ->
 
 def describe_continuation(plan: Plan) -> str:
     """Return a message for the user, empty if no earlier command is continued."""
-    left = len(plan.left_to_replace)
+    # Cells to run that an earlier `--fresh` or `--retry` marked and did not measure.
+    earlier = [one.cell for one in plan.decisions if one.repetitions and not one.is_marked]
+    left = sum(plan.state(cell).is_to_be_replaced for cell in earlier)
     if not left:
         return ""
     return f"continuing --fresh or --retry: {cells_and_verb(left, 'is', 'are')} left to replace"
@@ -157,15 +150,15 @@ def cells_by_flag(cells: pd.DataFrame) -> dict[str, set[str]]:
     return {flag: flagged(cells, column) for flag, column in QUALITY_FLAGS.items()}
 
 
-def _obsolete_attempts(request: SweepRequest) -> set[tuple[str, int]]:
+def _obsolete_attempts(
+    request: SweepRequest, sources: Mapping[str, str | None]
+) -> set[tuple[str, int]]:
     """Return the attempts without success at a model whose source was another, by cell and number.
 
-    The source of a model that could not be built is that of the command which tried it.
+    sources: digest of each of the user's models as it is now. The source of a model that could not be built is that of the command which tried it.
     """
-    sources, run = request.model_sources(), request.run
+    run = request.run
     obsolete: set[tuple[str, int]] = set()
-    if not sources or not run.exists:
-        return obsolete
     models = {cell.id: getattr(cell.params, "model", None) for cell in request.expansion.cells}
     before = {one.time: one.sources or {} for one in read_invocations(run)}
     for cell, number, status, text in run.rows(ATTEMPTS, ["cell", "attempt", "status", "facts"]):

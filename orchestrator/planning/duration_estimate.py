@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import statistics
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -82,7 +83,8 @@ class DurationEstimator:
     A measured cell takes as long again. A cell of a measured kind (same task, device, precision,
     attention, compilation, and compile cache filled or not) takes a fixed time plus its work at the
     pace of that kind. Any other cell takes the guess, times the median ratio of measured to guessed
-    durations.
+    durations. What was learned is sorted by kind before the next estimate: a sweep without a time
+    limit, on one device and without a terminal, makes none.
     """
 
     def __init__(
@@ -91,13 +93,16 @@ class DurationEstimator:
         states: Mapping[str, CellState],
         conditions: DurationConditions | None = None,
     ) -> None:
-        self._conditions = conditions or DurationConditions()
+        self.conditions = conditions or DurationConditions()  # to set before the first estimate
         self._walls_s: dict[str, float] = {}
         self._longest_s = 0.0
+        # Learned and not yet sorted: a cell, True if its compiled code was cached, its duration.
+        self._unsorted: list[tuple[Cell, bool, float]] = []
+        self._sorting = threading.Lock()  # the display estimates in its own thread
         self._measured: dict[_Kind, list[tuple[float, float]]] = {}  # work and duration
         self._guess_ratios: list[float] = []
         self._cached_graphs: set[str] = set()
-        # Computed when they are needed, until `learn` makes them obsolete.
+        # Computed when they are needed, until another duration makes them obsolete.
         self._rates: dict[_Kind, tuple[float, float]] = {}  # fixed time and pace
         self._correction: float | None = None
         for cell in cells:
@@ -114,12 +119,9 @@ class DurationEstimator:
         """Use the duration of a finished attempt for later estimates, if it succeeded."""
         if status != Status.OK:
             return
-        kind = self._kind(cell)
         graph = shared_graph(cell)
-        self._guess_ratios.append(wall_s / self._guess_s(cell, graph in self._cached_graphs))
-        self._correction = None
-        self._measured.setdefault(kind, []).append((_work_s(cell, self._conditions), wall_s))
-        self._rates.pop(kind, None)
+        with self._sorting:
+            self._unsorted.append((cell, graph in self._cached_graphs, wall_s))
         self._walls_s[cell.id] = wall_s
         self._longest_s = max(wall_s, self._longest_s)
         if graph:
@@ -141,12 +143,13 @@ class DurationEstimator:
     def precisions_without_peak(self, cells: Iterable[Cell]) -> list[str]:
         """Return the precisions of these cells for which no source gives the GPU's peak."""
         precisions = sorted(set(map(_precision, cells)))
-        return [name for name in precisions if peak_tflops(self._conditions.gpu, name) is None]
+        return [name for name in precisions if peak_tflops(self.conditions.gpu, name) is None]
 
     def lacks_formula(self, cell: Cell) -> bool:
         """True if nothing says how long a cell takes: no formula, and no measured cell like it."""
         if all_tasks()[cell.task].work(cell.params) is not None:
             return False
+        self._sort_measured()
         return _speed_values(cell) not in {values for values, _ in self._measured}
 
     def is_cached(self, graph: str | None) -> bool:
@@ -172,30 +175,39 @@ class DurationEstimator:
         if cell.id in self._walls_s or not self._walls_s:
             return self._walls_s.get(cell.id)
         likely_s = self.seconds(cell) * _MARGIN
-        if self._kind(cell) in self._measured:
+        kind = _speed_values(cell), self.is_cached(shared_graph(cell))
+        if kind in self._measured:
             return likely_s
         # No cell of this kind has finished. Starting one cell too few is better than cutting one
         # off.
         return max(likely_s, self._longest_s)
 
-    def _kind(self, cell: Cell) -> _Kind:
-        return _speed_values(cell), self.is_cached(shared_graph(cell))
+    def _sort_measured(self) -> None:
+        with self._sorting:
+            for cell, is_warm, wall_s in self._unsorted:
+                kind = _speed_values(cell), is_warm
+                self._guess_ratios.append(wall_s / self._guess_s(cell, is_warm))
+                self._measured.setdefault(kind, []).append((_work_s(cell, self.conditions), wall_s))
+                self._rates.pop(kind, None)
+                self._correction = None
+            self._unsorted.clear()
 
     def _likely_s(self, cell: Cell, cached_graphs: set[str]) -> float:
         if cell.id in self._walls_s:
             return self._walls_s[cell.id]
+        self._sort_measured()
         is_warm = shared_graph(cell) in cached_graphs
         kind = _speed_values(cell), is_warm
         if kind not in self._measured:
             return self._guess_s(cell, is_warm) * self._median_ratio()
-        guessed_fixed_s = _fixed_s(cell, self._conditions.forked, is_warm)
+        guessed_fixed_s = _fixed_s(cell, self.conditions.forked, is_warm)
         fixed_s, pace = self._rates.get(kind) or _fit(self._measured[kind], guessed_fixed_s)
         self._rates[kind] = fixed_s, pace
-        return fixed_s + pace * _work_s(cell, self._conditions)
+        return fixed_s + pace * _work_s(cell, self.conditions)
 
     def _guess_s(self, cell: Cell, is_warm: bool) -> float:
-        fixed_s = _fixed_s(cell, self._conditions.forked, is_warm)
-        return fixed_s + _work_s(cell, self._conditions)
+        fixed_s = _fixed_s(cell, self.conditions.forked, is_warm)
+        return fixed_s + _work_s(cell, self.conditions)
 
     def _median_ratio(self) -> float:
         # Read once: the display estimates in its own thread, while `learn` may reset the attribute.

@@ -48,13 +48,13 @@ def unique_fingerprints(fingerprints: Iterable[Fingerprint]) -> list[Fingerprint
 def require_compatible(
     before: Sequence[Fingerprint], current: Iterable[Fingerprint], run: Run, *, any_gpu: bool
 ) -> None:
-    """Raise RunMismatch if a current fingerprint is not among the earlier ones.
+    """Raise RunMismatch if a current fingerprint is not among the earlier ones, at least one.
 
     any_gpu: GPUs may differ, because each cell names its kind of GPU.
     """
     ignored = {"gpu"} if any_gpu else set()
     for now in current:
-        if before and all(set(_differing_names(known, now)) - ignored for known in before):
+        if all(set(_differing_names(known, now)) - ignored for known in before):
             latest = before[-1]
             names = _differing_names(latest, now)
             found = [f"{name} {latest.get(name)} (here {now.get(name)})" for name in names]

@@ -22,6 +22,8 @@ from tasks.spec.axes import Values, select, select_fields
 
 INVOCATION = "invocation"  # the key in a row's facts: the time of the command that measured it
 
+MEASUREMENT_SETTINGS = ("env", "instruments")  # keys of a config that a row's facts have too
+
 _SEARCHES = (("max-context",), ("max-batch",))
 _REPEATS_WORK = ("--retry", "--only")
 _WORDS = ("fresh", "retry", "only")  # keys of the options that say which cells are measured again
@@ -66,11 +68,6 @@ class Invocation:
         return None not in own and own == (other.program_source, other.asked, other.sources)
 
 
-def measurement_settings(config: Values) -> Values:
-    """Return the settings of a stored config that go into the facts of each row."""
-    return select(config, ("env", "instruments"))
-
-
 def current_command() -> tuple[str, ...]:
     """Return the arguments of this command line, or nothing in a notebook or another program."""
     program = Path(sys.argv[0])
@@ -92,8 +89,6 @@ def earlier_marks(run: Run, invocation: Invocation) -> Iterator[Mapping[str, int
 
 def write_marks(writer: RunWriter, marks: Mapping[str, int]) -> None:
     """Store the marks of the last command."""
-    if not marks:
-        return
     manifest = writer.read_manifest()
     *earlier, last = manifest["invocations"]
     marked = {**last, "marks": dict(marks)}

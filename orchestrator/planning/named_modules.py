@@ -39,7 +39,7 @@ def require_modules(cells: Iterable[Cell], paths: Sequence[str], source: Source)
     """
     named: dict[tuple[str, str], None] = {}
     for cell in cells:
-        for axis, value in cell.params.non_default().items():
+        for axis, value in cell.params.non_default.items():
             if isinstance(value, str) and _NAMED.fullmatch(value):
                 named[axis, value] = None
     for axis, value in named:

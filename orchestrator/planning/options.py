@@ -38,11 +38,6 @@ class RunOptions:
     infer_oom: bool = False
     continued: frozenset[str] = frozenset()
 
-    @property
-    def measures_again(self) -> bool:
-        """True if cells are selected that have a result already."""
-        return self.fresh or bool(self.retry | self.only)
-
     def to_json(self) -> Values:
         """Return the options as run.json stores them."""
         sets = {"retry": sorted(self.retry), "only": sorted(self.only)}

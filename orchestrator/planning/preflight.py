@@ -3,12 +3,12 @@
 A check takes a `Preflight` and returns another one, for example without the cells that no host can
 measure. It raises PlatformError if nothing could be measured. `check_fingerprints` raises RunMismatch
 (orchestrator/planning/fingerprints.py) if the results in the folder were measured on other hardware
-or with other software. A new check is one function and one entry of CHECKS.
+or with other software. A new check is one function and one entry of CHECKS or GPU_CHECKS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import PlatformError
@@ -27,7 +27,6 @@ from orchestrator.planning.fingerprints import (
 from orchestrator.planning.prediction_requests import PredictedCell
 from orchestrator.planning.request import SweepRequest
 from tasks.spec.cell import Cell, device_types
-from tasks.spec.tables import Sample
 
 
 @dataclass(frozen=True)
@@ -72,21 +71,6 @@ class Preflight:
     predictions: Mapping[str, PredictedCell] = field(default_factory=dict)
 
     @property
-    def predicted_samples(self) -> dict[str, tuple[Sample, ...]]:
-        """The rows of the table `predictions`, by cell id."""
-        return {cell_id: predicted.samples for cell_id, predicted in self.predictions.items()}
-
-    @property
-    def left_out(self) -> set[Cell]:
-        """The cells that this command leaves out on purpose; those for other hosts are not."""
-        return {one.cell for one in self.excluded if not one.is_deferred}
-
-    @property
-    def devices(self) -> list[str]:
-        """The device types of the cells."""
-        return device_types(self.cells)
-
-    @property
     def gpu_kinds(self) -> list[str]:
         """The values of `gpu_kind` in the cells, such as `H100`."""
         return sorted({cell.params.gpu_kind for cell in self.cells if cell.params.gpu_kind})
@@ -94,7 +78,7 @@ class Preflight:
     @property
     def gpu_names(self) -> list[str]:
         """The names that the drivers of the hosts give their GPUs, each once."""
-        return sorted(set(_gpu_names(self.hosts)))
+        return sorted({gpu.name for host in self.hosts for gpu in host.gpus})
 
     @property
     def names_every_gpu_kind(self) -> bool:
@@ -128,36 +112,31 @@ def check_nice_level(request: SweepRequest, preflight: Preflight, notify: Notify
 
 def check_devices(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Require each device type of the cells on at least one host."""
-    require_devices(request, preflight.devices, preflight.hosts)
-    return preflight
-
-
-def require_devices(
-    request: SweepRequest, devices: Iterable[str], hosts: Sequence[HostInfo]
-) -> None:
-    """Raise PlatformError if a device type is on none of the hosts."""
-    available = sorted({device for host in hosts for device in host.devices})
-    for device in sorted(set(devices).difference(available)):
+    available = sorted({device for host in preflight.hosts for device in host.devices})
+    for device in device_types(preflight.cells):
+        if device in available:
+            continue
         raise PlatformError(
             f"{request.config_path}: device {device} is not available"
             f" (available: {', '.join(available)})",
             f"Add --set device={available[0]} to measure there, or see `sweep doctor`",
         )
+    return preflight
 
 
 def check_fingerprints(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
-    """Require that the hosts agree in hardware and software with the results in the folder.
+    """Require that the hosts agree in hardware and software with the results in the folder, if any.
 
     With --mixed they may differ. The returned preflight has the fingerprints of both.
     """
     known = known_fingerprints(request.run) if preflight.has_results else {}
     fingerprints = dict(known)
-    for device in preflight.devices:
+    for device in device_types(preflight.cells):
         before = known.get(device, ())
         current: list[Fingerprint] = []
         for host in preflight.hosts:
             current += host.fingerprints.get(device, ())
-        if not request.execution.allow_mixed:
+        if before and not request.execution.allow_mixed:
             # If each cell names its kind of GPU, several kinds in one run cannot be confused.
             require_compatible(before, current, request.run, any_gpu=preflight.names_every_gpu_kind)
         fingerprints[device] = unique_fingerprints([*before, *current])
@@ -168,7 +147,7 @@ def check_gpu_kinds(request: SweepRequest, preflight: Preflight, notify: Notify)
     """Leave cells whose kind of GPU is on no host to a later run."""
     kinds, names = preflight.gpu_kinds, ", ".join(preflight.gpu_names)
     if not kinds:
-        if len(preflight.gpu_names) > 1 and "cuda" in preflight.devices:
+        if len(preflight.gpu_names) > 1 and "cuda" in device_types(preflight.cells):
             notify(
                 f"there are GPUs of several kinds ({names}), and a cell may run on any of them."
                 " --set gpu_kind=A,B measures each cell on each kind"
@@ -193,11 +172,15 @@ def check_gpu_count(request: SweepRequest, preflight: Preflight, notify: Notify)
     cells, lacking = set(), set()
     for cell in preflight.cells:
         needed, kind = cell.params.gpu_count, cell.params.gpu_kind
-        available = _most_gpus(preflight.hosts, kind)
         # That there is no GPU at all is what `check_devices` and `check_gpu_kinds` report.
-        if needed > max(1, available):
+        if needed <= 1:
+            continue
+        available = max((len(_matching_gpus(host, kind)) for host in preflight.hosts), default=0)
+        if needed > available:
             cells.add(cell)
             lacking.add(f"{needed} GPUs{f' of kind {kind}' if kind else ''} (at most {available})")
+    if not cells:
+        return preflight
     needing = cells_and_verb(len(cells), "needs", "need")
     problem = f"{needing} more GPUs than one host has: {', '.join(sorted(lacking))}"
     remedy = "Add such a node (`ray start --address=…`), or --set gpus=1"
@@ -209,9 +192,10 @@ def check_inferred_oom(request: SweepRequest, preflight: Preflight, notify: Noti
 
     That one cell ran out of memory on one kind of GPU says nothing about other kinds.
     """
+    if not request.options.infer_oom or preflight.names_every_gpu_kind:
+        return preflight
     kinds = sorted(gpus_of(preflight.fingerprints.get("cuda", ())))
-    is_ambiguous = len(kinds) > 1 and not preflight.names_every_gpu_kind
-    if request.options.infer_oom and is_ambiguous:
+    if len(kinds) > 1:
         raise PlatformError(
             f"--infer-oom: these cells run or ran on GPUs of several kinds: {', '.join(kinds)}",
             "Leave it out",
@@ -228,26 +212,15 @@ def check_nsys(request: SweepRequest, preflight: Preflight, notify: Notify) -> P
     return preflight
 
 
-# In this order: fingerprints are compared for all cells, before some are left to a later run, and
-# `check_inferred_oom` needs the fingerprints.
-CHECKS: tuple[Check, ...] = (
-    check_nice_level,
-    check_devices,
-    check_fingerprints,
-    check_gpu_kinds,
-    check_gpu_count,
-    check_inferred_oom,
-    check_nsys,
-)
+CHECKS: tuple[Check, ...] = (check_nice_level, check_devices, check_fingerprints, check_nsys)
+# Of a sweep with cells on CUDA. Fingerprints are compared before, for all cells: some may be left
+# to a later run, and `check_inferred_oom` needs the fingerprints.
+GPU_CHECKS: tuple[Check, ...] = (check_gpu_kinds, check_gpu_count, check_inferred_oom)
 
 
 def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
     """Return the name of a GPU as its driver reports it, or None without a GPU."""
-    return next(iter(_gpu_names(hosts)), None)
-
-
-def _gpu_names(hosts: Iterable[HostInfo]) -> list[str]:
-    return [gpu.name for host in hosts for gpu in host.gpus]
+    return next((gpu.name for host in hosts for gpu in host.gpus), None)
 
 
 def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
@@ -274,17 +247,12 @@ def _defer(
 def _require_one_kind_per_host(hosts: Sequence[HostInfo]) -> None:
     # Ray labels nodes, not GPUs: it could start a cell on a GPU of the other kind.
     for host in hosts:
-        if len(set(_gpu_names([host]))) > 1:
+        if len({gpu.name for gpu in host.gpus}) > 1:
             raise PlatformError(
                 f"gpu_kind: {host.name} has GPUs of several kinds, and a cell can be assigned"
                 " to a host only",
                 "Set CUDA_VISIBLE_DEVICES to the GPUs of one kind",
             )
-
-
-def _most_gpus(hosts: Sequence[HostInfo], kind: str | None) -> int:
-    """Return the largest number of GPUs of a kind that one host has."""
-    return max((len(_matching_gpus(host, kind)) for host in hosts), default=0)
 
 
 def _matching_gpus(host: HostInfo, kind: str | None) -> list[GpuInfo]:

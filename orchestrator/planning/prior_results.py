@@ -1,4 +1,4 @@
-"""Results of earlier runs that stay, although this run would measure them in another way.
+"""Results of earlier runs in a folder: what is continued, and what this run would measure otherwise.
 
 Another program, model source, instrument or environment is reported. Other environment variables
 are refused, because all rows of a folder stand in one table.
@@ -15,11 +15,11 @@ from orchestrator.common.output import Notify
 from orchestrator.common.provenance import PROGRAM_SOURCE, describe_program
 from orchestrator.common.text import cell_count
 from orchestrator.config.schema import SweepConfig
-from orchestrator.planning.cell_decisions import Plan
+from orchestrator.planning.cell_decisions import Plan, describe_continuation
 from orchestrator.planning.invocation import Invocation
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.cell_state import CellState
-from orchestrator.store.run import Run
+from orchestrator.store.run import Run, describe_incomplete
 from tasks.spec.axes import Values, leave_out
 from tasks.spec.messages import assignments
 from tasks.spec.status import Status
@@ -39,7 +39,13 @@ class _Row(NamedTuple):
 def check_prior_results(
     request: SweepRequest, plan: Plan, invocation: Invocation, notify: Notify
 ) -> None:
-    """Report how earlier results differ. Raise RunMismatch for other environment variables."""
+    """Report what the folder has already. Raise RunMismatch for other environment variables."""
+    if message := describe_continuation(plan):
+        notify(message)
+    if not request.run.exists:
+        notify(f"{request.run}: run.json is gone, and with it what --fresh and --retry replaced")
+    if incomplete := describe_incomplete(request.run, plan.incomplete):
+        notify(str(incomplete))
     if plan.to_run and not request.execution.allow_mixed:
         require_same_env(request, plan)
     for line in describe_prior_results(request, plan, invocation):

@@ -15,18 +15,19 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
+from orchestrator.common.errors import ConfigError
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.common.run_location import RunLocation, is_address, require_name
-from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
+from orchestrator.config.grid import Expansion, expand, require_matches
 from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import Source
 from orchestrator.planning.invocation import (
+    MEASUREMENT_SETTINGS,
     Invocation,
     current_command,
     last_sweep,
-    measurement_settings,
 )
 from orchestrator.planning.named_modules import require_modules
 from orchestrator.planning.options import ExecutionOptions, RunOptions
@@ -124,7 +125,7 @@ class SweepRequest:
             skips=self.execution.skip_predicted_oom,
             commit=git_commit(),
             program_source=program_source(),
-            asked=measurement_settings(self.config.model_dump(mode="json")),
+            asked=select(self.config.model_dump(mode="json"), MEASUREMENT_SETTINGS),
             sources=self.model_sources(),
         )
 
@@ -172,10 +173,16 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     Raises ConfigError, or RunUnreachable for an address.
     """
     config, source = load_config(path)
-    config = with_instruments(config, selection.instruments)
+    if selection.instruments:
+        config = with_instruments(config, selection.instruments)
     expansion = expand(config, source, selection)
     require_matches(config, source)
-    require_effect(expansion)
+    # Otherwise another sweep would run than the user asked for.
+    for name in sorted(expansion.idle):
+        raise ConfigError(
+            f"--set {name}: has no effect on the selected cells",
+            "Leave it out, or set the axis that it depends on, such as timing, device or compile",
+        )
     location = out or config.results or Path("results") / config.name
     if not is_address(location):
         require_name(location, "--out")  # the current folder may not be UTF-8 either

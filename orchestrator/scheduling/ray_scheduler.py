@@ -19,8 +19,7 @@ from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.exit_diagnosis import lost_outcome
 from orchestrator.execution.host_probe import TIMEOUT_S, probe_here
 from orchestrator.execution.measurement import FORK_SERVERS, recover
-from orchestrator.hardware.host import HostInfo
-from orchestrator.hardware.visible_gpus import visible_gpu_uuids
+from orchestrator.hardware.host import HostInfo, visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY, NodeHealth
 from orchestrator.scheduling.ray_placement import RayPlacement
 from orchestrator.scheduling.ray_session import RaySession

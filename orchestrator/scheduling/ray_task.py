@@ -18,13 +18,12 @@ from orchestrator.execution.measurement import (
     Slot,
     check_host,
     describe_os_error,
+    fork_purpose,
     fork_server,
-    is_forked,
     measure,
-    purpose_of,
     visible_gpus,
 )
-from orchestrator.hardware.visible_gpus import GpuUuids
+from orchestrator.hardware.host import GpuUuids
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 
@@ -82,8 +81,9 @@ def import_ahead(attempt: Attempt, cpus: int, hosts: SweepHosts) -> None:
 
     Ray starts a worker for this, which is likely to supervise the next attempts.
     """
-    if is_forked(attempt):
-        fork_server(attempt, hosts.slot(attempt, cpus)).broken(purpose_of(attempt))
+    if purpose := fork_purpose(attempt):
+        placed = hosts.slot(attempt, cpus).place(attempt)
+        fork_server(placed).broken(purpose)
 
 
 def _with_attempt(event: Outcome | DeviceLost, attempt: Attempt) -> Outcome | DeviceLost:

@@ -11,8 +11,7 @@ from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.measurement import FORK_SERVERS, Slot, begin_import, measure, only_on
 from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import matches_kind
-from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.hardware.visible_gpus import visible_gpu_uuids
+from orchestrator.hardware.host import GpuInfo, HostInfo, visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY
 from orchestrator.scheduling.multi_gpu import require_gpus
 from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
@@ -50,7 +49,8 @@ class SerialScheduler(Scheduler):
     def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in queue:
             working = [name for name in self._gpus if name not in self._lost]
-            require_gpus(attempt, len(working), self._lost.values())
+            if self._lost:
+                require_gpus(attempt, len(working), self._lost.values())
             on_start(AttemptStarted(attempt, "here", "", time.monotonic()))
             wanted = attempt.cell.params.gpu_count
             gpu = ",".join(working[:wanted])

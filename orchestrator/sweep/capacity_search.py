@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 from orchestrator.common.errors import ConfigError
@@ -18,13 +19,31 @@ from orchestrator.planning.options import ExecutionOptions
 from orchestrator.planning.prediction_requests import cap_bytes, predicting
 from orchestrator.planning.preflight import smallest_gpu
 from orchestrator.planning.request import SweepRequest
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import CellState, read_states
 from orchestrator.sweep.capacity_limits import DECIDED, Bounds, Found, Limit, Search
-from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.pipeline import OpenScheduler, Runtime, run_sweep
 from orchestrator.sweep.result import SweepResult
-from orchestrator.sweep.runtime import Runtime, SharedScheduler
 from tasks.prediction.records import predictable
+from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell
+
+
+class SharedScheduler(ExitStack):
+    """A scheduler that several runs use one after the other, so that Ray starts only once."""
+
+    def __init__(self, open_scheduler: OpenScheduler) -> None:
+        super().__init__()
+        self._open_scheduler = open_scheduler
+        self._scheduler: Scheduler | None = None
+
+    def opened(
+        self, execution: ExecutionOptions, example: Attempt
+    ) -> AbstractContextManager[Scheduler]:
+        """Return the scheduler, which is opened for the first run and stays open after each."""
+        if self._scheduler is None:
+            self._scheduler = self.enter_context(self._open_scheduler(execution, example))
+        return nullcontext(self._scheduler)
 
 
 def find_limits(

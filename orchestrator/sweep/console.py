@@ -193,8 +193,12 @@ def _result_line(outcome: Outcome, label: Label) -> str:
     """Return the status, label, step time, duration and reason of a failure in one line."""
     line = f"{outcome.status:<8} {label(outcome.attempt.cell)}"
     # Steps without a synchronisation between them are what training takes.
-    steps_ms = _step_durations_ms(outcome, "pipelined") or _step_durations_ms(outcome, "synced")
-    if steps_ms:
+    durations_ms: dict[str, list[float]] = {"pipelined": [], "synced": []}
+    for sample in outcome.samples:
+        is_step = (sample.phase, sample.metric) == ("step", "duration")
+        if is_step and sample.mode in durations_ms and sample.value:
+            durations_ms[sample.mode].append(sample.value)
+    if steps_ms := durations_ms["pipelined"] or durations_ms["synced"]:
         line += f"  step {statistics.median(steps_ms):.2f} ms"
     line += f"  {outcome.wall_s:.1f} s"
     if outcome.stage:
@@ -202,11 +206,3 @@ def _result_line(outcome: Outcome, label: Label) -> str:
     if outcome.status is not Status.OK and (reason := failure_reason(outcome.evidence)):
         line += f": {reason}"
     return line
-
-
-def _step_durations_ms(outcome: Outcome, mode: str) -> list[float]:
-    wanted, durations = ("step", "duration", mode), []
-    for sample in outcome.samples:
-        if (sample.phase, sample.metric, sample.mode) == wanted and sample.value:
-            durations.append(sample.value)
-    return durations

@@ -9,10 +9,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from types import FrameType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 # Reserved from a time limit to end the running cells and to write cells.parquet.
 SAVING_S = 5.0
@@ -37,23 +37,19 @@ def deadline_after(time_limit_s: float | None) -> float | None:
     return time.monotonic() + time_limit_s - SAVING_S
 
 
-class Interruption:
+class Interruption(ExitStack):
     """Owns the signal handlers of a sweep, and restores the earlier ones at the end.
 
     reason: what stopped the sweep; None: nothing did.
     """
 
     def __init__(self, deadline: float | None) -> None:
+        super().__init__()
         self.reason: StopReason | None = None
         self._deadline = deadline
         self._is_stoppable = False
         self._earlier = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._restore()
+        self.callback(self._restore)
 
     @contextmanager
     def stops_here(self) -> Iterator[None]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.common.output import Notify
 from orchestrator.common.provenance import PROGRAM_SOURCE, git_commit
 from orchestrator.execution.measurement import recover
 from orchestrator.planning.cell_decisions import cells_by_flag
-from orchestrator.planning.invocation import INVOCATION, Invocation, measurement_settings
+from orchestrator.planning.invocation import INVOCATION, MEASUREMENT_SETTINGS, Invocation
 from orchestrator.store.repair import repair
 from orchestrator.store.run_writer import RunWriter
+from tasks.spec.axes import select
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
@@ -34,25 +34,17 @@ class OutcomeLog:
 
     def store(self, outcome: Outcome) -> None:
         """Store an outcome. It survives whatever happens after this call."""
-        self._writer.append(measured_by(self._invocation, outcome), self._invocation.commit)
+        invocation = self._invocation
+        facts = {
+            **outcome.facts,
+            **(invocation.asked or {}),
+            PROGRAM_SOURCE: invocation.program_source,
+            INVOCATION: invocation.time,
+        }
+        self._writer.append(replace(outcome, facts=facts), invocation.commit)
         self.counts[outcome.status] += 1
         if outcome.status is not Status.OOM_INFERRED:
             self.measured.add(outcome.attempt.cell.id)
-
-    def store_all(self, outcomes: Iterable[Outcome]) -> None:
-        """Store several outcomes, in their order."""
-        for outcome in outcomes:
-            self.store(outcome)
-
-
-def measured_by(invocation: Invocation, outcome: Outcome) -> Outcome:
-    """Return the outcome with the facts of the command that measured it."""
-    facts = {
-        **(invocation.asked or {}),
-        PROGRAM_SOURCE: invocation.program_source,
-        INVOCATION: invocation.time,
-    }
-    return replace(outcome, facts={**outcome.facts, **facts})
 
 
 def recover_attempts(writer: RunWriter, notify: Notify = lambda message: None) -> int:
@@ -62,15 +54,18 @@ def recover_attempts(writer: RunWriter, notify: Notify = lambda message: None) -
     """
     for line in repair(writer, recover):
         notify(line)
+    recorded = writer.rows("attempts", ["cell", "attempt"])
+    finished = list(filter(None, map(recover, writer.attempts_without_row(recorded))))
+    if not finished:
+        return 0
     manifest = writer.read_manifest()
     entries = manifest.get("invocations", [])
     last = Invocation.from_json(entries[-1]) if entries else Invocation(commit=git_commit())
     if last.asked is None:  # an older version stored the settings with the config alone
-        last = replace(last, asked=measurement_settings(manifest.get("config", {})))
-    recorded = writer.rows("attempts", ["cell", "attempt"])
-    finished = list(filter(None, map(recover, writer.attempts_without_row(recorded))))
+        last = replace(last, asked=select(manifest.get("config", {}), MEASUREMENT_SETTINGS))
+    log = OutcomeLog(writer, last)
     for outcome in finished:
-        writer.append(measured_by(last, outcome), last.commit)
+        log.store(outcome)
     writer.finish()
     return len(finished)
 
@@ -78,13 +73,19 @@ def recover_attempts(writer: RunWriter, notify: Notify = lambda message: None) -
 def store_cells(writer: RunWriter) -> dict[str, set[str]]:
     """Write the derived row of each cell. Return the ids of the cells by quality flag."""
     from orchestrator.analysis.cpu_bound import ran_with_others
-    from orchestrator.analysis.results import cells_facts, cells_key, load_results
+    from orchestrator.analysis.results import (
+        cells_facts,
+        cells_key,
+        derive_results,
+        stored_results,
+    )
 
     writer.finish()  # the key is that of the closed log
     key = cells_key(writer, every_version=False)
-    results = load_results(writer)
+    results = stored_results(writer, key)
+    if results is None:
+        results = derive_results(writer, every_version=False)
+        writer.write_cells(results.cells, key, cells_facts(results))
     cells = results.cells
-    if writer.read_cells(key) is None:
-        writer.write_cells(cells, key, cells_facts(results))
     concurrent = set(cells.loc[ran_with_others(cells), "cell"])
     return {**cells_by_flag(cells), RAN_WITH_OTHERS: concurrent}

@@ -1,30 +1,64 @@
 """`run_sweep`: a request becomes a plan, a preflight, outcomes and a result, all of them frozen.
 
-Only three objects have state: the queue (what is left), the log (what was stored) and the
-interruption (why the sweep stopped).
+A `Runtime` has the scheduler and the console of a sweep. Only three objects have state: the queue
+(what is left), the log (what was stored) and the interruption (why the sweep stopped).
 """
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
-from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
-from orchestrator.planning.cell_decisions import describe_continuation, plan_request
+from orchestrator.common.output import Notify
+from orchestrator.common.text import cell_count
+from orchestrator.config.cell_labels import shared_settings
+from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.planning.cell_decisions import Plan, plan_request
 from orchestrator.planning.fingerprints import known_fingerprints
 from orchestrator.planning.invocation import write_marks
-from orchestrator.planning.preflight import Preflight
+from orchestrator.planning.options import ExecutionOptions
+from orchestrator.planning.prediction_requests import PredictedCell, cap_bytes, predict_memory
+from orchestrator.planning.preflight import CHECKS, GPU_CHECKS, Preflight, Slots, smallest_gpu
 from orchestrator.planning.prior_results import check_prior_results
 from orchestrator.planning.request import SweepRequest
+from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.run import describe_incomplete
-from orchestrator.sweep.console import Console
-from orchestrator.sweep.host_checks import check_hosts, predict_cells
+from orchestrator.sweep.console import Console, Label, SweepConsole
 from orchestrator.sweep.interruption import Interruption, deadline_after
 from orchestrator.sweep.outcome_log import OutcomeLog, recover_attempts, store_cells
 from orchestrator.sweep.result import SweepResult
-from orchestrator.sweep.runtime import Runtime
+from tasks.prediction.records import predictable
+from tasks.spec.attempt import Attempt
+from tasks.spec.cell import Cell, device_types
+
+# Opens a scheduler that runs attempts like this example, for which this machine prepares while Ray
+# starts.
+OpenScheduler = Callable[[ExecutionOptions, Attempt], AbstractContextManager[Scheduler]]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The scheduler and the console of a sweep. Tests replace both."""
+
+    open_scheduler: OpenScheduler
+    console: Console
+
+
+def default_runtime(label: Label) -> Runtime:
+    """Return a runtime that measures on Ray or in this process, and prints to the terminal."""
+    console = SweepConsole(label)
+
+    def open_scheduler(execution: ExecutionOptions, example: Attempt) -> Scheduler:
+        if execution.scheduler == "serial":
+            return SerialScheduler(console.notify, example)
+        return RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
+
+    return Runtime(open_scheduler, console)
 
 
 def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
@@ -38,16 +72,9 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         recovered = recover_attempts(writer, notify)
         invocation = request.new_invocation()
         plan = plan_request(request, invocation)
-        if message := describe_continuation(plan):
-            notify(message)
-        if plan.states and not request.run.exists:
-            notify(
-                f"{request.run}: run.json is gone, and with it what --fresh and --retry replaced"
-            )
-        if incomplete := describe_incomplete(request.run, plan.incomplete):
-            notify(str(incomplete))
-        check_prior_results(request, plan, invocation, notify)
-        queue = AttemptQueue(plan, AttemptFactory(request.run, request.settings, plan), deadline)
+        if plan.states:
+            check_prior_results(request, plan, invocation, notify)
+        queue = AttemptQueue(plan, request.run, request.settings, deadline)
         log = OutcomeLog(writer, invocation)
         preflight, error = Preflight(), None  # these stay if a signal comes first
         if plan.to_run:
@@ -61,10 +88,15 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 writer.write_manifest(request.manifest(preflight.fingerprints, invocation))
                 writer.copy_files(request.model_configs())
                 preflight = predict_cells(request, preflight, notify)
-                writer.append_predictions(preflight.predicted_samples)
-                write_marks(writer, plan.marks(preflight.left_out))
+                if preflight.predictions:
+                    predicted = preflight.predictions.items()
+                    writer.append_predictions({cell: one.samples for cell, one in predicted})
+                # A cell for other hosts has a mark too: the same command measures it there.
+                left_out = {one.cell for one in preflight.excluded if not one.is_deferred}
+                if marks := plan.marks(left_out):
+                    write_marks(writer, marks)
                 queue.begin(preflight)
-                notify(request.expansion.shared_settings(request.selection))
+                notify(shared_settings(request.expansion.cells, request.selection.set))
                 error = measure(scheduler, queue, log, runtime.console, interruption)
         elif not request.is_recorded(invocation):
             # `sweep status` and the report are about the last command, also if it found every
@@ -88,6 +120,61 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         )
 
 
+def check_hosts(
+    request: SweepRequest, plan: Plan, scheduler: Scheduler, notify: Notify
+) -> Preflight:
+    """Return what is known about the hosts, and the cells that they can measure.
+
+    Raises PlatformError or RunMismatch if a check fails.
+    """
+    preflight = Preflight(
+        cells=tuple(dict.fromkeys(plan.to_run)),
+        hosts=tuple(scheduler.hosts()),
+        has_results=bool(plan.states),
+    )
+    slots = Slots(
+        by_device={device: scheduler.slots(device) for device in device_types(preflight.cells)},
+        by_gpu_kind={kind: scheduler.slots("cuda", kind) for kind in preflight.gpu_kinds},
+    )
+    preflight = replace(preflight, slots=slots)
+    checks = (*CHECKS, *GPU_CHECKS) if "cuda" in slots.by_device else CHECKS
+    for check in checks:
+        preflight = check(request, preflight, notify)
+    # After the checks, so that no slot is prepared for a cell that no host can measure. The slots
+    # import torch while memory is predicted.
+    scheduler.import_ahead(request.example_attempt(preflight.cells))
+    return preflight
+
+
+def predict_cells(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
+    """Predict the memory of the cells, on the smallest GPU that each may run on.
+
+    With --skip-predicted-oom, cells that are predicted to run out of memory are excluded. This may
+    take minutes, so it comes after the checks and after the manifest is written.
+    """
+    by_kind: dict[str | None, list[Cell]] = defaultdict(list)
+    for cell in predictable(preflight.cells):
+        by_kind[cell.params.gpu_kind].append(cell)
+    if not by_kind:
+        return preflight
+    notify(f"predicting the memory of {cell_count(sum(map(len, by_kind.values())))}")
+    predictions: dict[str, PredictedCell] = {}
+    for kind, cells in by_kind.items():
+        gpu = smallest_gpu(preflight.hosts, kind)
+        found = predict_memory(cells, gpu, request.import_paths)
+        for cell in cells:
+            predictions[cell.id] = PredictedCell(cell, found[cell.id], cap_bytes(cell, gpu))
+    preflight = replace(preflight, predictions=predictions)
+    if not request.execution.skip_predicted_oom:
+        return preflight
+    skipped = []
+    for one in predictions.values():
+        if one.verdict == "oom":
+            notify(f"skipped: {request.expansion.label(one.cell)}: {one.oom_reason}")
+            skipped.append(one.cell)
+    return preflight.exclude(skipped, is_deferred=False)
+
+
 def measure(
     scheduler: Scheduler,
     queue: AttemptQueue,
@@ -102,9 +189,11 @@ def measure(
                 log.store(outcome)
                 queue.finished(outcome)
                 display.finished(outcome)
-                log.store_all(queue.take_inferred())
+                for inferred in queue.take_inferred():
+                    log.store(inferred)
         except (NoGpuLeft, NoNodeLeft) as error:
             return error
         finally:
-            log.store_all(queue.take_inferred())  # those after the last outcome
+            for inferred in queue.take_inferred():  # those after the last outcome
+                log.store(inferred)
     return None

@@ -109,7 +109,13 @@ def read_journal(path: Path) -> JournalContents:
     empty.
     """
     content = path.read_bytes() if path.exists() else b""
-    entries = [] if _is_damaged(content) else list(_complete_lines(content))
+    before, mark, end = content.rpartition(_CHECKSUM)
+    checksum = end.rstrip(b"}\n")
+    # Journals of older versions have none, and a process may be killed while it writes one.
+    has_checksum = bool(mark) and checksum.isdigit() and b"}" in end
+    if has_checksum and int(checksum) != zlib.crc32(before):
+        return JournalContents()
+    entries = list(_complete_lines(content))
     try:
         return _contents(entries) if entries else JournalContents()
     # Lines of something else: a model may replace json.dumps, or write into the file.
@@ -155,14 +161,6 @@ def _records(kind: Callable[..., Record], rows: Iterable[Values]) -> tuple[Recor
     for record in records:
         require_types(record)
     return records
-
-
-def _is_damaged(content: bytes) -> bool:
-    """True if the bytes before the checksum of a journal are not those that were written."""
-    before, mark, checksum = content.rpartition(_CHECKSUM)
-    # Journals of older versions have none, and a process may be killed while it writes one.
-    is_whole = bool(mark) and checksum.rstrip(b"}\n").isdigit() and b"}" in checksum
-    return is_whole and int(checksum.rstrip(b"}\n")) != zlib.crc32(before)
 
 
 def _complete_lines(content: bytes) -> Iterator[Values]:

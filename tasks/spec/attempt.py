@@ -109,5 +109,5 @@ def _checksum(body: Mapping[str, object]) -> int:
 
 def artifact_name(kind: str, params: Params, suffix: str) -> str:
     """Return a name with the non-default parameters: `trace_size-small_pass-forward.json.gz`."""
-    given = "_".join(f"{name}-{value}" for name, value in params.non_default().items())
+    given = "_".join(f"{name}-{value}" for name, value in params.non_default.items())
     return f"{kind}_{re.sub(r'[^A-Za-z0-9._-]+', '-', given)[:_LONGEST_NAME]}.{suffix}"

@@ -127,16 +127,15 @@ def axes_of(params: type[BaseModel]) -> Mapping[str, Axis]:
     """
     found = {}
     for attribute, field in params.model_fields.items():
-        found[field.alias or attribute] = _declaration(params, attribute)
+        for base in params.__mro__:
+            fields: Mapping[str, FieldInfo] = getattr(base, "model_fields", {})
+            declared = fields[attribute].json_schema_extra if attribute in fields else None
+            if isinstance(declared, Axis):
+                found[field.alias or attribute] = declared
+                break
+        else:
+            raise TypeError(f"{params.__name__}.{attribute} is not declared with axis(...)")
     return found
-
-
-def _declaration(params: type[BaseModel], attribute: str) -> Axis:
-    for base in params.__mro__:
-        fields: Mapping[str, FieldInfo] = getattr(base, "model_fields", {})
-        if attribute in fields and isinstance(fields[attribute].json_schema_extra, Axis):
-            return fields[attribute].json_schema_extra  # type: ignore[return-value]
-    raise TypeError(f"{params.__name__}.{attribute} is not declared with axis(...)")
 
 
 @cache

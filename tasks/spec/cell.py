@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tasks.spec.axes import FrozenValues, Values
 from tasks.spec.messages import assignments, escape_unprintable
-from tasks.spec.parameters import Params, axis_names
+from tasks.spec.parameters import Params, default_values
 
 ID_LENGTH = 12
 
@@ -28,7 +28,7 @@ class Cell:
         """Hash of task, version and non-default parameters."""
         # Without defaults, so that a new axis, whose default is what was measured before, does not
         # change the ids of stored results.
-        identity = json.dumps([self.task, self.version, self.params.non_default()], sort_keys=True)
+        identity = json.dumps([self.task, self.version, self.params.non_default], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()[:ID_LENGTH]
 
     def __hash__(self) -> int:
@@ -36,7 +36,7 @@ class Cell:
 
     def describe(self) -> str:
         """Return a line for people: the task with its non-default parameters."""
-        words = [self.task, *assignments(self.params.non_default())]
+        words = [self.task, *assignments(self.params.non_default)]
         return escape_unprintable(" ".join(words))
 
 
@@ -48,10 +48,10 @@ def device_types(cells: Iterable[Cell]) -> list[str]:
 def varying_axes(cells: Iterable[Cell]) -> list[str]:
     """Return the axes in which some of the cells differ, in the order of their declaration."""
     cells = list(cells)
-    varying = varying_names([cell.params.non_default() for cell in cells])
+    varying = varying_names([cell.params.non_default for cell in cells])
     names: dict[str, None] = {}
     for params in dict.fromkeys(type(cell.params) for cell in cells):
-        names |= dict.fromkeys(axis_names(params))
+        names |= dict.fromkeys(default_values(params))
     return [name for name in names if name in varying]
 
 

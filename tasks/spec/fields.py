@@ -98,19 +98,18 @@ def fields_of(row: type) -> tuple[Field, ...]:
     """
     assert is_dataclass(row)
     hints = get_type_hints(row, include_extras=True)
-    return tuple(_declared(row, one.name, hints[one.name]) for one in fields(row))
-
-
-def _declared(row: type, name: str, hint: object) -> Field:
-    if get_origin(hint) is not Annotated:
-        raise TypeError(f"{row.__name__}.{name} declares no column: annotate it with column(...)")
-    kind, *extras = get_args(hint)
-    declared = next(extra for extra in extras if isinstance(extra, Field))
-    if declared.dtype is None:
+    found = []
+    for name in (one.name for one in fields(row)):
+        if get_origin(hints[name]) is not Annotated:
+            problem = f"{row.__name__}.{name} declares no column"
+            raise TypeError(f"{problem}: annotate it with column(...)")
+        kind, *extras = get_args(hints[name])
+        declared = next(extra for extra in extras if isinstance(extra, Field))
         # The first type of `int | None` decides.
         scalar = (*get_args(kind), kind)[0]
-        declared = replace(declared, dtype=_DTYPES[scalar])
-    return replace(declared, name=name)
+        dtype = _DTYPES[scalar] if declared.dtype is None else declared.dtype
+        found.append(replace(declared, name=name, dtype=dtype))
+    return tuple(found)
 
 
 def require_types(record: object) -> None:
@@ -126,18 +125,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and (value.isascii() or is_utf8(value))
 
 
-def _fits_integer(bits: int) -> Callable[[object], bool]:
-    most = 2 ** (bits - 1)
-    return lambda value: type(value) is int and -most <= value < most
-
-
 _FITS: Mapping[Dtype, Callable[[object], bool]] = {
     Dtype.TEXT: _is_text,
     Dtype.JSON: _is_text,
-    Dtype.INT32: _fits_integer(32),
-    Dtype.INT64: _fits_integer(64),
+    Dtype.INT32: lambda value: type(value) is int and -(2**31) <= value < 2**31,
+    Dtype.INT64: lambda value: type(value) is int and -(2**63) <= value < 2**63,
     # Floats hold all integers of 53 bits.
-    Dtype.FLOAT: lambda value: type(value) is float or _fits_integer(54)(value),
+    Dtype.FLOAT: lambda value: (
+        type(value) is float or (type(value) is int and -(2**53) <= value < 2**53)
+    ),
     Dtype.BOOL: lambda value: type(value) is bool,
 }
 

@@ -62,12 +62,14 @@ class Metric:
     phases: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self._filled(one) for one in self.columns))
-
-    def _filled(self, column: CellColumn) -> CellColumn:
-        has_unit = column.aggregate not in _WITHOUT_UNIT
-        unit = (column.unit or self.unit) if has_unit else ""
-        return replace(column, name=column.name or self.name, doc=column.doc or self.doc, unit=unit)
+        columns = []
+        for one in self.columns:
+            has_unit = one.aggregate not in _WITHOUT_UNIT
+            unit = (one.unit or self.unit) if has_unit else ""
+            columns.append(
+                replace(one, name=one.name or self.name, doc=one.doc or self.doc, unit=unit)
+            )
+        object.__setattr__(self, "columns", tuple(columns))
 
     def sample(
         self,
@@ -186,19 +188,16 @@ def _held(kind: str) -> Metric:
     return _sized(name, doc, ("", *PHASES), built)
 
 
-def _saved(name: str, doc: str, unit: str = "bytes") -> Metric:
-    return _memory(name, unit, doc, (CellColumn(aggregate=Aggregate.MAX),), ("steady",))
-
-
+_saved = partial(_memory, columns=(CellColumn(aggregate=Aggregate.MAX),), modes=("steady",))
 _PEAKS: dict[str, Metric] = {}
 for _kind, _detail in _KINDS.items():
     _PEAKS[_kind] = _peak(f"peak_{_kind}_bytes", f"peak memory within the phase, {_detail}")
 _SAVED = (
-    _saved("saved_bytes", "saved by the forward pass for the backward pass"),
-    _saved("saved_block_bytes", "of `saved_bytes`, saved by one block"),
-    _saved("saved_square_bytes", "of `saved_bytes`, tensors over all pairs of positions"),
-    _saved("saved_squares", "number of those tensors", "tensors"),
-    _saved("residual_stream_bytes", "output of a block for the next one"),
+    _saved("saved_bytes", "bytes", "saved by the forward pass for the backward pass"),
+    _saved("saved_block_bytes", "bytes", "of `saved_bytes`, saved by one block"),
+    _saved("saved_square_bytes", "bytes", "of `saved_bytes`, tensors over all pairs of positions"),
+    _saved("saved_squares", "tensors", "number of those tensors"),
+    _saved("residual_stream_bytes", "bytes", "output of a block for the next one"),
     _memory(
         "saved_operation_bytes",
         "bytes",
@@ -275,12 +274,6 @@ _TELEMETRY = (
 
 _kernels = partial(Metric, "kernels")
 
-
-def _attributed(what: str) -> Metric:
-    doc = f"share of the kernels' time whose {what} is known"
-    return _kernels(f"attributed_to_{what}", "ratio", doc)
-
-
 _KERNELS = (
     _kernels(
         "kernel_time",
@@ -308,7 +301,12 @@ _KERNELS = (
         "of `idle_ms`, before kernels that the CPU had not launched yet",
         (CellColumn("idle_for_host_ms"),),
     ),
-    *map(_attributed, ("phase", "module", "class")),
+    *(
+        _kernels(
+            f"attributed_to_{what}", "ratio", f"share of the kernels' time whose {what} is known"
+        )
+        for what in ("phase", "module", "class")
+    ),
     _kernels(
         "profiled_step", "ms", "duration of the profiled step", (CellColumn("profiled_step_ms"),)
     ),

@@ -136,12 +136,9 @@ class Params(Axes):
     def _values(self) -> Values:
         return self.model_dump(mode="json", by_alias=True)
 
-    def non_default(self) -> FrozenValues:
-        """Return the parameters that differ from their defaults: the cell's id is made of them."""
-        return self._non_default
-
     @cached_property
-    def _non_default(self) -> Values:
+    def non_default(self) -> FrozenValues:
+        """The parameters that differ from their defaults: the cell's id is made of them."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
@@ -351,11 +348,6 @@ def default_values(params: type[Params]) -> Values:
     for name, field in params.model_fields.items():
         defaults[field.alias or name] = field.get_default(call_default_factory=True)
     return defaults
-
-
-def axis_names(params: type[Params]) -> list[str]:
-    """Return the names of a task's axes as a config writes them."""
-    return list(default_values(params))
 
 
 def check_value(params: type[Params], name: str, value: object) -> None:

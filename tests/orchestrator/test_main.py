@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator import __main__ as entry
-from orchestrator.__main__ import _require_docstrings, _require_end
+from orchestrator.__main__ import _require_usable_modes
 from tests.conftest import ROOT
 
 CONFIG = """
@@ -43,14 +43,18 @@ def test_the_locale_does_not_decide_which_paths_can_be_used(tmp_path: Path) -> N
             assert line.startswith("as one page: "), (words, line)
 
 
+def flags_of(optimize: int = 0, inspect: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(utf8_mode=1, warn_default_encoding=0, optimize=optimize, inspect=inspect)
+
+
 def test_a_process_without_docstrings_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, words: started.append(words))
     monkeypatch.setattr(sys, "orig_argv", ["python", "-OO", "-m", "orchestrator", "report", "r"])
     monkeypatch.delenv("PYTHONOPTIMIZE", raising=False)
     for level in (0, 1, 2, 2):  # the last one is still without, and is not started again and again
-        monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=level))
-        _require_docstrings()
+        monkeypatch.setattr(sys, "flags", flags_of(optimize=level))
+        _require_usable_modes()
     assert started == [["python", "-m", "orchestrator", "report", "r"]]
     assert os.environ["PYTHONOPTIMIZE"] == "1"
 
@@ -62,10 +66,10 @@ def test_a_process_that_would_wait_for_input_at_its_end_starts_again(
     monkeypatch.setattr(os, "execv", lambda _, words: started.append(words))
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "orchestrator", "report", "r"])
     monkeypatch.setenv("PYTHONINSPECT", "1")
-    monkeypatch.setattr(sys, "flags", SimpleNamespace(inspect=1))
-    _require_end()
+    monkeypatch.setattr(sys, "flags", flags_of(inspect=1))
+    _require_usable_modes()
     assert "PYTHONINSPECT" not in os.environ
-    _require_end()  # `python -i`, as somebody wants it
+    _require_usable_modes()  # `python -i`, as somebody wants it
     assert started == [sys.orig_argv]
 
 
@@ -75,7 +79,7 @@ def test_a_limit_while_the_program_is_imported_is_one_line(
     def fail() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "click")
 
-    monkeypatch.setattr(entry, "_require_utf8", fail)
+    monkeypatch.setattr(entry, "_require_usable_modes", fail)
     with pytest.raises(SystemExit) as end:
         entry.main()
     assert end.value.code == 2

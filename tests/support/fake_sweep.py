@@ -22,9 +22,8 @@ from orchestrator.store.run import Run
 from orchestrator.store.tables import MEASURED_TABLES
 from orchestrator.sweep import pipeline
 from orchestrator.sweep.console import RemainingTime
-from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.pipeline import Runtime, run_sweep
 from orchestrator.sweep.result import SweepResult
-from orchestrator.sweep.runtime import Runtime
 from tasks.process.journal import FinalStatus, Journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, Attempt
 from tasks.spec.outcome import Outcome

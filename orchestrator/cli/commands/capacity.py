@@ -8,48 +8,48 @@ import click
 
 from orchestrator.cli.commands.ending import end_with
 from orchestrator.cli.commands.options import (
+    CONFIG_OPTIONS,
+    EXECUTION_OPTIONS,
     Chosen,
-    Decorator,
-    config_options,
-    execution_options,
-    flag,
     parse_request,
-    with_options,
 )
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.output import say
 from orchestrator.common.units import GIB
 
 
-def limit_options(axis: str, granularity: int, up_to: int) -> Decorator:
-    """Return the options of a search along an axis, with these defaults."""
+def limit_options(axis: str, granularity: int, up_to: int) -> list[click.Parameter]:
+    """Return the options of a search along an axis. The numbers are defaults."""
     any_size = click.IntRange(1, 2**63 - 1)  # the largest parameter, LARGEST_INT of tasks.spec
-    return with_options(
-        click.option(
-            "--gpu",
+    return [
+        *CONFIG_OPTIONS,
+        click.Option(
+            ["--gpu"],
             metavar="NAME",
             help="Predict for this GPU, such as 'RTX 5090'.  [this machine's]",
         ),
-        click.option(
-            "--granularity",
+        click.Option(
+            ["--granularity"],
             type=any_size,
             default=granularity,
             help=f"Try multiples of this number.  [{granularity}]",
         ),
-        click.option(
-            "--up-to",
+        click.Option(
+            ["--up-to"],
             type=any_size,
             default=up_to,
             help=f"Try no {axis} above this number.  [{up_to}]",
         ),
-        flag("--confirm", "Measure the predicted limit and the next value. Needs the device."),
-    )
+        click.Option(
+            ["--confirm"],
+            is_flag=True,
+            help="Measure the predicted limit and the next value. Needs the device.",
+        ),
+        *EXECUTION_OPTIONS,
+    ]
 
 
-@click.command("max-context")
-@config_options
-@limit_options("context_length", 128, 131072)
-@execution_options
+@click.command("max-context", params=limit_options("context_length", 128, 131072))
 def max_context(**chosen: object) -> None:
     """Find the largest context length that fits, for each cell of CONFIG.
 
@@ -61,10 +61,7 @@ def max_context(**chosen: object) -> None:
     print_limits("context_length", chosen)
 
 
-@click.command("max-batch")
-@config_options
-@limit_options("batch_size", 1, 4096)
-@execution_options
+@click.command("max-batch", params=limit_options("batch_size", 1, 4096))
 def max_batch(**chosen: object) -> None:
     """Find the largest batch size that fits, for each cell of CONFIG.
 
@@ -83,12 +80,11 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     from orchestrator.config.cell_labels import CellLabels
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.hardware.gpu_catalog import find_gpu
-    from orchestrator.planning.preflight import require_devices
+    from orchestrator.planning.preflight import Preflight, check_devices
     from orchestrator.report.formats.terminal import Screen
     from orchestrator.sweep.capacity_limits import Bounds
     from orchestrator.sweep.capacity_search import find_limits
-    from orchestrator.sweep.runtime import default_runtime
-    from tasks.spec.cell import device_types
+    from orchestrator.sweep.pipeline import default_runtime
 
     measures = chosen["confirm"]
     gpu = None
@@ -104,7 +100,7 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     cells = request.expansion.cells
     # Predicting takes minutes: a missing GPU is reported before. A cluster is not known yet.
     if measures and not chosen["address"]:
-        require_devices(request, device_types(cells), [probe_here()])
+        check_devices(request, Preflight(cells, hosts=(probe_here(),)), say)
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
     runtime = default_runtime(CellLabels(cells, axis)) if measures else None
     found = find_limits(request, bounds, gpu, runtime)

@@ -75,6 +75,29 @@ class Megabytes(click.ParamType[float]):
         return size
 
 
+class Duration(click.ParamType[float]):
+    """A duration such as `90s`, converted to seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        from orchestrator.config.schema import LONGEST_S
+
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(value).strip())
+        if not found:
+            problem = f"{_option(param)} {value}: is not a duration"
+            raise ConfigError(problem, "Write 90s, 9m or 2h")
+        seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+        if seconds > LONGEST_S:
+            raise ConfigError(
+                f"{_option(param)} {value}: is longer than {LONGEST_S / 3600:,.0f} h",
+                "Leave it out for no limit",
+            )
+        return seconds
+
+
 def _option(param: click.Parameter | None) -> str:
     """Return an option as it is typed."""
     if param and param.name:
@@ -84,9 +107,6 @@ def _option(param: click.Parameter | None) -> str:
 
 class FolderType(click.Path):
     """A folder whose name is not empty."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
 
     def convert(
         self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from orchestrator.cli.commands.option_types import Percentage, RunLocationType
+from orchestrator.cli.commands.option_types import Duration, Percentage, RunLocationType
 from orchestrator.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from orchestrator.planning.options import ExecutionOptions, RunOptions
     from orchestrator.planning.request import SweepRequest
 
-# What click decorates: a function, or the command that it made of one.
-Command = TypeVar("Command", bound=Callable[..., object])
 # The options of a command by parameter, as click passes them.
 Chosen: TypeAlias = Mapping[str, Any]
-
-
-class Decorator(Protocol):
-    """A decorator that adds options to a command."""
-
-    def __call__(self, command: Command, /) -> Command: ...
-
 
 # The words of --retry and --only, which `planning.options` declares too. Importing that module
 # loads pydantic (0.4 s), and `sweep --help` needs 0.1 s in all. A test compares the lists.
@@ -37,104 +27,113 @@ STATUSES = (
     "pending", "incomplete",
 )  # fmt: skip
 
-
-def with_options(*options: Decorator) -> Decorator:
-    """Return a decorator that adds options to a command, in this order in its help."""
-
-    def add(command: Command, /) -> Command:
-        # As with stacked decorators, the last one is applied first.
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-def flag(name: str, help_text: str) -> Decorator:
-    """Return an option without a value."""
-    return click.option(name, is_flag=True, help=help_text)
-
-
-def repeatable(name: str, parameter: str, metavar: str, help_text: str) -> Decorator:
-    """Return an option that may be given several times."""
-    return click.option(name, parameter, multiple=True, metavar=metavar, help=help_text)
-
-
-config_options = with_options(
-    click.argument("config", type=click.Path(path_type=Path)),
-    repeatable("--set", "sets", "AXIS=A,B", "Use these values of an axis, not those in CONFIG."),
-    repeatable("--where", "wheres", "AXIS=A,AXIS=B|C", "Select the cells that match."),
-    click.option(
-        "--out",
+CONFIG_OPTIONS: list[click.Parameter] = [
+    click.Argument(["config"], type=click.Path(path_type=Path)),
+    click.Option(
+        ["--set", "sets"],
+        multiple=True,
+        metavar="AXIS=A,B",
+        help="Use these values of an axis, not those in CONFIG.",
+    ),
+    click.Option(
+        ["--where", "wheres"],
+        multiple=True,
+        metavar="AXIS=A,AXIS=B|C",
+        help="Select the cells that match.",
+    ),
+    click.Option(
+        ["--out"],
         type=RunLocationType(),
         help="Results folder, or s3://bucket/folder.  [results/NAME]",
     ),
-)
+]
 
-cell_options = with_options(
-    click.option(
-        "--sample",
+CELL_OPTIONS: list[click.Parameter] = [
+    click.Option(
+        ["--sample"],
         metavar="SHARE",
         type=Percentage(),
         help="Select a random share of the cells, such as 10%. It is the same each time.",
     ),
-    repeatable("--instrument", "instruments", "NAME", "Add this instrument, such as kernel_time."),
-    click.option(
-        "--retry",
+    click.Option(
+        ["--instrument", "instruments"],
+        multiple=True,
+        metavar="NAME",
+        help="Add this instrument, such as kernel_time.",
+    ),
+    click.Option(
+        ["--retry"],
         multiple=True,
         type=click.Choice([*STATUSES, *FLAWS]),
         help="Measure cells with this status again. cpu-contended: cells that competed for the"
         " CPU. interval-wide: cells whose median has an interval wider than 5 %.",
     ),
-    click.option(
-        "--only", multiple=True, type=click.Choice(STATUSES), help="Select cells with this status."
+    click.Option(
+        ["--only"],
+        multiple=True,
+        type=click.Choice(STATUSES),
+        help="Select cells with this status.",
     ),
-    click.option(
-        "--repeat",
+    click.Option(
+        ["--repeat"],
         type=click.IntRange(1, 1000),
         default=1,
         help="Measure each cell this number of times, in rounds over all cells.  [1]",
     ),
-    flag("--fresh", "Measure all cells again. Earlier rows stay in the results folder."),
-    flag(
-        "--infer-oom",
-        "Do not measure cells that need at least as much memory as one that ran out of it.",
+    click.Option(
+        ["--fresh"],
+        is_flag=True,
+        help="Measure all cells again. Earlier rows stay in the results folder.",
     ),
-)
+    click.Option(
+        ["--infer-oom"],
+        is_flag=True,
+        help="Do not measure cells that need at least as much memory as one that ran out of it.",
+    ),
+]
 
-execution_options = with_options(
-    click.option(
-        "--address",
+EXECUTION_OPTIONS: list[click.Parameter] = [
+    click.Option(
+        ["--address"],
         metavar="ADDRESS",
         help="Use a running Ray cluster: `auto` or host:port.  [the GPUs of this machine]",
     ),
-    click.option(
-        "--scheduler",
+    click.Option(
+        ["--scheduler"],
         type=click.Choice(["ray", "serial"]),
         default="ray",
         help="serial: measure one cell at a time, without Ray.  [ray]",
     ),
-    click.option(
-        "--cpu-cells",
+    click.Option(
+        ["--cpu-cells"],
         type=click.IntRange(1),
         default=1,
         help="Number of cells on the CPU that run at the same time and share the cores.  [1]",
     ),
-    click.option(
-        "--time-limit",
+    click.Option(
+        ["--time-limit"],
         metavar="DURATION",
+        type=Duration(),
         help="Start only cells that are expected to finish before the limit: 90s, 9m, 2h."
         " Exit code 75 if cells are left.",
     ),
-    click.option(
-        "--start-method",
+    click.Option(
+        ["--start-method"],
         type=click.Choice(["fork", "spawn"]),
         help="Start of each measuring process. fork: copy a process that has imported torch,"
         " where that works. spawn: start a new process.  [fork]",
     ),
-    flag("--mixed", "Allow results from different hardware or software in one results folder."),
-    flag("--take-over", "Write to a bucket folder even if another driver seems to write to it."),
-)
+    click.Option(
+        ["--mixed"],
+        is_flag=True,
+        help="Allow results from different hardware or software in one results folder.",
+    ),
+    click.Option(
+        ["--take-over"],
+        is_flag=True,
+        help="Write to a bucket folder even if another driver seems to write to it.",
+    ),
+]
 
 
 def parse_request(chosen: Chosen) -> SweepRequest:
@@ -188,7 +187,7 @@ def _parse_execution(chosen: Chosen) -> ExecutionOptions:
                 "Leave one of them out",
             )
     return ExecutionOptions(
-        time_limit_s=_parse_time_limit(chosen["time_limit"]),
+        time_limit_s=chosen["time_limit"],
         scheduler=chosen["scheduler"],
         address=chosen["address"],
         cpu_cells=chosen["cpu_cells"],
@@ -197,21 +196,3 @@ def _parse_execution(chosen: Chosen) -> ExecutionOptions:
         take_over=chosen["take_over"],
         skip_predicted_oom=chosen.get("skip_predicted_oom", False),
     )
-
-
-def _parse_time_limit(text: str | None) -> float | None:
-    """Return the limit in seconds."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", text.strip())
-    if not found:
-        raise ConfigError(f"--time-limit {text}: is not a duration", "Write 90s, 9m or 2h")
-    from orchestrator.config.schema import LONGEST_S
-
-    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
-    if seconds > LONGEST_S:
-        raise ConfigError(
-            f"--time-limit {text}: is longer than {LONGEST_S / 3600:,.0f} h",
-            "Leave it out for no limit",
-        )
-    return seconds

@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.commands.options import cell_options, config_options, flag, parse_request
+from orchestrator.cli.commands.options import CELL_OPTIONS, CONFIG_OPTIONS, parse_request
 from orchestrator.cli.text import warn_of_incomplete
 
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel
 
 
-@click.command()
-@config_options
-@cell_options
-@flag("--all", "Print every cell, and with --memory also what is planned for it.")
-@flag("--memory", "Predict the memory that each cell needs on a GPU. Works without a GPU.")
+@click.command(params=[*CONFIG_OPTIONS, *CELL_OPTIONS])
+@click.option(
+    "--all",
+    is_flag=True,
+    help="Print every cell, and with --memory also what is planned for it.",
+)
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Predict the memory that each cell needs on a GPU. Works without a GPU.",
+)
 @click.option(
     "--gpu",
     metavar="NAME",
@@ -32,6 +38,7 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
     from orchestrator.cli.text.plan import SHOWN_CELLS, describe_cost, describe_plan
+    from orchestrator.config.cell_labels import shared_settings
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.cell_decisions import describe_continuation, plan_request
     from orchestrator.planning.prior_results import describe_prior_results
@@ -52,7 +59,7 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     shown = 0 if memory else SHOWN_CELLS
     if chosen["all"]:
         shown = len(planned.decisions)
-    shared = request.expansion.shared_settings(request.selection)
+    shared = shared_settings(request.expansion.cells, request.selection.set)
     lines += describe_plan(planned, request.expansion.label, cost, shown, shared)
     lines += describe_prior_results(request, planned, invocation)
     if not memory:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.commands.option_types import ReferenceDevice, RunLocationType
-from orchestrator.cli.commands.options import repeatable
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.run_location import RunLocation
@@ -71,7 +70,13 @@ class ReportOptions:
     metavar="A,B",
     help="Print only these cells, by the beginnings of their ids. Writes no files.",
 )
-@repeatable("--where", "wheres", "AXIS=A,AXIS=B|C", "Print only cells that match. Writes no files.")
+@click.option(
+    "--where",
+    "wheres",
+    multiple=True,
+    metavar="AXIS=A,AXIS=B|C",
+    help="Print only cells that match. Writes no files.",
+)
 @click.option(
     "--reference",
     type=ReferenceDevice(),

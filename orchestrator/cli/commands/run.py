@@ -8,20 +8,20 @@ import click
 
 from orchestrator.cli.commands.ending import end_with
 from orchestrator.cli.commands.options import (
-    cell_options,
-    config_options,
-    execution_options,
-    flag,
+    CELL_OPTIONS,
+    CONFIG_OPTIONS,
+    EXECUTION_OPTIONS,
     parse_request,
 )
 from orchestrator.common.output import say
 
 
-@click.command()
-@config_options
-@cell_options
-@execution_options
-@flag("--skip-predicted-oom", "Leave out the cells that are predicted to run out of memory.")
+@click.command(params=[*CONFIG_OPTIONS, *CELL_OPTIONS, *EXECUTION_OPTIONS])
+@click.option(
+    "--skip-predicted-oom",
+    is_flag=True,
+    help="Leave out the cells that are predicted to run out of memory.",
+)
 def run(config: Path, **chosen: object) -> None:
     """Measure the cells of CONFIG that are missing or failed.
 
@@ -32,8 +32,7 @@ def run(config: Path, **chosen: object) -> None:
     # Ray, pandas and pyarrow take seconds to import, during which the terminal would stay empty.
     starting = "" if chosen["scheduler"] == "serial" else ", starting Ray"
     say(f"preparing: importing torch{starting}")
-    from orchestrator.sweep.pipeline import run_sweep
-    from orchestrator.sweep.runtime import default_runtime
+    from orchestrator.sweep.pipeline import default_runtime, run_sweep
 
     request = parse_request({"config": config, **chosen})
     result = run_sweep(request, default_runtime(request.expansion.label))

@@ -84,7 +84,7 @@ def _failures(request: SweepRequest, plan: Plan) -> Iterator[str]:
     rows = request.run.rows("attempts", ["cell", "attempt", "stage", "phase", "evidence"])
     ends = {(cell, number): end for cell, number, *end in rows}
     failed = []
-    for cell in plan.cells:
+    for cell in (decision.cell for decision in plan.decisions):
         shown = plan.state(cell).shown
         if shown and shown.status not in _NO_FAILURES:
             failed.append((cell, shown))

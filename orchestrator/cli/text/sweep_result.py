@@ -50,7 +50,10 @@ def conclude(result: SweepResult, command: str, again: str) -> tuple[list[str], 
         stopped = f"stopped by {result.stop_reason} with {remaining} left. To continue: {command}"
         return [*lines, stopped], EXIT_INTERRUPTED
     folder = shell_path(result.folder)
-    lines += [*_quality(result, again), f"tables: sweep report {folder}"]
+    for flag, (note, options) in _FLAGS.items():
+        if count := result.quality.get(flag):
+            lines += [f"{cell_count(count)} {note}: {again} {options}"]
+    lines += [f"tables: sweep report {folder}"]
     if result.exhausted:
         retry = " ".join(f"--retry {name}" for name in _FAILURES if name in result.before)
         lines += [
@@ -99,11 +102,3 @@ def _out_of_time(result: SweepResult, command: str) -> list[str]:
             " only a longer limit helps"
         ]
     return lines
-
-
-def _quality(result: SweepResult, again: str) -> list[str]:
-    return [
-        f"{cell_count(result.quality[flag])} {note}: {again} {options}"
-        for flag, (note, options) in _FLAGS.items()
-        if result.quality.get(flag)
-    ]

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from orchestrator.cli.group import SweepGroup
+from orchestrator.cli.main import SweepGroup
 from orchestrator.common.errors import EXIT_USER
 from orchestrator.store.run import Run
 

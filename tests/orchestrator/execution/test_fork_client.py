@@ -18,8 +18,8 @@ import pytest
 
 from orchestrator.execution import fork_client, measurement
 from orchestrator.execution.child_environment import child_environment
-from orchestrator.execution.fork_client import ForkServer, ForkServers
-from orchestrator.execution.measurement import FORK_SERVERS, Slot, execute, is_forked
+from orchestrator.execution.fork_client import ForkServers
+from orchestrator.execution.measurement import FORK_SERVERS, Slot, execute, fork_purpose
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
@@ -42,7 +42,7 @@ def own_servers() -> Iterator[None]:
 
 
 def server_of(attempt: Attempt, slot: Slot | None = None) -> psutil.Process:
-    process = measurement.fork_server(attempt, slot)._process
+    process = measurement.fork_server(slot.place(attempt) if slot else attempt)._process
     assert process is not None
     return psutil.Process(process.pid)
 
@@ -132,7 +132,8 @@ def test_a_variable_that_is_read_late_may_differ_between_children_of_one_server(
 def test_a_process_is_forked_unless_a_new_one_is_asked_for(
     make_attempt: MakeAttempt, device: str, asked: str | None, forked: bool
 ) -> None:
-    assert is_forked(make_attempt(device=device, settings={"start_method": asked})) is forked
+    attempt = make_attempt(device=device, settings={"start_method": asked})
+    assert fork_purpose(attempt) == ("measure" if forked else None)
 
 
 @pytest.mark.process
@@ -334,7 +335,6 @@ def test_requests_are_not_sent_to_another_users_server(monkeypatch: pytest.Monke
         other.bind(server.address)
         other.listen()
         another = os.getuid() + 1
-        monkeypatch.setattr(ForkServer, "address", server.address)
         monkeypatch.setattr(os, "getuid", lambda: another)
         with pytest.raises(PermissionError, match="belongs to user"):
             server.ask("probe", {})
@@ -417,7 +417,7 @@ def test_a_signal_while_a_server_is_closed_leaves_nothing_to_close_again(
 
 def test_the_address_follows_from_session_device_and_variables() -> None:
     def address(session: str, device: str, own: Mapping[str, str]) -> str:
-        return ForkServer(session, device, own).address
+        return ForkServers(session).server(device, own).address
 
     first = address("s", "cpu", {"A": "1", "CUDA_VISIBLE_DEVICES": "0"})
     assert first == address("s", "cpu", {"CUDA_VISIBLE_DEVICES": "1", "A": "1"})

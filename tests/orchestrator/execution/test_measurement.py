@@ -582,7 +582,7 @@ def test_where_no_process_can_be_minded_the_cell_is_a_child(
     make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """macOS has no minders."""
-    monkeypatch.setattr(measurement, "has_minders", lambda: False)
+    monkeypatch.setattr(measurement, "HAS_MINDERS", False)
     outcome = execute(make_attempt(1))
     assert (outcome.status, outcome.facts["start_method"]) == (Status.OK, "spawn")
     late = execute(make_attempt(2, settings={"timeout_s": 0.2}))

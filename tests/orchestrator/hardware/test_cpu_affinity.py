@@ -13,8 +13,7 @@ from orchestrator.execution.measurement import Slot
 from orchestrator.hardware import cpu_affinity as cores
 from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_cores
-from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.hardware.visible_gpus import visible_gpu_uuids
+from orchestrator.hardware.host import GpuInfo, HostInfo, visible_gpu_uuids
 from tasks.spec.attempt import Attempt, read_attempt
 
 

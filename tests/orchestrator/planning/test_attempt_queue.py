@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import attempt_queue as queue_module
-from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue, QueueState
+from orchestrator.planning.attempt_queue import AttemptQueue, QueueState
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator
 from orchestrator.planning.oom_inference import OomInference
@@ -48,7 +48,7 @@ def queue_of(
     deadline: float | None = None,
 ) -> AttemptQueue:
     plan = make_plan(cells, states, options, 3)
-    return AttemptQueue(plan, AttemptFactory(Run(folder), Settings(), plan), deadline)
+    return AttemptQueue(plan, Run(folder), Settings(), deadline)
 
 
 def on_gpus(

@@ -14,6 +14,7 @@ from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.preflight import (
     CHECKS,
+    GPU_CHECKS,
     Preflight,
     Slots,
     check_devices,
@@ -52,7 +53,7 @@ def test_all_checks_leave_a_host_that_has_everything_as_it_is(
 ) -> None:
     request, messages = request_of(), list[str]()
     state = before = preflight(request, host())
-    for check in CHECKS:
+    for check in (*CHECKS, *GPU_CHECKS):
         state = check(request, state, messages.append)
     assert (state.cells, state.excluded, messages) == (before.cells, (), [])
     assert state.fingerprints == {"cpu": [CPU]}

@@ -30,7 +30,13 @@ class FakeServer:
     def __init__(self, answer: Mapping[str, Any] | None) -> None:
         self.answer = answer
 
-    def probe_host(self) -> Mapping[str, Any]:
+    def ask(self, kind: str, body: Mapping[str, object]) -> FakeServer:
+        assert kind == "probe"
+        return self
+
+    def close(self) -> None: ...
+
+    def receive(self, timeout_s: float) -> Mapping[str, Any]:
         if self.answer is None:
             raise ForkServerLost("it ended")
         return self.answer

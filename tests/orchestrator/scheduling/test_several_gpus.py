@@ -16,7 +16,7 @@ from orchestrator.common.errors import ConfigError, NoGpuLeft, PlatformError
 from orchestrator.execution import measurement
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.duration_estimate import (
     DurationConditions,
@@ -127,7 +127,7 @@ def queue_of(
     tmp_path: Path, *cells: Cell, places: int = 4, kinds: Mapping[str, int] | None = None
 ) -> AttemptQueue:
     plan = make_plan(cells, {}, RunOptions(), 3)
-    queue = AttemptQueue(plan, AttemptFactory(Run(tmp_path), Settings(), plan), None)
+    queue = AttemptQueue(plan, Run(tmp_path), Settings())
     host = HostInfo(gpus=(GpuInfo("NVIDIA H200", 1),))
     queue.begin(Preflight(hosts=(host,), slots=Slots({"cuda": places}, kinds or {})))
     return queue

@@ -30,9 +30,8 @@ from orchestrator.store.cell_state import read_states
 from orchestrator.sweep import capacity_search as limits
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from orchestrator.sweep.capacity_search import find_limits, predict_limits
-from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.pipeline import Runtime, run_sweep
 from orchestrator.sweep.result import SweepResult
-from orchestrator.sweep.runtime import Runtime
 from tasks.prediction.records import AS_EAGER, MAY_TAKE_MORE, Prediction, Verdict, unknown
 from tasks.prediction.records import PredictionRequest as Asked
 from tasks.spec.attempt import Attempt

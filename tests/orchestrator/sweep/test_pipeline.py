@@ -685,7 +685,7 @@ def prediction_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]
         asked.append((len(cells), card.name if card else ""))
         return {cell.id: unknown("not here") for cell in cells}
 
-    monkeypatch.setattr("orchestrator.sweep.host_checks.predict_memory", predict)
+    monkeypatch.setattr("orchestrator.sweep.pipeline.predict_memory", predict)
     return asked
 
 
