@@ -147,7 +147,7 @@ def _require_cells(name: str, words: list[str]) -> None:
             )
         if asked["time_limit"]:
             raise ConfigError(
-                f"--time-limit {asked['time_limit']}: is of one study",
+                f"--time-limit {asked['time_limit']:g}s: is of one study",
                 "Say --minutes for all of them",
             )
         selection = parse_selection(

@@ -188,7 +188,7 @@ def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
         (["--", "--set", "context_length=long"], "one: --set context_length: "),
         (["--", "--nonsense"], "one: No such option"),
         (["--", "--out", "mine"], "one: --out mine: each study has a folder of its own"),
-        (["--", "--time-limit", "9m"], "one: --time-limit 9m: is of one study"),
+        (["--", "--time-limit", "9m"], "one: --time-limit 540s: is of one study"),
         (["--publish", "mine"], "mine: holds something else"),
         (
             ["--publish", "studies.yaml/published"],

@@ -196,7 +196,7 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
         stack.enter_context(tracker)
         with emulation, compiling(emulation):
             workload = _build(params)
-            # What only cycles of references kept is released before a process measures.
+            # Cycles of references are released before a process measures.
             gc.collect(1)
             untraced = _untraced_tokens(params)
         tracker.label([untraced], "inputs")

@@ -111,7 +111,7 @@ class _Process:
             self.add_launch(details.correlation, Launch(event.thread, _nanoseconds(event.at)))
             if not category.endswith(_CALLS):
                 return
-            # A process gives each call an id of its own; containers may have equal process ids.
+            # Calls of a process have different ids. Processes of two containers may have one id.
             self.is_mixed |= (category, details.correlation) in self.calls
             self.calls.add((category, details.correlation))
         else:
