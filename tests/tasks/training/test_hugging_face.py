@@ -275,6 +275,7 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers
 def test_causal_models_of_transformers_are_built_or_refused_with_a_reason() -> None:
     names = pytest.importorskip("transformers.models.auto.modeling_auto")
     refused = {}
