@@ -352,12 +352,15 @@ def _run_alone(request: MindRequest, words: tuple[str, ...]) -> RankExits:
         try:
             return RankExits([process.wait(request.timeout_s)])
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, STACK_SIGNAL)
+            _signal_group(process.pid, STACK_SIGNAL)
             time.sleep(STACKS_S)
             return RankExits([-signal.SIGKILL], late="done", limit_s=request.timeout_s)
         finally:
-            # macOS raises PermissionError for a group of zombies.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _signal_group(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _signal_group(group: int, number: int) -> None:
+    # macOS raises PermissionError for a group of zombies.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

@@ -155,7 +155,8 @@ def _obsolete_attempts(
 ) -> set[tuple[str, int]]:
     """Return the attempts without success at a model whose source was another, by cell and number.
 
-    sources: digest of each of the user's models as it is now. The source of a model that could not be built is that of the command which tried it.
+    sources: digest of each of the user's models as it is now. A model that could not be built has the
+    source of the command that tried it.
     """
     run = request.run
     obsolete: set[tuple[str, int]] = set()

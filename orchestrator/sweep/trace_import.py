@@ -230,7 +230,7 @@ def _missing_work(trace: DeviceTrace) -> Iterator[str]:
     if trace.is_guess:
         yield (
             "several processes of it have the same ids, and their events are mixed, so their work is"
-            " split by the order in time at most. Import the trace of each rank instead"
+            " split by the order in time, or not at all. Import the trace of each rank instead"
         )
     activities = trace.timeline.activities
     if trace.timeline.on_device and not activities:

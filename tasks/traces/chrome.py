@@ -8,6 +8,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,13 +127,9 @@ class _Process:
 
     def sorted_ranges(self, chosen: Mapping[str, str]) -> Ranges:
         """Return the ranges by what they are. chosen: phases by the name of a range."""
-        gradients = [
-            (one.start_ns, one.end_ns)
-            for operators in self.operators.values()
-            for one in operators
-            if one.name.startswith(BACKWARD_NODE)
-        ]
-        return sort_ranges(self.ranges, chosen, sorted(gradients))
+        operators = chain(*self.operators.values())
+        nodes = (one for one in operators if one.name.startswith(BACKWARD_NODE))
+        return sort_ranges(self.ranges, chosen, nodes)
 
     def timeline(self, ranges: Ranges, device: int | None = None) -> Timeline:
         """Return the timeline of one GPU, or of all."""

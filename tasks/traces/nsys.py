@@ -79,13 +79,13 @@ def read_nsys(path: Path, chosen: Mapping[str, str]) -> Mapping[str, DeviceTrace
         raise ValueError(f"{path}: contains no CUDA kernels: trace with --trace=cuda,nvtx")
     traces = {}
     sorted_ranges = {}
-    for process, texts in ranges.items():
-        nodes = [(one.start_ns, one.end_ns) for one in texts if one.text.startswith(BACKWARD_NODE)]
-        sorted_ranges[process] = sort_ranges(texts, chosen, sorted(nodes))
-    for (process, device), own in sorted(activities.items()):
+    for process, own in ranges.items():
+        nodes = (one for one in own if one.text.startswith(BACKWARD_NODE))
+        sorted_ranges[process] = sort_ranges(own, chosen, nodes)
+    for (process, device), works in sorted(activities.items()):
         of_process = sorted_ranges.get(process) or sort_ranges((), chosen)
         name = f"process {process >> 24 & 0xFFFFFF}, GPU {device}" if len(activities) > 1 else ""
-        traces[name] = DeviceTrace(_timeline(of_process, own), of_process)
+        traces[name] = DeviceTrace(_timeline(of_process, works), of_process)
     return traces
 
 

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from tasks.traces.parts import OPTIMIZER, PHASE_PREFIX
-from tasks.traces.timeline import PhaseSpan, ThreadId, Timeline
+from tasks.traces.timeline import PhaseSpan, ThreadId, Timeline, TraceSpan
 
 # Words that name a phase. All words of a range, without the others below, must belong to one phase.
 _PHASE_WORDS: Mapping[str, frozenset[str]] = {
@@ -78,8 +78,8 @@ class Ranges:
 class DeviceTrace(NamedTuple):
     """The work of one process on one GPU, and the ranges of that process.
 
-    is_guess: other processes have the same ids, so that at most the order in time separates their
-    work.
+    is_guess: other processes have the same ids. The order in time alone separates their work, or
+    nothing does.
     """
 
     timeline: Timeline
@@ -121,12 +121,13 @@ def _is_warmup(text: str) -> bool:
 
 
 def sort_ranges(
-    ranges: Iterable[Range], chosen: Mapping[str, str], gradients: Sequence[tuple[int, int]] = ()
+    ranges: Iterable[Range],
+    chosen: Mapping[str, str],
+    backward: Iterable[Range | TraceSpan] = (),
 ) -> Ranges:
     """Sort the ranges of one process.
 
-    chosen: phases by the name of a range. gradients: begin and end in ns of the operators of
-    backward passes, in order; empty if unknown.
+    chosen: phases by the name of a range. backward: nodes of the backward pass; empty if unknown.
     """
     in_order = sorted(ranges, key=lambda one: (one.start_ns, -one.end_ns))
     is_own = any(one.text.startswith(PHASE_PREFIX) for one in in_order)
@@ -156,7 +157,8 @@ def sort_ranges(
     starts = [phase.start_ns for phase in phases]
     parts = [one for one in parts if not _contains_phase(one, phases, starts)]
     if not steps and updates and len(updates) == len(phases):
-        return Ranges(phases, parts, warmups, _count_steps(updates, gradients), is_own)
+        nodes = sorted((node.start_ns, node.end_ns) for node in backward)
+        return Ranges(phases, parts, warmups, _count_steps(updates, nodes), is_own)
     complete, count = _of_complete_steps(phases, steps)
     return Ranges(complete, parts, warmups, count, is_own)
 
@@ -167,19 +169,21 @@ def _contains_phase(one: Range, phases: Sequence[PhaseSpan], starts: Sequence[in
     return index < len(phases) and phases[index].end_ns <= one.end_ns
 
 
-def _count_steps(updates: Sequence[Range], gradients: Sequence[tuple[int, int]]) -> int | None:
+def _count_steps(updates: Sequence[Range], nodes: Sequence[tuple[int, int]]) -> int | None:
     """Return the number of steps in which optimizers ran, if it is known.
 
     A step may have several optimizers, of one class or of many.
+
+    nodes: begin and end of the nodes of the backward pass, in order.
     """
     counts: Counter[tuple[str, ...]] = Counter()  # by the words of their ranges
-    numbers: dict[tuple[str, ...], int] = {}  # of gradient operators before the last of them
+    numbers: dict[tuple[str, ...], int] = {}  # of the nodes before the last update of these words
     for update in updates:
-        number = bisect_right(gradients, update.start_ns, key=lambda gradient: gradient[0])
-        if number and gradients[number - 1][1] >= update.end_ns:
+        number = bisect_right(nodes, update.start_ns, key=lambda node: node[0])
+        if number and nodes[number - 1][1] >= update.end_ns:
             return None  # each parameter is updated as soon as it has its gradient
         words = _words(update.text)
-        if not gradients or numbers.get(words) != number:
+        if not nodes or numbers.get(words) != number:
             counts[words] += 1
         numbers[words] = number
     return max(counts.values())

@@ -83,7 +83,7 @@ class KnownValues:
         if isinstance(value, Tensor):
             if not value.is_meta:
                 return value
-            twin = self._twins.get(value)
+            twin = self._twins.get(value)  # None if a shape alone is wanted
             return torch.empty_like(value, device="cpu") if twin is None else twin
         is_meta = isinstance(value, torch.device) and value.type == "meta"
         return torch.device("cpu") if is_meta else value

@@ -532,7 +532,7 @@ def test_dtypes_are_those_of_the_autocast_of_torch(low: torch.dtype) -> None:
 
 
 def test_autocast_narrows_attention_whose_query_is_narrow_already() -> None:
-    """As it is where biases are appended to keys and values in fp32."""
+    """Biases that `nn.MultiheadAttention` appends make keys and values fp32."""
     query = torch.empty(2, 4, 8, 16, dtype=torch.bfloat16, device="meta")
     attend, emulated = (
         functional.scaled_dot_product_attention,

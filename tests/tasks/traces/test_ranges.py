@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tasks.traces.ranges import Range, phase_of, sort_ranges
-from tasks.traces.timeline import PhaseSpan
+from tasks.traces.timeline import BACKWARD_NODE, PhaseSpan
 
 TWO_OPTIMIZERS = ("Optimizer.step#Muon.step", "Optimizer.step#AdamW.step")  # of one step
 OPTIMIZERS = ("Muon", "Adafactor", "Lion", "RMSprop", "AdamW8bit", "SOAP", "My_Optimizer2", "Größe")
@@ -115,14 +115,14 @@ def test_steps_are_counted_by_ranges_of_steps_or_by_the_optimizer(
 def test_steps_are_counted_by_the_optimizers_after_a_backward_pass(
     texts: list[str], steps: int | None
 ) -> None:
-    updates, gradients = [], []
+    updates, nodes = [], []
     for index, text in enumerate(texts):
         start, end = 10 * index, 10 * index + 9
         if text.startswith("B"):
-            gradients.append((start, end))
+            nodes.append((BACKWARD_NODE, start, end))
         if text != "B":
             updates.append((f"Optimizer.step#{text.strip('B()')}.step", start + 2, end - 2))
-    assert sort_ranges(of(*updates), {}, gradients).steps == steps
+    assert sort_ranges(of(*updates), {}, of(*nodes)).steps == steps
 
 
 def test_the_outermost_of_nested_phases_counts() -> None:
