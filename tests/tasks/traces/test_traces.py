@@ -13,6 +13,7 @@ from tasks.traces.kernel_classes import CLASSES, classify
 from tasks.traces.nsys import read_nsys
 from tasks.traces.parts import label_of
 from tasks.traces.summary import to_rows, to_samples
+from tasks.traces.timeline import BACKWARD_NODE
 from tests.support.traces import AUTOGRAD, KinetoTrace, NsysExport, training_step
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, MulFunctor<float>>"
@@ -428,3 +429,16 @@ def test_enough_names_of_every_class() -> None:
     assert sum(map(len, NAMES.values())) >= 50
     assert set(NAMES) == set(CLASSES)
     assert classify("a_kernel_that_nobody_knows", "aten::mm") == "GEMM"
+
+
+def test_updates_within_the_backward_pass_leave_the_steps_of_an_export_unknown(
+    tmp_path: Path,
+) -> None:
+    for node_ends, steps in ((250, None), (90, 2)):
+        export = NsysExport(tmp_path / f"{node_ends}.sqlite")
+        for start in (0, 300):
+            export.range(f"{BACKWARD_NODE}: AccumulateGrad", start, start + node_ends)
+            export.range("Optimizer.step#SGD.step", start + 100, start + 200)
+            export.kernel("update", start + 110, start + 120, start + 130)
+        (trace,) = read_nsys(export.path, {}).values()
+        assert trace.ranges.steps == steps
