@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -118,3 +118,41 @@ def axis_texts(row: Row, axes: list[str]) -> list[str]:
 def axis_text(value: object) -> str:
     """Return the text of one value of an axis."""
     return NOTHING if is_null(value) else str(value)
+
+
+class _ColumnLists(dict[str, list[Any]]):
+    """The columns of a frame as lists."""
+
+    def __init__(self, cells: pd.DataFrame) -> None:
+        self.names = set(cells)
+        self._cells = cells
+
+    def __missing__(self, name: str) -> list[Any]:
+        # A table uses a few of several hundred columns, and `to_dict("records")` converts all.
+        self[name] = self._cells[name].tolist()
+        return self[name]
+
+
+class _FrameRow:
+    """One row of a frame as a mapping of column names to values."""
+
+    __slots__ = ("_columns", "_index")
+
+    def __init__(self, columns: _ColumnLists, index: int) -> None:
+        self._columns = columns
+        self._index = index
+
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[name][self._index]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns.names
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._columns[name][self._index] if name in self._columns.names else default
+
+
+def each(cells: pd.DataFrame, axes: Sequence[str] = ()) -> Iterator[Row]:
+    """Return the rows of a frame as mappings, in the order of the values of these axes."""
+    columns = _ColumnLists(cells)
+    return (_FrameRow(columns, index) for index in sorted_positions(cells, list(axes)))

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pandas as pd
 
+from orchestrator.analysis.pairs import BASE, HIGH, LOW, TIME, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.report.text.cell_names import NAME, cell_keys, names_of
-from orchestrator.report.text.pairs import BASE, HIGH, LOW, TIME, measured, pairs
 
 KEY = "key"  # RUN:ID of a cell
 _IS_READ = re.compile(

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.analysis.axes import RUN, ordered_values
+from orchestrator.analysis.pairs import HIGH, LOW, TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import (
@@ -27,7 +28,6 @@ from orchestrator.report.text.cell_names import (
     scopes_of,
 )
 from orchestrator.report.text.numbers import rounded
-from orchestrator.report.text.pairs import HIGH, LOW, TIME
 
 # Name in the page: column of the cells and factor.
 _NUMBERS: Mapping[str, tuple[str, float]] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from orchestrator.analysis.axes import has_value, is_null
+from orchestrator.analysis.pairs import preferring
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import (
@@ -19,7 +20,6 @@ from orchestrator.report.text.cell_names import (
     ordered,
 )
 from orchestrator.report.text.numbers import number
-from orchestrator.report.text.pairs import preferring
 from orchestrator.report.text.slices import evenly
 from tasks.spec.status import OUT_OF_MEMORY
 

@@ -17,12 +17,7 @@ from functools import cached_property
 import pandas as pd
 
 from orchestrator.analysis.axes import Row, has_value
-from orchestrator.analysis.results import Results
-from orchestrator.common.units import GIB, MIB
-from orchestrator.report.references.matching import dimensions_of, is_first_forward
-from orchestrator.report.references.records import ReferenceNumber
-from orchestrator.report.tables.cell_filters import having
-from orchestrator.report.tables.kernel_tables import (
+from orchestrator.analysis.kernels import (
     ATTENTION_MATMULS,
     GEMM,
     TimedKernel,
@@ -31,6 +26,11 @@ from orchestrator.report.tables.kernel_tables import (
     rows_by_cell,
     sums,
 )
+from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB, MIB
+from orchestrator.report.references.matching import dimensions_of, is_first_forward
+from orchestrator.report.references.records import ReferenceNumber
+from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.text.numbers import format_ms
 from tasks.spec.tables import UNKNOWN_CLASS
 

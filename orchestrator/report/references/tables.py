@@ -8,7 +8,7 @@ from functools import cache, partial
 from itertools import count
 from operator import attrgetter
 
-from orchestrator.analysis.axes import NOTHING, Row, axis_texts, key_axes, sort_cells
+from orchestrator.analysis.axes import NOTHING, Row, axis_texts, each, key_axes, sort_cells
 from orchestrator.analysis.results import Results
 from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.report.references.counterparts import COUNTERPARTS, DURATION, Figures, phase_ms
@@ -20,7 +20,6 @@ from orchestrator.report.references.matching import (
 )
 from orchestrator.report.references.records import ReferenceNumber, published_on, writeups
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
-from orchestrator.report.tables.layouts import each
 from orchestrator.report.tables.table import (
     MISSING,
     NOTES,

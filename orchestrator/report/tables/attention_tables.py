@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from orchestrator.analysis.axes import COMPILE_AXES, Row, key_axes
+from orchestrator.analysis.axes import COMPILE_AXES, Row, each, key_axes
+from orchestrator.analysis.pairs import counterpart_among
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import both, having, of_task, varying
 from orchestrator.report.tables.formatters import Value
-from orchestrator.report.tables.layouts import Column, PhaseRows, each, grid_of, shown_by
+from orchestrator.report.tables.layouts import Column, PhaseRows, grid_of, shown_by
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid
-from orchestrator.report.text.pairs import counterpart_among
 
 
 def _squares(count: float) -> Entry:

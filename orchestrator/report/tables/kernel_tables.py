@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, has_value, is_null, key_axes
+from orchestrator.analysis.axes import Row, each, has_value, is_null, key_axes
+from orchestrator.analysis.kernels import (
+    ATTENTION_MATMULS,
+    GEMM,
+    TimedKernel,
+    inside_operators,
+    ms_of_parts,
+    per_step,
+    rows_by_cell,
+    sums,
+)
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.formatters import short_kernel_name
-from orchestrator.report.tables.layouts import cell_rows, each, each_cell, grid_of, groups
+from orchestrator.report.tables.layouts import cell_rows, each_cell, grid_of, groups
 from orchestrator.report.tables.table import (
     MISSING,
     Entry,
@@ -29,16 +37,14 @@ from orchestrator.report.tables.table import (
     quantity,
     quotient,
 )
-from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS
+from tasks.spec.tables import UNKNOWN_CLASS
 
 PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
 PHASE = "phase"  # title of the column that names phases
 BOTH_PASSES, WHOLE_STEP = "forward + backward", "step"
-GEMM = "GEMM"
 # Stands behind a phase or module if the number of steps is unknown.
 WHOLE_TRACE = ", whole trace"
-ATTENTION_MATMULS = ("scores", "attention output")
 _SHOWN_MODULES = 3
 _TOP = 8  # kernels of each phase
 _DIFFERENT = 20  # kernels in which two cells differ
@@ -54,62 +60,6 @@ _TOP_TITLES = (
 _SOFTMAX_TITLES = ("softmax ms", "matmul ms", "softmax / matmul", "in FLOPs")
 # Axes by which two cells are paired, the most interesting first.
 _PAIRING_AXES = ("compile", "precision", "attention", "pass")
-
-
-class TimedKernel(NamedTuple):
-    """Kernels of one name, class, phase and module.
-
-    ms, kernels: milliseconds and number, of a step if the number of steps is known. The others are
-    statistics of all instances in the trace.
-    """
-
-    name: str
-    phase: str
-    kernel_class: str
-    module: str
-    ms: float
-    kernels: float
-    instances: int
-    total_ns: float
-    mean_ns: float
-    median_ns: float
-    min_ns: float
-    max_ns: float
-    sd_ns: float
-
-
-def inside_operators(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernels that operators launched."""
-    return kernels[kernels["name"] != OUTSIDE_OPERATORS]
-
-
-def rows_by_cell(kernels: pd.DataFrame) -> Mapping[str, list[TimedKernel]]:
-    """Return the kernels of each cell as plain rows, for which pandas needs seconds.
-
-    They are grouped per cell, phase and part, and most of these frames would have a few rows.
-    """
-    by_cell: dict[str, list[TimedKernel]] = defaultdict(list)
-    columns = _per_step(kernels)[["cell", *TimedKernel._fields]]
-    for cell, *values in columns.itertuples(index=False):
-        by_cell[cell].append(TimedKernel(*values))
-    return by_cell
-
-
-def ms_of_parts(kernels: Iterable[TimedKernel], names: Collection[str]) -> float | None:
-    """Return the milliseconds that some parts of the model take.
-
-    Return None if there is no kernel of them, or if one of them is fused with another part.
-    """
-    total_ms = 0.0
-    for module, ms in sums(kernels, "module").items():
-        # The compiler names a fused kernel after all its parts, such as `scores+softmax`. Its time
-        # cannot be divided, and without it the rest would look too fast.
-        parts = set(str(module).split("+"))
-        if parts <= set(names):
-            total_ms += ms
-        elif parts & set(names):
-            return None
-    return total_ms or None
 
 
 def top_kernels(results: Results) -> TableGrid:
@@ -188,7 +138,7 @@ def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> T
     titles, sums_of_sides = [], []
     for name, own in zip(names, sides, strict=True):
         titles.append(name + (WHOLE_TRACE if own["steps"].isna().any() else ""))
-        by_kernel = _per_step(own).groupby(["phase", "kernel_class", "name"])
+        by_kernel = per_step(own).groupby(["phase", "kernel_class", "name"])
         sums_of_sides.append(by_kernel[["kernels", "ms"]].sum())
     left, right = sums_of_sides
     both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
@@ -238,14 +188,6 @@ def _by_scope(
     for cell, suffix, own in _by_cell(results, kernels):
         for scope, phases in _scopes({one.phase for one in own}).items():
             yield cell, scope + suffix, [one for one in own if one.phase in phases]
-
-
-def sums(kernels: Iterable[TimedKernel], key: str, summed: str = "ms") -> dict[str, float]:
-    """Return the sum of a field for each value of another one."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for one in kernels:
-        values[getattr(one, key)].append(getattr(one, summed))
-    return {value: math.fsum(own) for value, own in values.items()}
 
 
 def _scopes(phases: Collection[str]) -> dict[str, Collection[str]]:
@@ -354,13 +296,6 @@ def _modules(modules: Sequence[str]) -> str:
     names = [name or "not attributed" for name in modules]
     more = f", {len(names) - _SHOWN_MODULES} more" if len(names) > _SHOWN_MODULES else ""
     return ", ".join(names[:_SHOWN_MODULES]) + more
-
-
-def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return kernels with `ms` and number of a step, or of the whole trace without its steps."""
-    times_ms = kernels["ms"].fillna(kernels["total_ns"] / 1e6)
-    counts = (kernels["count"] / kernels["steps"]).fillna(kernels["count"])
-    return kernels.assign(ms=times_ms, kernels=counts, instances=kernels["count"])
 
 
 _WITH_KERNELS = having("attributed_to_phase")

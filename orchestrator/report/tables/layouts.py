@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, axis_texts, has_value, key_axes, sorted_positions
+from orchestrator.analysis.axes import Row, axis_texts, each, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.formatters import Value, missing
 from orchestrator.report.tables.table import (
@@ -28,44 +27,6 @@ from orchestrator.report.tables.table import (
 Column = tuple[str, Value]  # the title, and how each value is made
 # Titles, and functions that compare a row with its baseline.
 Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
-
-
-class _ColumnLists(dict[str, list[Any]]):
-    """The columns of a frame as lists."""
-
-    def __init__(self, cells: pd.DataFrame) -> None:
-        self.names = set(cells)
-        self._cells = cells
-
-    def __missing__(self, name: str) -> list[Any]:
-        # A table uses a few of several hundred columns, and `to_dict("records")` converts all.
-        self[name] = self._cells[name].tolist()
-        return self[name]
-
-
-class _FrameRow:
-    """One row of a frame as a mapping of column names to values."""
-
-    __slots__ = ("_columns", "_index")
-
-    def __init__(self, columns: _ColumnLists, index: int) -> None:
-        self._columns = columns
-        self._index = index
-
-    def __getitem__(self, name: str) -> Any:
-        return self._columns[name][self._index]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns.names
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._columns[name][self._index] if name in self._columns.names else default
-
-
-def each(cells: pd.DataFrame, axes: Sequence[str] = ()) -> Iterator[Row]:
-    """Return the rows of a frame as mappings, in the order of the values of these axes."""
-    columns = _ColumnLists(cells)
-    return (_FrameRow(columns, index) for index in sorted_positions(cells, list(axes)))
 
 
 def groups(cells: pd.DataFrame, axes: list[str], then: Sequence[str] = ()) -> list[list[Row]]:

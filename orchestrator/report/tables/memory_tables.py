@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, key_axes, ordered_values
+from orchestrator.analysis.axes import Row, each, key_axes, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import both, having, of_task
@@ -16,7 +16,6 @@ from orchestrator.report.tables.formatters import Value, to_gib, to_mib
 from orchestrator.report.tables.layouts import (
     PhaseRows,
     cell_rows,
-    each,
     each_cell,
     grid_of,
     groups,

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import pandas as pd
+from collections.abc import Sequence
 
 from orchestrator.analysis.axes import NOTHING, Row, axis_text, has_value, key_axes
+from orchestrator.analysis.options import OPTIMIZER_ARGS, WITHOUT, option_pairs, texts_without
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import of_task
 from orchestrator.report.tables.formatters import NOISE_NOTE, number, peak_gib, speed_up, step_ms
-from orchestrator.report.tables.layouts import each, grid_of
+from orchestrator.report.tables.layouts import grid_of
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity, quotient
-from orchestrator.report.text.pairs import counterpart_among
 
-# Each option, with its values in cells that do without it: the first of them is compared with.
-_WITHOUT: dict[str, tuple[object, ...]] = {
-    "checkpointing": ("none",),
-    "gradient_accumulation": (1,),
-    "optimizer": ("course", "fused", "foreach", "loop"),
-    "optimizer_step": ("after",),
-    "loss": ("cross_entropy",),
-    "lora": (None,),
-}
-_OPTIMIZER_ARGS = "optimizer_args."
-_SEQUENCES = "sequences_in_a_step"
 _HEADINGS = (
     "saves GiB", "costs ms", "peak ratio", "step ratio", "peak GiB", "step ms",
     "without: peak GiB", "without: step ms", "tokens/s", "MFU",
@@ -39,24 +26,15 @@ def _option_rows(results: Results) -> TableGrid:
     axes = key_axes(results)
     shown = [axis for axis in axes if not _is_of_options(axis)]
     found = []
-    for option in _WITHOUT:
-        if option not in axes:
-            continue
-        cells, others = _matched(results, axes, option)
-        rows = list(each(cells, [*others, option]))
-        baseline_of = counterpart_among(_baselines(rows, option), others)
-        for row in rows:
-            baseline = baseline_of(row)
-            if baseline is None or axis_text(row[option]) in _texts_without(option):
-                continue
-            words = [option.replace("_", " "), axis_text(baseline[option])]
-            name = Entry(f"{': '.join(words)} → {axis_text(row[option])}")
-            found.append((row, [name, _others(row, axes, option), *_compared(row, baseline)]))
+    for option, row, baseline in option_pairs(results):
+        words = [option.replace("_", " "), axis_text(baseline[option])]
+        name = Entry(f"{': '.join(words)} → {axis_text(row[option])}")
+        found.append((row, [name, _others(row, axes, option), *_compared(row, baseline)]))
     return grid_of(shown, ["option", "with"], _HEADINGS, found, "option")
 
 
 def _is_of_options(axis: str) -> bool:
-    return axis in _WITHOUT or axis.startswith(_OPTIMIZER_ARGS)
+    return axis in WITHOUT or axis.startswith(OPTIMIZER_ARGS)
 
 
 def _others(row: Row, axes: Sequence[str], option: str) -> Entry:
@@ -64,34 +42,9 @@ def _others(row: Row, axes: Sequence[str], option: str) -> Entry:
     words = []
     for axis in axes:
         is_shown = _is_of_options(axis) and axis != option and has_value(row, axis)
-        if is_shown and axis_text(row[axis]) not in _texts_without(axis)[:1]:
-            words.append(f"{axis.removeprefix(_OPTIMIZER_ARGS)}={axis_text(row[axis])}")
+        if is_shown and axis_text(row[axis]) not in texts_without(axis)[:1]:
+            words.append(f"{axis.removeprefix(OPTIMIZER_ARGS)}={axis_text(row[axis])}")
     return Entry(", ".join(words) or NOTHING)
-
-
-def _matched(results: Results, axes: Sequence[str], option: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the cells, and the axes in which a cell agrees with its baseline."""
-    cells = results.cells
-    others = [axis for axis in axes if axis != option]
-    if option == "gradient_accumulation":
-        # Micro-batches are compared with one batch of as many sequences.
-        sequences = cells["batch_size"] * cells["gradient_accumulation"]
-        cells = cells.assign(**{_SEQUENCES: sequences})
-        others = [axis for axis in others if axis != "batch_size"] + [_SEQUENCES]
-    if option == "optimizer":
-        others = [axis for axis in others if not axis.startswith(_OPTIMIZER_ARGS)]
-    return cells, others
-
-
-def _texts_without(option: str) -> list[str]:
-    return list(map(axis_text, _WITHOUT.get(option, ())))
-
-
-def _baselines(rows: Iterable[Row], option: str) -> list[Row]:
-    """Return the rows that do without an option, those with its first value first."""
-    texts = _texts_without(option)
-    without = [row for row in rows if axis_text(row[option]) in texts]
-    return sorted(without, key=lambda row: texts.index(axis_text(row[option])))
 
 
 def _compared(row: Row, baseline: Row) -> list[Entry]:

@@ -15,6 +15,18 @@ import pandas as pd
 
 from orchestrator.analysis.axes import MAIN, NOTHING, RUN, Row, has_value, ordered_values
 from orchestrator.analysis.cpu_bound import depends_on_cpu
+from orchestrator.analysis.pairs import (
+    BASE,
+    HIGH,
+    LOW,
+    TIME,
+    counterpart_among,
+    is_clear,
+    is_gpu_bound,
+    measured,
+    pairs,
+    preferring,
+)
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
@@ -27,18 +39,6 @@ from orchestrator.report.text.memory_failures import (
     limited_steps,
 )
 from orchestrator.report.text.numbers import gibibytes, interval, number, percent, ratio
-from orchestrator.report.text.pairs import (
-    BASE,
-    HIGH,
-    LOW,
-    TIME,
-    counterpart_among,
-    is_clear,
-    is_gpu_bound,
-    measured,
-    pairs,
-    preferring,
-)
 from orchestrator.report.text.slices import evenly
 from tasks.spec.messages import typed_error_text
 from tasks.spec.status import OUT_OF_MEMORY

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from orchestrator.analysis.axes import MAIN, RUN, Row, axis_text, has_value, is_null
+from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import (
@@ -28,7 +29,6 @@ from orchestrator.report.text.cell_names import (
     scope_of,
 )
 from orchestrator.report.text.numbers import number, ratio
-from orchestrator.report.text.pairs import TIME
 from orchestrator.report.text.slices import choose_slice, main_cells, shared_settings
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.status import OUT_OF_MEMORY

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 import pandas as pd
 
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, ran_with_others
+from orchestrator.analysis.pairs import HIGH, LOW, TIME, is_clear, measured, pairs, preferring
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.text.cell_names import LENGTH, NAME, fullest_context, names_of, scope_of
 from orchestrator.report.text.numbers import gibibytes, number, percent
-from orchestrator.report.text.pairs import HIGH, LOW, TIME, is_clear, measured, pairs, preferring
 from orchestrator.report.text.provenance import is_flagged, values_of
 from orchestrator.report.text.slices import choose_slice, main_cells
 from tasks.spec.messages import typed_error_text

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from orchestrator.analysis.axes import NOTHING, ordered_values
+from orchestrator.analysis.pairs import preferring
 from orchestrator.analysis.results import Results
 from orchestrator.report.text.cell_names import LENGTH, NAME, NAME_COLUMNS, names_of, ordered
-from orchestrator.report.text.pairs import preferring
 from orchestrator.report.text.slices import choose_slice, evenly
 from tasks.spec.status import OUT_OF_MEMORY
 

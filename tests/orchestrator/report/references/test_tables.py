@@ -196,7 +196,7 @@ def test_shares_and_parts_from_kernels(run_of: MakeRun, make_outcome: MakeOutcom
 
 def test_ranks_and_parts_of_kernels() -> None:
     from orchestrator.report.references.counterparts import NOT_GEMM, KernelFigures
-    from orchestrator.report.tables.kernel_tables import TimedKernel
+    from orchestrator.analysis.kernels import TimedKernel
 
     rows = [
         ("a", "forward", "GEMM", "scores", 3.0),
