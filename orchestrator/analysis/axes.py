@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -124,7 +124,7 @@ class _ColumnLists(dict[str, list[Any]]):
     """The columns of a frame as lists."""
 
     def __init__(self, cells: pd.DataFrame) -> None:
-        self.names = set(cells)
+        self.names = dict.fromkeys(cells)
         self._cells = cells
 
     def __missing__(self, name: str) -> list[Any]:
@@ -147,6 +147,9 @@ class _FrameRow:
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns.names
+
+    def keys(self) -> Iterable[str]:
+        return self._columns.names
 
     def get(self, name: str, default: Any = None) -> Any:
         return self._columns[name][self._index] if name in self._columns.names else default

@@ -37,6 +37,7 @@ from tasks.spec.cell import dotted_values
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, Fact
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS, Metric, metric_named
+from tasks.spec.parameters import computes_own_attention
 
 # Stage of an attempt -> group of TIME_SPENT. All other stages are those of instruments.
 _STAGE_GROUPS = {
@@ -126,7 +127,7 @@ def derive_cells(
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters, the end, the facts and the evidence of each cell's shown attempt."""
     # A key of a mapping is a further parameter, such as `model_args.layers`.
-    values = list(map(json.loads, rows["params"]))
+    values = list(map(_used, map(json.loads, rows["params"])))
     params = _unfold([{**one, **dotted_values(one)} for one in values], rows.index)
     recorded = list(map(json.loads, rows["facts"]))
     facts = _typed(_unfold(recorded, rows.index), FACTS)
@@ -142,6 +143,13 @@ def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     columns = columns.drop(columns=list(params), errors="ignore")
     time_spent = _time_spent([one.get("stage_s") for one in recorded], rows.index)
     return pd.concat([rows[["cell", "task"]], params, ending, columns, flops, time_spent], axis=1)
+
+
+def _used(values: dict[str, object]) -> dict[str, object]:
+    """Return the parameters of a cell, with null for one that means nothing for its model."""
+    if "attention" in values and computes_own_attention(values.get("model")):
+        return {**values, "attention": None}
+    return values
 
 
 def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:

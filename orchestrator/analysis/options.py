@@ -1,4 +1,4 @@
-"""Options of a training step, each cell of which is compared with the one that does without it."""
+"""Options of a training step, and pairs of cells that differ in one of them."""
 
 from __future__ import annotations
 

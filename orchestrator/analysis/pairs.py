@@ -16,8 +16,13 @@ from orchestrator.analysis.cpu_bound import BoundBy, bound_by
 from orchestrator.analysis.results import Results
 
 TIME, LOW, HIGH = "step_ms_median", "step_ms_ci_low", "step_ms_ci_high"
+COVERAGE = "step_ms_coverage"
+MIN_COVERAGE = 0.95  # fewer than six steps have no interval at 95 %
 BASE = "_base"  # suffix of the columns of the baseline
-_READ = ("cell", "task", TIME, LOW, HIGH, "step_kernel_time_ms_median", "peak_allocated_bytes")
+_READ = (
+    "cell", "task", TIME, LOW, HIGH, COVERAGE,
+    "step_kernel_time_ms_median", "peak_allocated_bytes", "peak_rss_bytes",
+)  # fmt: skip
 
 
 def measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
@@ -58,11 +63,11 @@ def pairs(
     """Return the cells with one of the other values of an axis, each paired with that of the first.
 
     axes: in which both cells are equal. Columns of the counterpart end in `BASE`; `ratio`, `low`
-    and `high` say how many times as fast the cell is as its counterpart; `is_cpu_bound` is true if
-    a CPU limits one of the two.
+    and `high` say how many times as fast the cell is as its counterpart, `coverage` the confidence
+    of the less certain time; `is_cpu_bound` is true if a CPU limits one of the two.
     """
     if axis not in cells or not {TIME, LOW, HIGH} <= set(cells):
-        return cells.iloc[:0].assign(ratio=0.0, low=0.0, high=0.0)
+        return cells.iloc[:0].assign(ratio=0.0, low=0.0, high=0.0, coverage=1.0)
     # An eager cell has no way to compile, and with these axes it would be in no pair.
     without = COMPILE_AXES if axis == "compile" else ()
     compared = [name for name in axes if name not in without]
@@ -85,13 +90,14 @@ def _with_ratios(joined: pd.DataFrame) -> pd.DataFrame:
         ratio=base_times[TIME + BASE] / times[TIME],
         low=base_times[LOW + BASE] / times[HIGH],
         high=base_times[HIGH + BASE] / times[LOW],
+        coverage=joined.filter(regex=f"^{COVERAGE}").astype(float).min(axis=1).fillna(1.0),
         is_cpu_bound=(joined[["bound", "bound" + BASE]] == BoundBy.CPU).any(axis=1),
     )
 
 
 def is_clear(found: pd.DataFrame) -> pd.Series[bool]:
-    """Return for each pair if the interval of its ratio excludes 1."""
-    return (found["low"] > 1) | (found["high"] < 1)
+    """Return for each pair if the interval of its ratio has enough confidence and excludes 1."""
+    return (found["coverage"] >= MIN_COVERAGE) & ((found["low"] > 1) | (found["high"] < 1))
 
 
 def is_gpu_bound(found: pd.DataFrame) -> pd.Series[bool]:

@@ -13,6 +13,7 @@ from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names, value_te
 from tasks.spec.axes import FrozenValues, select
 from tasks.spec.cell import Cell, dotted_values, varying_axes, varying_names
 from tasks.spec.messages import assignments, escape_unprintable, shorten
+from tasks.spec.parameters import computes_own_attention
 
 _LONGEST_VALUE = 60  # letters
 _LONGEST_LINE = 98  # columns, and two for the ellipsis
@@ -73,7 +74,9 @@ def shared_settings(cells: Sequence[Cell], chosen: Iterable[str] = ()) -> str:
     always = len(set(chosen))
     for position, name in enumerate(dict.fromkeys([*chosen, *_MAIN_AXES, *given[0]])):
         value = rows[0].get(name)
-        if value is None or name in varying or any(row.get(name) != value for row in rows):
+        is_shared = value is not None and all(row.get(name) == value for row in rows)
+        is_unused = name == "attention" and computes_own_attention(rows[0].get("model"))
+        if not is_shared or is_unused or name in varying:
             continue
         word = escape_unprintable(f" {name}={shorten(value_text(value), _LONGEST_VALUE)}")
         if position >= always and len(line + word) > _LONGEST_LINE:

@@ -8,13 +8,13 @@ from pathlib import Path
 from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content, trim_memory
 from orchestrator.report.charts.registry import PICTURES, begin_drawing, figure_files
+from orchestrator.report.findings.registry import findings
 from orchestrator.report.formats.files import FORMATS, copies_of, files_of, without_tags
-from orchestrator.report.formats.markdown import answers_to_markdown
+from orchestrator.report.formats.markdown import findings_to_markdown
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.table import Table
-from orchestrator.report.text.answers import answers
 from orchestrator.report.text.provenance import provenance
 from orchestrator.store.run import Run
 from tasks.spec.messages import escape_controls
@@ -31,7 +31,7 @@ def make_report(
     run, if it does not exist yet.
     """
     figures = begin_drawing(results)
-    found, pages = answers(results), lay_out(results, (), (*TABLES, *references))
+    found, pages = findings(results), lay_out(results, (), (*TABLES, *references))
     trim_memory()  # another process may still draw
     # Once the charts are drawn, there is memory for what is written.
     return RenderedReport(results, found, pages, figures(), _shown_path(folder or run.folder))
@@ -48,9 +48,9 @@ def report_files(
     for page in report.pages:
         yield from files_of([page], formats)
         copies[page.table.name] = copies_of(page)
-    if report.answers:
-        answers_as_text = answers_to_markdown(report.answers, provenance(report.results))
-        yield ANSWERS, without_tags(answers_as_text)
+    if report.findings:
+        text = findings_to_markdown(report.findings, provenance(report.results))
+        yield ANSWERS, without_tags(text)
     yield from figure_files(report.figures, pictures).items()
     run.fetch_artifacts()
     details = read_details(run, report.results)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from tasks.spec.axes import REQUIRED, WORK, Affects, FrozenValues, Values, axes_of, axis, leave_out
 from tasks.spec.messages import is_utf8
 from tasks.spec.order_statistics import FEWEST
+from tasks.spec.source_digest import HUB
 
 T = TypeVar("T")
 AttentionName = Literal[
@@ -324,6 +325,11 @@ class AttentionAxisParams(CompiledParams):
     def compiled(self) -> bool:
         """True if something is compiled; flex attention always is."""
         return super().compiled or self.attention == "flex"
+
+
+def computes_own_attention(model: object) -> bool:
+    """Return True if a model is code of the user, for which `attention` means nothing."""
+    return isinstance(model, str) and not model.startswith(HUB)
 
 
 def work_axis(default: T, doc: str, unit: str = "") -> T:

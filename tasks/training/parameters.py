@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
 from tasks.spec.axes import WORK, Affects, Values, axis
 from tasks.spec.parameters import AttentionAxisParams, PositiveInt, pass_axis, work_axis
+from tasks.spec.source_digest import HUB
 from tasks.training.presets import PRESETS
 
 _NO_GRAPH = Affects.ALL & ~Affects.GRAPH
-_HUB = "hf:"
 # A module and a name in it.
 _IMPORT_PATH = r"^[^:\s]+:[^:\s]+$"
 Compile = Literal["eager", "blocks", "model"]
@@ -143,9 +143,9 @@ class TrainStepParams(AttentionAxisParams):
         own = dict(values)
         if str(own.get("size")) in VOCABULARIES:
             own.setdefault("vocab_size", VOCABULARIES[str(own["size"])])
-        if str(own.get("model")).startswith(_HUB):
+        if str(own.get("model")).startswith(HUB):
             own.setdefault("attention", "sdpa")
-            preset = PRESETS.get(str(own["model"]).removeprefix(_HUB))
+            preset = PRESETS.get(str(own["model"]).removeprefix(HUB))
             if preset is not None:
                 own.setdefault("vocab_size", preset.vocab_size)
         if own.get("checkpointing") == "groups:1":
@@ -239,8 +239,8 @@ class TrainStepParams(AttentionAxisParams):
     def hub_name(self) -> str:
         """The name after hf:; empty for other models."""
         model = self.model or ""
-        if model.startswith(_HUB):
-            return model.removeprefix(_HUB)
+        if model.startswith(HUB):
+            return model.removeprefix(HUB)
         return ""
 
     @property

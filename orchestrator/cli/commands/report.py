@@ -127,7 +127,7 @@ def report(**chosen: Any) -> None:
         pages = whole.pages
     if whole and options.form == "text" and pages:
         screen = Screen.of_stdout()
-        click.echo(overview(results, whole.answers, pages, options.command, screen))
+        click.echo(overview(results, whole.findings, pages, options.command, screen))
     elif options.form == "json" and not options.tables:
         click.echo(selected.cells.to_json(orient="records", date_format="iso", indent=1))
     else:

@@ -23,10 +23,9 @@ _EXACT = 1e15  # up to here, a float holds each integer
 
 
 def to_csv(page: RenderedTable, view: TableView | None = None) -> str:
-    """Return a view of a table as CSV, or all its rows and columns; numbers have six digits.
+    """Return a view of a table as CSV, or all its rows and columns, with every digit of a number.
 
-    Full precision is in cells.parquet. An apostrophe precedes a text that a spreadsheet would
-    execute as a formula.
+    An apostrophe precedes a text that a spreadsheet would execute as a formula.
     """
     lines: list[str] = []
     columns = typed_columns(page, view)
@@ -46,7 +45,7 @@ def _csv_text(value: Scalar) -> str:
         return str(value).lower()
     if value is None or math.isnan(value):
         return ""
-    return str(_exact(value)) if _is_integer(value) else f"{value:.6g}"
+    return str(_exact(value))
 
 
 def _is_integer(value: float) -> bool:

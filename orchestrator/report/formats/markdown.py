@@ -1,13 +1,13 @@
-"""Tables and answers as Markdown."""
+"""Tables and findings as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
 
+from orchestrator.report.findings.finding import Finding
 from orchestrator.report.tables.table import Entry
 from orchestrator.report.tables.views import TableView
-from orchestrator.report.text.answers import Answer
 from tasks.spec.messages import escape_controls
 
 
@@ -45,15 +45,15 @@ def _escaped(entry: Entry) -> str:
     return str(entry).replace("|", "\\|").replace("\n", " ")
 
 
-def answers_to_markdown(answers: Iterable[Answer], measured_with: str) -> str:
-    """Return the answers as a Markdown list. Each starts with its number and interval."""
+def findings_to_markdown(findings: Iterable[Finding], measured_with: str) -> str:
+    """Return the findings as a Markdown list. Each starts with its number and interval."""
     lines = ["## Answers", ""]
-    for answer in answers:
-        value = " ".join(filter(None, (f"**{answer.number}**", answer.interval)))
-        lines.append(f"- {answer.label}: {value}. {answer.sentence}")
-        if answer.table.rows:
-            rule = ["---", *(["---:"] * len(answer.table.header[1:]))]
-            table = [answer.table.header, rule, *answer.table.rows]
+    for one in findings:
+        value = " ".join(filter(None, (f"**{one.marked_number}**", one.interval)))
+        lines.append(f"- {one.label}: {value}. {one.sentence}")
+        if one.table.rows:
+            rule = ["---", *(["---:"] * len(one.table.header[1:]))]
+            table = [one.table.header, rule, *one.table.rows]
             rows = [f"  | {' | '.join(texts)} |" for texts in table]
-            lines += ["", f"  {answer.table.caption}:", "", *rows, ""]
+            lines += ["", f"  {one.table.caption}:", "", *rows, ""]
     return escape_controls("\n".join([*lines, "", f"*{measured_with}*"]) + "\n")

@@ -85,7 +85,7 @@ def _values(entries: Sequence[Entry]) -> list[Scalar]:
 
 
 def _text(entry: Entry) -> str | None:
-    return None if entry.is_missing or entry.status else str(entry)
+    return None if entry.is_missing or entry.status else entry.full or str(entry)
 
 
 def _snake(text: str) -> str:

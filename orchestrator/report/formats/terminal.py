@@ -24,11 +24,12 @@ from rich.text import Text
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
+from orchestrator.report.findings.finding import Finding
+from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import TableView, view_of
-from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import HOST_MARK
@@ -37,8 +38,8 @@ from tasks.spec.messages import escape_controls
 from tasks.spec.status import OUT_OF_MEMORY
 
 MIN_WIDTH, MAX_WIDTH = 40, 100
-_MARK = "*"  # after the times of CPU-bound steps; in files it would be markup
-_MAX_ANSWERS = 7
+_ASCII_MARK = "*"  # for a terminal that cannot show HOST_MARK
+_MAX_FINDINGS = 7
 _MAX_FAILURES = 8
 _GAP = 2  # blanks between two columns
 _DIVIDER = 1  # blank that a RichTable with a box has between two columns and at both sides
@@ -94,7 +95,10 @@ class Screen:
             console.print(part, no_wrap=part.no_wrap, overflow=part.overflow, crop=is_cropped)
         lines = map(str.rstrip, file.getvalue().splitlines())
         # Of the terminal's commands, only colours are left, which rich has written.
-        pieces = _COLOR.split("\n".join(lines).replace(HOST_MARK, _MARK))
+        text = "\n".join(lines)
+        if HOST_MARK.encode(self.encoding, "replace") == b"?":
+            text = text.replace(HOST_MARK, _ASCII_MARK)
+        pieces = _COLOR.split(text)
         text = "".join(
             [piece if _COLOR.match(piece) else escape_controls(piece) for piece in pieces]
         )
@@ -169,13 +173,13 @@ def _rich_table(view: TableView, gap: int) -> RichTable:
 
 def overview(
     results: Results,
-    answers: Sequence[Answer],
+    found: Sequence[Finding],
     pages: Sequence[RenderedTable],
     command: str,
     screen: Screen,
 ) -> str:
     """Return what is most important about a run. command: prints the report again."""
-    parts = [*_head(results), *_answers(answers)]
+    parts = [*_head(results), *_findings(found)]
     grid = heat_map(results)
     if grid:
         for measure in grid.measures:
@@ -227,14 +231,13 @@ def _head(results: Results) -> Iterator[RenderableType]:
     yield f"{counted(len(results.cells), 'cell')}: {', '.join(counts)}"
 
 
-def _answers(answers: Sequence[Answer]) -> Iterator[RenderableType]:
-    if not answers:
+def _findings(found: Sequence[Finding]) -> Iterator[RenderableType]:
+    if not found:
         return
     yield from ("", Text("Answers", style="bold"))
     table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=False)
-    for answer in answers[:_MAX_ANSWERS]:
-        number = answer.number + (HOST_MARK if answer.has_mark else "")
-        texts = (f"  {answer.label}", number, answer.interval, answer.scope)
+    for one in first_screen(found, _MAX_FINDINGS):
+        texts = (f"  {one.label}", one.marked_number, one.interval, one.scope)
         table.add_row(*map(Text, texts))
     yield table
 

@@ -24,18 +24,19 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import shell_command
 from orchestrator.report.charts.registry import Figure
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
+from orchestrator.report.findings.finding import Finding
+from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import TableView, view_of
-from orchestrator.report.text.answers import Answer
+from orchestrator.report.text.headline import counts_by_status, headline
 from orchestrator.report.text.heat_map import heat_map
-from orchestrator.report.text.leads import counts_by_status, headline
 from orchestrator.report.text.provenance import labelled, measured_days, values_of
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
-_MOST_ANSWERS, _MOST_COMMANDS = 5, 8
+_MOST_FINDINGS, _MOST_COMMANDS = 5, 8
 _PHONE_COLUMNS = 4
 # Axes that readers filter by, besides those that vary.
 _FILTERS = ("run", "name", "precision", "compile", "attention", "pass", "status")
@@ -50,7 +51,7 @@ class RenderedReport:
     """
 
     results: Results
-    answers: Sequence[Answer]
+    findings: Sequence[Finding]
     pages: Sequence[RenderedTable]
     figures: Sequence[Figure]
     run_argument: str
@@ -74,7 +75,7 @@ def to_html(
         "run": report.run_argument,
         **cell_columns(results),
     }
-    found = sections(results, report.figures, report.pages)
+    found = sections(results, report.findings, report.figures, report.pages)
     environment = _environment()
     script = environment.get_template("page.js").render()
     return environment.get_template("index.html").generate(
@@ -87,7 +88,7 @@ def to_html(
         total=len(results.cells) + missing,
         versions=_versions(results.cells),
         dates=measured_days(results.cells, _DAY),
-        answers=report.answers[:_MOST_ANSWERS],
+        findings=first_screen(report.findings, _MOST_FINDINGS),
         grid=grid,
         sections=found,
         links={section.question.name for section in found},

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.registry import Figure
+from orchestrator.report.findings.finding import Finding
 from orchestrator.report.page.fit_map import FitPanel, fit_panels
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.text.leads import lead
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Section:
     """A question with its answer: sentences, charts and tables."""
 
     question: Question
-    lead: str
+    findings: Sequence[Finding]
     figures: Sequence[Figure]
     fit: Sequence[FitPanel]
     tables: Sequence[RenderedTable]
@@ -65,7 +65,7 @@ class Section:
     @property
     def open_tables(self) -> Sequence[RenderedTable]:
         """The table that is shown: none if sentences, a map or a chart answer the question."""
-        is_answered = bool(self.figures or self.fit or self.lead)
+        is_answered = bool(self.figures or self.fit or self.findings)
         return self.tables[: 0 if is_answered and self.question.name not in _WITH_TABLE else 1]
 
     @property
@@ -74,7 +74,10 @@ class Section:
 
 
 def sections(
-    results: Results, figures: Sequence[Figure], tables: Sequence[RenderedTable]
+    results: Results,
+    findings: Sequence[Finding],
+    figures: Sequence[Figure],
+    tables: Sequence[RenderedTable],
 ) -> list[Section]:
     """Return the sections that have something to show."""
     by_name = {page.table.name: page for page in tables}
@@ -89,11 +92,11 @@ def sections(
         names = question.tables + (others if question is _LAST else ())
         section = Section(
             question,
-            lead(question.name, results),
+            [finding for finding in findings if finding.section == question.name],
             [figure for figure in figures if figure.plot.section == question.name],
             fit_panels(results) if question.name == "memory" else (),
             [by_name[name] for name in names if name in by_name],
         )
-        if section.figures or section.fit or section.tables:
+        if section.findings or section.figures or section.fit or section.tables:
             found.append(section)
     return found

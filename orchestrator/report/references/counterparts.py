@@ -163,11 +163,15 @@ OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]
 
 @dataclass(frozen=True)
 class Counterpart:
-    """Lookup and format of our value for a metric. title: the quantity with its unit."""
+    """Lookup and format of our value for a metric.
+
+    title: the quantity with its unit. unit: what the value is divided by to be in this unit.
+    """
 
     title: str
     ours: OurValue
     show: Callable[[float], str]
+    unit: float = 1
 
     def title_for(self, number: ReferenceNumber) -> str:
         """Return the quantity as the table prints it."""
@@ -259,12 +263,12 @@ _percent = "{:.1%}".format
 
 COUNTERPARTS: Mapping[str, Counterpart] = {
     DURATION: Counterpart("{phase} {statistic} (ms)", _duration, format_ms),
-    "peak": Counterpart("peak memory (GiB)", _peak, _gib),
-    "held": Counterpart("memory after {phase} (GiB)", _own("{}_held_allocated_bytes"), _gib),
-    "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), _mib),
+    "peak": Counterpart("peak memory (GiB)", _peak, _gib, GIB),
+    "held": Counterpart("memory after {phase} (GiB)", _own("{}_held_allocated_bytes"), _gib, GIB),
+    "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), _mib, MIB),
     "saved_squares": Counterpart("saved squares", _own("saved_squares"), "{:.1f}".format),
-    "tensor": Counterpart("tensor {part} (MiB)", _tensor, _mib),
-    "allocation": Counterpart("largest allocation {rank} {part} (MiB)", _allocation, _mib),
+    "tensor": Counterpart("tensor {part} (MiB)", _tensor, _mib, MIB),
+    "allocation": Counterpart("largest allocation {rank} {part} (MiB)", _allocation, _mib, MIB),
     "gemm_share": Counterpart("share of matrix products", _gemm_share, _percent),
     "kernel_share": Counterpart("share of kernel {rank}, {phase}", _kernel_share, _percent),
     "part_time": Counterpart("{part} in {phase}, {each} (ms)", _part_time, format_ms),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
@@ -11,7 +11,13 @@ from operator import attrgetter
 from orchestrator.analysis.axes import NOTHING, Row, axis_texts, each, key_axes, sort_cells
 from orchestrator.analysis.results import Results
 from orchestrator.common.reference_devices import ALL, DEVICES
-from orchestrator.report.references.counterparts import COUNTERPARTS, DURATION, Figures, phase_ms
+from orchestrator.report.references.counterparts import (
+    COUNTERPARTS,
+    DURATION,
+    Counterpart,
+    Figures,
+    phase_ms,
+)
 from orchestrator.report.references.matching import (
     is_first_forward,
     matches,
@@ -29,6 +35,7 @@ from orchestrator.report.tables.table import (
     TableGrid,
     quantity,
 )
+from tasks.spec.messages import shorten
 
 Numbers = tuple[ReferenceNumber, ...]
 
@@ -39,7 +46,7 @@ _PHASES = ("built", "forward", "backward", "optimizer", "step", "")
 _identity = attrgetter(
     "writeup", "device", "task", "metric", "phase", "statistic", "variant", "amount"
 )
-_LONGEST_NAME = 60  # letters of a kernel's name
+_LONGEST = 160  # letters of a source on a screen: names of kernels run to 2,000
 
 
 @cache
@@ -109,21 +116,22 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> list[Entr
         ratio = quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
     ours_entry = missing(row)
     if ours is not None:
-        ours_entry = _with_sd(counterpart.show, ours, our_sd)._replace(is_cpu_bound=is_bound)
+        ours_entry = _with_sd(counterpart, ours, our_sd)._replace(is_cpu_bound=is_bound)
     theirs_entry = Entry("OOM", status="oom")
     if theirs is not None:
-        theirs_entry = _with_sd(counterpart.show, theirs, number.sd)
-    title, source = Entry(counterpart.title_for(number)), Entry(_source(number))
-    return [title, theirs_entry, ours_entry, ratio, source]
+        theirs_entry = _with_sd(counterpart, theirs, number.sd)
+    source = _source(number)
+    title = Entry(counterpart.title_for(number))
+    return [title, theirs_entry, ours_entry, ratio, Entry(shorten(source, _LONGEST), full=source)]
 
 
-def _with_sd(show: Callable[[float], str], value: float, sd: float | None) -> Entry:
-    spread = "" if sd is None else f" ± {show(sd)}"
-    return Entry(show(value), value, spread=spread, deviation=sd)
+def _with_sd(counterpart: Counterpart, value: float, sd: float | None) -> Entry:
+    spread = "" if sd is None else f" ± {counterpart.show(sd)}"
+    return Entry(counterpart.show(value), value / counterpart.unit, spread=spread, deviation=sd)
 
 
 def _source(number: ReferenceNumber) -> str:
-    kernel = number.labels.get("kernel", "")[:_LONGEST_NAME]
+    kernel = number.labels.get("kernel", "")
     name = ": ".join(filter(None, (number.writeup, number.title, number.variant, kernel)))
     processor = number.labels.get("device", "cuda")
     device = DEVICES[number.device]

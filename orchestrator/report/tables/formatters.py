@@ -18,14 +18,13 @@ from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
 from orchestrator.report.tables.table import (
     MISSING,
-    NOISE_MARK,
     Entry,
     milliseconds,
     quantity,
     quotient,
 )
 from orchestrator.report.text.column_docs import declared_unit
-from orchestrator.report.text.numbers import format_ms
+from orchestrator.report.text.numbers import NOISE_MARK, confidence, format_ms
 from tasks.spec.messages import shorten
 
 Value = Callable[[Row], Entry]
@@ -178,11 +177,31 @@ def mean_sd(stem: str) -> Value:
     return show
 
 
-def total_step(row: Row) -> Entry:
-    """Return mean ± standard deviation of the whole step, of the first steps without warm-up."""
-    is_known = has_value(row, "warmup_steps") and has_value(row, "step_synced_ms_mean")
-    is_cold = is_known and row["warmup_steps"] == 0
-    return mean_sd("step_synced_ms" if is_cold else "step_ms")(row)
+def of_whole_step(make: Callable[[str], Value]) -> Value:
+    """Return a formatter of the whole step. `make`: from the stem of columns, such as `step_ms`.
+
+    All statistics of a row are of the same steps: without warm-up, those of the first timing, which
+    has the cold steps.
+    """
+    cold, warm = make("step_synced_ms"), make("step_ms")
+
+    def show(row: Row) -> Entry:
+        is_cold = has_value(row, "warmup_steps") and row["warmup_steps"] == 0
+        return cold(row) if is_cold and has_value(row, "step_synced_ms_mean") else warm(row)
+
+    return show
+
+
+def tokens_per_s(stem: str) -> Value:
+    """Return a formatter of the tokens per second, from the median of some steps."""
+
+    def show(row: Row) -> Entry:
+        median = f"{stem}_median"
+        if not (has_value(row, "tokens") and has_value(row, median)):
+            return missing(row, median)
+        return quotient(row["tokens"] * 1e3, row[median], ",.0f")
+
+    return show
 
 
 def median_interval(stem: str) -> Value:
@@ -197,8 +216,7 @@ def median_interval(stem: str) -> Value:
         low, high = row[f"{stem}_ci_low"], row[f"{stem}_ci_high"]
         # With fewer than six samples even the interval from the smallest to the largest contains
         # the median with less than 95 % confidence.
-        coverage = row[f"{stem}_coverage"]
-        label = "" if coverage >= 0.95 else f" ({coverage:.0%})"
+        label = confidence(row[f"{stem}_coverage"])
         spread = f" [{format_ms(low)}, {format_ms(high)}]{label}"
         return median._replace(spread=spread, low=low, high=high)
 
@@ -355,6 +373,11 @@ def short_kernel_name(name: str) -> str:
     """Return a kernel's name without the prefixes that most kernels share, shortened."""
     short = re.sub(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::", "", name)
     return shorten(short, _LONGEST_NAME)
+
+
+def kernel_name(name: str) -> Entry:
+    """Return an entry of a kernel's name, which is complete in files."""
+    return Entry(short_kernel_name(name), full=name)
 
 
 def end_location(row: Row) -> Entry:

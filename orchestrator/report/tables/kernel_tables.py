@@ -24,7 +24,7 @@ from orchestrator.analysis.kernels import (
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import having
-from orchestrator.report.tables.formatters import short_kernel_name
+from orchestrator.report.tables.formatters import kernel_name
 from orchestrator.report.tables.layouts import cell_rows, each_cell, grid_of, groups
 from orchestrator.report.tables.table import (
     MISSING,
@@ -150,7 +150,7 @@ def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> T
         for side in ("left", "right"):
             entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
         more = quantity(row["more_ms"], "+.3f", "ms")
-        rows.append([*entries, more, Entry(short_kernel_name(row["name"]))])
+        rows.append([*entries, more, kernel_name(row["name"])])
     counts = [Heading(title, name) for name in titles for title in ("kernels", "ms")]
     headings = [*counts, Heading("more ms"), Heading(_NAME)]
     return TableGrid([PHASE, "class"], headings, rows, label=_NAME)
@@ -278,7 +278,7 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> list[Ent
         milliseconds(ms),
         quantity(math.fsum(one.kernels for one in kernels), "g"),
         Entry(kernels[0].kernel_class),
-        Entry(short_kernel_name(kernels[0].name)),
+        kernel_name(kernels[0].name),
         Entry(_modules(modules)),
         _us(mean),
         median,

@@ -12,16 +12,14 @@ from typing import NamedTuple
 from orchestrator.analysis.axes import NOTHING, Row, axis_text, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import CellFilter
-from orchestrator.report.text.numbers import HOST_MARK, format_ms, format_number
-
-# After a ratio of times whose intervals overlap, so that the difference may be chance.
-NOISE_MARK = "~"
+from orchestrator.report.text.numbers import HOST_MARK, NOISE_MARK, format_ms, format_number
 
 
 class Entry(NamedTuple):
     """A value of a table: a number, a flag (a bool), a text, a status or nothing.
 
     text: what a reader sees of the value itself, without unit.
+    full: the value in files, where `text` is a shortened name.
     number: the value in `unit`; None for a text, a status and nothing.
     spread: what a reader sees behind the text, such as ` ± 0.1` or ` [1.2, 1.4]`.
     low, high: ends of the 95 % interval. deviation: the sample standard deviation.
@@ -39,6 +37,7 @@ class Entry(NamedTuple):
     is_cpu_bound: bool | None = None
     is_within_noise: bool = False
     status: str = ""
+    full: str = ""
 
     def __str__(self) -> str:
         noise_mark = NOISE_MARK if self.is_within_noise else ""
@@ -162,10 +161,7 @@ class Table:
     def settings(self, chosen: Results) -> dict[str, str]:
         """Return the axes that readers look for and that have one value in all cells."""
         cells, settings = chosen.cells, {}
-        has_own_model = "model" in cells and bool(cells["model"].notna().any())
         for axis in _SETTINGS:
-            if axis == "attention" and has_own_model:
-                continue  # a model of the user has its own attention
             values = list(cells[axis].unique()) if axis in cells else []
             if len(values) == 1 and not is_null(values[0]):
                 settings[axis] = axis_text(values[0])

@@ -20,8 +20,7 @@ from orchestrator.report.tables.layouts import Column, CompareColumns, cell_rows
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 
 _PHASES = ("forward", "backward", "optimizer")
-_STEP_AND_PHASES = (
-    ("total", "step"),
+_PHASE_TITLES = (
     ("forward", "forward"),
     ("backward", "backward"),
     ("optimizer step", "optimizer"),  # `optimizer` is the parameter
@@ -37,11 +36,8 @@ _SPEED_UPS = (("speed-up", show.speed_up), ("speed-up of kernels", show.kernels_
 
 def _of_phases(title: str, make: Callable[[str], Value]) -> list[Column]:
     """Return a column for the whole step and one for each phase."""
-    return [(f"{name} {title}".strip(), make(f"{stem}_ms")) for name, stem in _STEP_AND_PHASES]
-
-
-def _mean(stem: str) -> Value:
-    return show.of_steps(show.total_step if stem == "step_ms" else show.mean_sd(stem))
+    phases = [(f"{name} {title}".strip(), make(f"{stem}_ms")) for name, stem in _PHASE_TITLES]
+    return [(f"total {title}".strip(), show.of_whole_step(make)), *phases]
 
 
 _LENGTH = "context_length"
@@ -84,13 +80,13 @@ TIMING_TABLES: tuple[Table, ...] = (
     Table(
         "timings",
         "Step time",
-        "Milliseconds, mean ± sample standard deviation. Without warm-up steps, the total has waits"
-        " between its phases.",
+        "Milliseconds, mean ± sample standard deviation. Of cells without warm-up, the total is of"
+        " the first timing, which has the cold steps and waits after each phase.",
         cell_rows(
-            *_of_phases("", _mean),
+            *_of_phases("", lambda stem: show.of_steps(show.mean_sd(stem))),
             # One slow step would move a quotient of means, and hardly a quotient of medians.
             ("backward / forward", show.ratio("backward_ms_median", "forward_ms_median")),
-            show.col("tokens_per_s", "tokens/s"),
+            ("tokens/s", show.of_whole_step(show.tokens_per_s)),
             show.col("sm_clock_after", "SM MHz"),
             show.col("power_capped_ns", "capped s"),
             ("synced", show.of_steps(show.mean_sd("step_synced_ms"))),
@@ -104,11 +100,11 @@ TIMING_TABLES: tuple[Table, ...] = (
         of_task("train_step"),
         is_default=True,
         column_notes={
-            "forward|backward|optimizer step": "The timing waits at the end of each phase, but not"
-            " between the phases of a whole step, so the phases may add up to more than the total.",
+            "forward|backward|optimizer step": "The timing of the phases waits at the end of each, that"
+            " of the total only after a step: the phases may add up to more or to less.",
             "backward / forward": "Backward / forward: of the medians, which one slow step does not"
             " change.",
-            "tokens/s": "Tokens/s: by the median of the total.",
+            "tokens/s": "Tokens/s: by the median of the total, not the mean.",
             "SM MHz": "SM MHz: the GPU's clock after the timing.",
             "capped s": "Capped s: how long the power limit slowed the GPU down.",
             "synced": "Synced: the whole step with waits between its phases.",

@@ -21,6 +21,7 @@ LENGTH = "context_length"
 NAME = "model_name"  # column with the name of a cell's model, which charts and maps add
 # Axes that name a model, and the word in front of their values.
 NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
+MODEL_ARGS = "model_args."
 NAME_COLUMNS = (*dict(NAMING), "task")
 SCOPE_COLUMNS = (*NAME_COLUMNS, LENGTH, "precision", "compile", "pass")
 
@@ -29,8 +30,16 @@ def name_of(row: Row) -> str:
     """Return the name of a cell's model: its size, the model of the user, or the head width."""
     for axis, prefix in NAMING:
         if has_value(row, axis):
-            return f"{prefix}{row[axis]}"
+            return " ".join([f"{prefix}{row[axis]}", *_arguments(row)])
     return str(row.get("task", "cell")).replace("_", " ")
+
+
+def _arguments(row: Row) -> list[str]:
+    """Return the arguments of the user's model, such as `n_experts=8`, that a row has."""
+    names = [name for name in row.keys() if str(name).startswith(MODEL_ARGS)]  # noqa: SIM118
+    return [
+        f"{name.removeprefix(MODEL_ARGS)}={row[name]}" for name in names if has_value(row, name)
+    ]
 
 
 def names_of(cells: pd.DataFrame) -> pd.Series[Any]:

@@ -11,6 +11,8 @@ from orchestrator.common.units import GIB
 
 # After a time, or a ratio of times, of CPU-bound steps: another CPU with this GPU gives another one.
 HOST_MARK = "†"
+# After a ratio of times whose intervals overlap, so that the difference may be chance.
+NOISE_MARK = "~"
 _DIGITS = 3
 _HUGE = 1e12  # from here on, a number in fixed notation would fill a column with digits
 
@@ -36,9 +38,14 @@ def ratio(value: float | None) -> str:
     return f"{value:.2f}×" if value < 10 else f"{number(value)}×"
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """Return the interval of a ratio in brackets."""
-    return f"[{ratio(low)}, {ratio(high)}]".replace("×", "")
+def interval(low: float | None, high: float | None, coverage: float = 1.0) -> str:
+    """Return the interval of a ratio in brackets, with its confidence if that is below 95 %."""
+    return f"[{ratio(low)}, {ratio(high)}]".replace("×", "") + confidence(coverage)
+
+
+def confidence(coverage: float) -> str:
+    """Return the confidence of an interval, such as ` (50%)`; empty if it is at least 95 %."""
+    return "" if coverage >= 0.95 else f" ({percent(coverage)})"
 
 
 def percent(share: float | None) -> str:

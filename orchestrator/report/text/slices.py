@@ -69,8 +69,6 @@ def shared_settings(cells: pd.DataFrame, shown: Collection[str]) -> str:
     if has_value(row, "pass") and "pass" not in shown:
         parts.append(PASSES.get(str(row["pass"]), str(row["pass"])))
     for axis, form in _NAMED:
-        if axis == "attention" and has_value(row, "model"):
-            continue  # a model of the user has its own
         is_shared = axis in cells and axis not in shown and cells[axis].nunique(dropna=False) == 1
         if is_shared and has_value(row, axis):
             parts.append(form.format(COMPILED.get(row[axis], row[axis])))

@@ -19,12 +19,12 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import ConfigError
 from orchestrator.hardware.gpu_catalog import known_gpus, smallest_fitting
 from orchestrator.report.charts.registry import PLOTS
+from orchestrator.report.findings.registry import findings
 from orchestrator.report.formats.files import to_csv
 from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.views import view_of
-from orchestrator.report.text.answers import answers
 from orchestrator.report.text.provenance import provenance
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -494,7 +494,8 @@ def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -
     assert [texts_of(page)[0][page.header.index(title)] for title in titles] == ["1.05×~", "1.96×"]
     assert "~: within noise" in view_of(page).caption
     without_bf16 = replace(results, cells=results.cells[results.cells["precision"] != "bf16"])
-    assert answers(without_bf16)[0].conclusion == "tf32 makes no clear difference."
+    (only,) = [one for one in findings(without_bf16) if one.label == "tf32 over fp32"]
+    assert (only.conclusion, only.is_clear) == ("tf32 makes no clear difference.", False)
     bound = replace(results, cells=results.cells.assign(cpu_bound=True))
     (page,) = lay_out(bound, ["precision"])
     assert [texts_of(page)[0][page.header.index(title)] for title in titles] == [

@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
+from orchestrator.report.findings.registry import findings
 from orchestrator.report.formats.terminal import Screen, memory_failures_text, overview
 from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.views import MAX_ROWS
-from orchestrator.report.text.answers import answers
 from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.provenance import provenance
 from orchestrator.store.open import open_for_writing
@@ -244,7 +244,7 @@ def test_cells_are_json_objects(run: Run) -> None:
 def test_an_overview_fits_a_narrow_terminal_without_letters_beyond_ascii(run: Run) -> None:
     results = load_results(run)
     screen = Screen(60, encoding="ascii")
-    text = overview(results, answers(results), lay_out(results), "sweep report RUN", screen)
+    text = overview(results, findings(results), lay_out(results), "sweep report RUN", screen)
     assert max(map(len, text.splitlines())) <= 60
     assert text.isascii()
     assert "Step time, ms" in text

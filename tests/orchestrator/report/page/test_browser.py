@@ -14,11 +14,11 @@ import pytest
 
 from orchestrator.analysis.results import load_results
 from orchestrator.report.charts.registry import begin_drawing
+from orchestrator.report.findings.registry import findings
 from orchestrator.report.formats.files import copies_of
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import lay_out
-from orchestrator.report.text.answers import answers
 from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
@@ -41,7 +41,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     details = read_details(run, results)
     tables = lay_out(results)
     figures = begin_drawing(results)()
-    report = RenderedReport(results, answers(results), tables, figures, "results/h200")
+    report = RenderedReport(results, findings(results), tables, figures, "results/h200")
     copies = {table.table.name: copies_of(table) for table in tables}
     path = tmp_path_factory.mktemp("page") / "index.html"
     path.write_text("".join(to_html(report, details, copies)))
@@ -95,7 +95,7 @@ def test_texts_of_somebody_else_run_nothing(opened: Any, tmp_path: Path) -> None
         received_tables[table] = rows
     writer.write_tables(received_tables)
     results = load_results(writer)
-    report = RenderedReport(results, answers(results), lay_out(results), [], "x")
+    report = RenderedReport(results, findings(results), lay_out(results), [], "x")
     path = tmp_path / "index.html"
     path.write_text("".join(to_html(report, read_details(writer, results), {})))
     opened.get("about:blank")

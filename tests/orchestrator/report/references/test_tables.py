@@ -195,8 +195,8 @@ def test_shares_and_parts_from_kernels(run_of: MakeRun, make_outcome: MakeOutcom
 
 
 def test_ranks_and_parts_of_kernels() -> None:
-    from orchestrator.report.references.counterparts import NOT_GEMM, KernelFigures
     from orchestrator.analysis.kernels import TimedKernel
+    from orchestrator.report.references.counterparts import NOT_GEMM, KernelFigures
 
     rows = [
         ("a", "forward", "GEMM", "scores", 3.0),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from orchestrator.analysis.results import load_results
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
@@ -12,7 +14,7 @@ from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 from tests.conftest import with_samples
-from tests.support.tables import texts_of
+from tests.support.tables import records_of_texts, texts_of
 
 MakeOutcome = Callable[..., Outcome]
 
@@ -36,6 +38,14 @@ def test_the_total_of_a_cell_without_warm_up_is_that_of_its_first_steps(
     (page,) = lay_out(load_results(Run(tmp_path / "run")), ["timings"])
     totals = {row[page.header.index("total")] for row in texts_of(page)}
     assert totals == {"44.00 ± 48.66", "10.00 ± 0.000"}
+    cold, warm = sorted(records_of_texts(page), key=lambda row: row["warmup_steps"])
+    # All statistics of a row are of the same steps.
+    assert cold["total median [95 % interval]"].startswith("20.00 [")
+    assert (cold["total n"], cold["total min"], cold["total std/mean"]) == ("3", "12.00", "110.58%")
+    assert (warm["total min"], warm["total std/mean"]) == ("10.00", "0.00%")
+    assert float(warm["tokens/s"].replace(",", "")) == pytest.approx(
+        2 * float(cold["tokens/s"].replace(",", "")), abs=1
+    )
 
 
 def test_the_standard_deviation_of_one_sample_is_unknown(

@@ -1,0 +1,1 @@
+"""Findings: what a run says about each question, as a number with a sentence."""

@@ -1,0 +1,405 @@
+"""Findings that compare pairs of cells: precision, compiling, attention, options, any other axis."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from orchestrator.analysis.axes import (
+    MAIN,
+    RUN,
+    Row,
+    axis_text,
+    has_value,
+    ordered_values,
+    varying_axes,
+)
+from orchestrator.analysis.cpu_bound import depends_on_cpu
+from orchestrator.analysis.options import OPTIMIZER_ARGS, WITHOUT, option_pairs
+from orchestrator.analysis.pairs import (
+    BASE,
+    HIGH,
+    LOW,
+    TIME,
+    counterpart_among,
+    is_clear,
+    is_gpu_bound,
+    measured,
+    pairs,
+    preferring,
+)
+from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
+from orchestrator.report.findings.finding import (
+    Finding,
+    basis_of_cells,
+    basis_of_pairs,
+    extreme,
+    has_cell_with,
+    least_gain,
+    main_run,
+    matched_on,
+    same_number,
+    subject_of,
+    tally,
+)
+from orchestrator.report.text.cell_names import COMPILED, LENGTH, PASSES, fullest_context, scope_of
+from orchestrator.report.text.numbers import gibibytes, interval, number, percent, ratio
+from tasks.spec.parameters import TIMING_AXES
+
+_PEAK, _RESIDENT = "peak_allocated_bytes", "peak_rss_bytes"
+_KERNELS = "step_kernel_time_ms_median"
+_MIN_LENGTH = 1024  # below, attention is limited by work that does not grow with the context
+_MIN_LENGTHS = 3  # for an exponent
+# Axes that have findings of their own, or in which larger cells are expected to take longer.
+_EXPLAINED = {
+    "precision", "compile", "attention", "pass", "memory_limit_gib", LENGTH, RUN, "device", "seed",
+    "size", "model", "year", "gpu_kind", *TIMING_AXES, *WITHOUT,
+}  # fmt: skip
+
+
+def about_precision(results: Results) -> Iterator[Finding]:
+    """Yield for each other precision its largest gain, and its largest loss if it has one."""
+    steps = measured(results, "train_step", TIME, LOW, HIGH)
+    if "precision" not in steps:
+        return
+    base, *others = [*ordered_values("precision", steps["precision"]), ""]
+    for precision in others:
+        found = pairs(steps, results.axes, "precision", (base, precision))
+        main = main_run(preferring(found, MAIN))
+        if len(main):
+            yield from _of_precision(main, found)
+
+
+def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
+    is_free = is_gpu_bound(main)
+    candidates = main[is_free] if is_free.any() else main
+    clear = candidates[is_clear(candidates)]
+    best = extreme(clear if len(clear) else candidates, "ratio", largest=True)
+    conclusion = tally(main, str(best["precision"]), f"{PASSES.get(best.get('pass'), 'step')}")
+    detail = f"{_takes(best)}{_when_compiled(best, found)}"
+    yield _of_pair(best, conclusion, detail, "time")
+    worst = extreme(main[is_clear(main)], "ratio", largest=False)
+    if worst is not None and worst["cell"] != best["cell"] and worst["ratio"] < 1:
+        conclusion = f"{worst['precision']} is slower for {scope_of(worst)}."
+        yield _of_pair(worst, conclusion, _takes(worst) + _reason(worst), "where")
+
+
+def _of_pair(pair: Row, conclusion: str, detail: str, section: str) -> Finding:
+    is_certain = is_clear(pd.DataFrame([pair])).item()
+    return Finding(
+        section,
+        f"{pair['precision']} over {pair['precision' + BASE]}",
+        ratio(pair["ratio"]),
+        interval(pair["low"], pair["high"], pair["coverage"]),
+        conclusion,
+        detail,
+        scope_of(pair),
+        least_gain(pair["low"], pair["high"]) if is_certain else 0.0,
+        [(pair["cell"], pair["cell" + BASE])],
+        bool(pair["is_cpu_bound"]),
+        is_certain,
+    )
+
+
+def _takes(pair: Row) -> str:
+    own, base = (
+        f"{number(pair[TIME + end])} ms in {pair['precision' + end]}" for end in ("", BASE)
+    )
+    return f"{subject_of(pair)} takes {own} and {base}."
+
+
+def _when_compiled(pair: Row, found: pd.DataFrame) -> str:
+    """Return the same pair with compiled steps, if it was measured."""
+    if pair.get("compile") != "eager":
+        return ""
+    axes = (RUN, "size", "model", LENGTH, "pass", "batch_size", "attention")
+    compiled = found[found["compile"] != "eager"].to_dict("records")
+    row = counterpart_among(compiled, [axis for axis in axes if axis in found])(pair)
+    if row is None:
+        return ""
+    own = f"{number(row[TIME])} ms in {row['precision']}"
+    base = f"{number(row[TIME + BASE])} ms in {row['precision' + BASE]}"
+    return f" Compiled: {own} and {base} ({ratio(row['ratio'])})."
+
+
+def _reason(pair: Row) -> str:
+    """Return how long the GPU works in a step, and what its kernels alone gain."""
+    if not has_value(pair, _KERNELS):
+        return ""
+    text = f" GPU kernels run for {percent(pair[_KERNELS] / pair[TIME])} of the step"
+    if pair["bound"] == "CPU-bound":
+        text += " and the CPU limits it: a faster GPU would not help"
+    if not has_value(pair, _KERNELS + BASE):
+        return f"{text}."
+    gain = ratio(pair[_KERNELS + BASE] / pair[_KERNELS])
+    return f"{text}. The kernels alone are {gain} as fast."
+
+
+def about_compiling(results: Results) -> Iterator[Finding]:
+    """Yield for each way of compiling its median speed-up."""
+    steps = measured(results, "train_step", TIME, LOW, HIGH)
+    steps = preferring(steps, {"pass": "train_step"})
+    for scope, name in COMPILED.items():
+        found = main_run(pairs(steps, results.axes, "compile", ("eager", scope)))
+        if len(found):
+            yield _of_compiling(found, name, results)
+
+
+def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
+    is_free = is_gpu_bound(found)
+    shown, bound = (found[is_free], found[~is_free]) if is_free.any() else (found, found.iloc[:0])
+    kind = "GPU-bound pair" if (shown["bound"] == "GPU-bound").any() else "pair"
+    texts = [f"Median of {counted(len(shown), kind)}"]
+    spread = f"{shown['ratio'].min():.2f} to {shown['ratio'].max():.2f}"
+    if len(shown) == 1:
+        pair = shown.iloc[0]
+        times = f"{number(pair[TIME + BASE])} ms eager and {number(pair[TIME])} ms compiled"
+        texts = [f"{subject_of(pair)} in {pair['precision']} takes {times}"]
+        spread = interval(pair["low"], pair["high"], pair["coverage"])
+    texts += _by_precision(shown, results.axes)
+    if len(bound):
+        texts.append(f"{counted(len(bound), 'CPU-bound pair')} {ratio(bound['ratio'].median())}")
+    cells = results.cells[results.cells["cell"].isin(found["cell"])]
+    costs = cells.filter(items=["compile_cost_ms"]).astype(float).stack() / 1e3
+    cost = f" Compiling takes {number(costs.median())} s once." if len(costs) else ""
+    is_certain = bool(is_clear(shown).any())
+    return Finding(
+        "compile",
+        f"{name} over eager",
+        ratio(shown["ratio"].median()),
+        spread,
+        tally(
+            found, f"Compiling {'' if name == 'compiled' else 'the whole model '}".strip(), "step"
+        ),
+        f"{'; '.join(texts)}.{cost}",
+        counted(len(shown), kind),
+        least_gain(shown["low"].median(), shown["high"].median()) if is_certain else 0.0,
+        basis_of_pairs(shown),
+        not is_free.any(),
+        is_certain,
+    )
+
+
+def _by_precision(found: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """Return the median ratio in each precision, over the pairs that all precisions have."""
+    same = matched_on(found, "precision", axes)
+    medians = same["ratio"].groupby(same["precision"].astype(str)).agg(["median", "size"])
+    if len(medians) < 2:
+        return []
+    order = ordered_values("precision", same["precision"])
+    texts = [f"{name} {ratio(medians['median'][name])}" for name in order]
+    return [f"of {same_number(int(medians['size'].min()))} in each precision: {', '.join(texts)}"]
+
+
+def about_attention(results: Results) -> Iterator[Finding]:
+    """Yield how much faster the best attention is than the naive one, and how naive time grows.
+
+    They are compared at the longest of the contexts with most implementations.
+    """
+    cells = measured(results, "attention", TIME, LOW, HIGH, LENGTH)
+    if cells.empty or "attention" not in cells:
+        return
+    others = sorted(set(cells["attention"].dropna()) - {"naive"})
+    joined = pairs(cells, results.axes, "attention", ("naive", *others))
+    if len(joined):
+        yield _of_attention(joined)
+    yield from _growth(cells)
+
+
+def _of_attention(joined: pd.DataFrame) -> Finding:
+    best = _best_attention(joined, fullest_context(joined, "attention"))
+    name = str(best["attention"])
+    is_certain = is_clear(pd.DataFrame([best])).item()
+    conclusion = f"{name} attention makes no clear difference."
+    if is_certain:
+        pace = "fastest" if best["ratio"] > 1 else "slower than the naive one, as is every other"
+        conclusion = f"{name} attention is {pace}."
+    pass_name = PASSES.get(str(best.get("pass")), "step")
+    detail = f"At context {best[LENGTH]:,}, a {pass_name} in {best['precision']} takes"
+    detail += f" {number(best[TIME])} ms, with naive attention {number(best[TIME + BASE])} ms."
+    if has_value(best, _PEAK) and has_value(best, _PEAK + BASE):
+        saved = best[_PEAK + BASE] - best[_PEAK]
+        more = "less" if saved >= 0 else "more"
+        detail += f" It needs {gibibytes(abs(saved))} {more} memory"
+        detail += f" ({gibibytes(best[_PEAK])} and {gibibytes(best[_PEAK + BASE])})."
+    longest = _best_attention(joined, joined[LENGTH].max())
+    if longest[LENGTH] > best[LENGTH]:
+        detail += f" At {longest[LENGTH]:,}, where fewer were measured, {longest['attention']} is"
+        detail += f" {ratio(longest['ratio'])} as fast as naive."
+    return Finding(
+        "attention",
+        f"{name} over naive",
+        ratio(best["ratio"]),
+        interval(best["low"], best["high"], best["coverage"]),
+        conclusion,
+        detail,
+        f"context {best[LENGTH]:,}, {best['precision']}",
+        least_gain(best["low"], best["high"]) if is_certain else 0.0,
+        [(best["cell"], best["cell" + BASE])],
+        bool(best["is_cpu_bound"]),
+        is_certain,
+    )
+
+
+def _best_attention(joined: pd.DataFrame, length: int) -> Row:
+    """Return the pair with the largest ratio at a context, of those with a clear one if any has."""
+    own = joined[joined[LENGTH] == length]
+    clear = own[is_clear(own)]
+    return extreme(clear if len(clear) else own, "ratio", largest=True)
+
+
+def _growth(cells: pd.DataFrame) -> Iterator[Finding]:
+    """Yield the exponent with which the time of naive attention grows."""
+    # The time of a CPU-bound cell depends little on the context.
+    long = preferring(cells[(cells[LENGTH] >= _MIN_LENGTH) & ~depends_on_cpu(cells)], MAIN)
+    keys = [axis for axis in (RUN, "d_head", "precision", "batch_size", "pass") if axis in long]
+    exponents, used = [], []
+    for _, series in long.groupby(keys, dropna=False, observed=True):
+        if series[LENGTH].nunique() >= _MIN_LENGTHS:
+            logs = np.log(series[[LENGTH, TIME]].astype(float))
+            exponents.append(np.polyfit(logs[LENGTH], logs[TIME], 1)[0])
+            used.append(series)
+    if exponents:
+        low, middle, high = np.quantile(exponents, [0, 0.5, 1])
+        lengths = f"{long[LENGTH].min():,} to {long[LENGTH].max():,}"
+        yield Finding(
+            "attention",
+            "attention time",
+            f"n^{middle:.2f}",
+            f"{low:.2f} to {high:.2f}",
+            "Attention time grows as a power of the context.",
+            f"Median of the exponents of {len(exponents)} series, from context {lengths}.",
+            f"context {lengths}",
+            basis=basis_of_cells(pd.concat(used)),
+        )
+
+
+def about_options(results: Results) -> Iterator[Finding]:
+    """Yield what each option of a training step saves in memory, at the pair that saves most."""
+    steps = measured(results, "train_step", TIME)
+    found: dict[str, list[tuple[Row, Row]]] = defaultdict(list)
+    for option, row, baseline in option_pairs(_with_cells(results, steps)):
+        found[option].append((row, baseline))
+    for option, members in found.items():
+        saves = [(_saved_share(*pair), pair) for pair in members]
+        known = [(share, pair) for share, pair in saves if share is not None]
+        if known:
+            share, pair = max(known, key=lambda one: one[0])
+            yield _of_option(option, share, pair, len(known))
+
+
+def _with_cells(results: Results, cells: pd.DataFrame) -> Results:
+    return Results(cells, results.axes, results.manifest)
+
+
+def _peak_of(row: Row) -> float | None:
+    column = _RESIDENT if has_value(row, _RESIDENT) else _PEAK
+    return float(row[column]) if has_value(row, column) and row[column] > 0 else None
+
+
+def _saved_share(row: Row, baseline: Row) -> float | None:
+    own, base = _peak_of(row), _peak_of(baseline)
+    return 1 - own / base if own and base else None
+
+
+def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> Finding:
+    row, baseline = pair
+    own, base = _peak_of(row) or 0.0, _peak_of(baseline) or 0.0
+    name = option.replace("_", " ")
+    longer = row[TIME] / baseline[TIME]
+    gain = "saves" if share > 0 else "costs"
+    more = "longer" if longer >= 1 else "shorter"
+    return Finding(
+        "memory",
+        f"{name}: {axis_text(row[option])}",
+        gibibytes(abs(base - own)),
+        f"{gain}; step {ratio(longer)} as long",
+        f"{name.capitalize()} {axis_text(row[option])} {gain} {percent(abs(share))} of the peak.",
+        f"{subject_of(row)} peaks at {gibibytes(own)} instead of {gibibytes(base)}, and takes"
+        f" {number(row[TIME])} ms instead of {number(baseline[TIME])} ms, {percent(abs(longer - 1))}"
+        f" {more}. The largest saving of {counted(count, 'pair')}.",
+        scope_of(row),
+        max(share, 0.0),
+        [(row["cell"], baseline["cell"])],
+        bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+    )
+
+
+def about_other_axes(results: Results) -> Iterator[Finding]:
+    """Yield how much longer a step takes with the last value of any other axis than with the first."""
+    steps = measured(results, "train_step", TIME, LOW, HIGH)
+    for axis in varying_axes(results):
+        if axis in _EXPLAINED or axis.startswith(OPTIMIZER_ARGS) or axis not in steps:
+            continue
+        values = ordered_values(axis, steps[axis])
+        if len(values) < 2:
+            continue
+        found = pairs(steps, results.axes, axis, (values[0], values[-1]))
+        if len(found):
+            yield _of_axis(found, axis, values)
+
+
+def _of_axis(found: pd.DataFrame, axis: str, values: Sequence[object]) -> Finding:
+    name = axis.rpartition(".")[2]
+    first, last = f"{name}={axis_text(values[0])}", f"{name}={axis_text(values[-1])}"
+    times = 1 / found["ratio"]
+    spread = f"{times.min():.2f} to {times.max():.2f}"
+    if len(found) == 1:
+        pair = found.iloc[0]
+        spread = interval(1 / pair["high"], 1 / pair["low"], pair["coverage"])
+    is_certain = bool(is_clear(found).any())
+    conclusion = f"A step takes {ratio(times.median())} as long with {last} as with {first}."
+    if not is_certain:
+        conclusion = f"{last} and {first} show no clear difference."
+    return Finding(
+        "time",
+        f"{last} over {first}",
+        ratio(times.median()),
+        spread,
+        conclusion,
+        f"Median of {counted(len(found), 'pair')}." if len(found) > 1 else "",
+        counted(len(found), "pair"),
+        basis=basis_of_pairs(found),
+        is_cpu_bound=bool(found["is_cpu_bound"].any())
+        and not has_cell_with(found, "device", "cpu"),
+        is_clear=is_certain,
+    )
+
+
+def about_warm_up(results: Results) -> Iterator[Finding]:
+    """Yield how much steps vary after each number of warm-up steps, over the same cells."""
+    spread = "step_synced_ms_sd"
+    cells = measured(results, "train_step", spread, "step_synced_ms_mean")
+    if "warmup_steps" not in cells or cells["warmup_steps"].nunique() < 2:
+        return
+    axes = [axis for axis in results.axes if axis not in ("timing", "measured_steps")]
+    same = main_run(matched_on(cells, "warmup_steps", axes))
+    if same.empty:
+        return
+    shares = (same[spread] / same["step_synced_ms_mean"]).groupby(same["warmup_steps"]).median()
+    enough = next(count for count, share in shares.items() if share <= 2 * shares.iloc[-1])
+    texts = [f"{percent_of_spread(share)} after {count}" for count, share in shares.items()]
+    count = len(same) // len(shares)
+    conclusion = f"{counted(int(enough), 'warm-up step')} {'is' if enough == 1 else 'are'} enough."
+    if enough == shares.index[-1]:
+        conclusion = f"Steps still become steadier with {enough} warm-up steps."
+    yield Finding(
+        "trust",
+        "steps of warm-up",
+        f"{enough}",
+        f"{percent_of_spread(shares.iloc[0])} to {percent_of_spread(shares[enough])}",
+        conclusion,
+        f"Standard deviation over mean of a step, median of {counted(count, 'cell')}:"
+        f" {', '.join(texts)}.",
+        counted(count, "cell"),
+        basis=basis_of_cells(same),
+    )
+
+
+def percent_of_spread(share: float) -> str:
+    """Return a share of a few percent with two digits, such as `0.39%`."""
+    return f"{number(100 * share, 2)}%"

@@ -1,0 +1,161 @@
+"""A finding: a number of a run, its interval, and a sentence, with the cells that it rests on.
+
+A finding compares like with like: its cells are pairs that agree in all axes but the one in
+question. The page, the terminal and `answers.md` show the same findings with the same marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from orchestrator.analysis.axes import RUN, Row, has_value
+from orchestrator.analysis.pairs import BASE, is_clear
+from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
+from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of
+from orchestrator.report.text.memory_failures import NO_TABLE, TextTable
+from orchestrator.report.text.numbers import HOST_MARK, NOISE_MARK
+from tasks.spec.parameters import TIMING_AXES
+
+Basis = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A number of a run, and a sentence that starts with a conclusion.
+
+    section: the question of the page that it answers. label: what the number is. scope: the cells
+    that it is about. gain: the share of the time of a step, of memory or of cells that a reader
+    could recover, at least; 0 if there is nothing to recover. basis: the ids of the cells that the
+    number rests on, each with that of its counterpart if it is a comparison. is_cpu_bound: the
+    number is about times of CPU-bound steps. is_clear: false if it may be chance.
+    """
+
+    section: str
+    label: str
+    number: str
+    interval: str
+    conclusion: str
+    detail: str = ""
+    scope: str = ""
+    gain: float = 0.0
+    basis: Basis = ()
+    is_cpu_bound: bool = False
+    is_clear: bool = True
+    table: TextTable = NO_TABLE
+
+    @property
+    def marked_number(self) -> str:
+        """The number with its marks, which every rendering shows."""
+        noise_mark = "" if self.is_clear else NOISE_MARK
+        return f"{self.number}{noise_mark}{HOST_MARK if self.is_cpu_bound else ''}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.conclusion} {self.detail}".strip()
+
+
+def basis_of_pairs(found: pd.DataFrame) -> Basis:
+    """Return the ids of the cells of each pair: that of the cell, and that of its counterpart."""
+    return list(zip(found["cell"], found["cell" + BASE], strict=True))
+
+
+def basis_of_cells(cells: pd.DataFrame) -> Basis:
+    """Return the id of each cell."""
+    return [(cell,) for cell in cells["cell"]]
+
+
+def extreme(cells: pd.DataFrame, column: str, largest: bool) -> Row:
+    """Return the row with the largest or the smallest value of a column, or None without values."""
+    if column not in cells or cells[column].isna().all():
+        return None
+    values = cells[column].astype(float)
+    return cells.iloc[values.argmax() if largest else values.argmin()]
+
+
+def subject_of(row: Row) -> str:
+    """Return a cell as the subject of a sentence, such as `A training step of xl at context 512`."""
+    pass_name = PASSES.get(str(row.get("pass")), "step")
+    context = f" at context {row[LENGTH]:,}" if has_value(row, LENGTH) else ""
+    return f"A {pass_name} of {name_of(row)}{context}"
+
+
+def has_cell_with(cells: pd.DataFrame, axis: str, value: str) -> bool:
+    return axis in cells and bool((cells[axis] == value).any())
+
+
+def main_run(found: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the run that has most of them: other runs repeat some of them."""
+    sizes = found.get(RUN, pd.Series(dtype=object)).value_counts()
+    return found[found[RUN] == sizes.index[0]] if len(sizes) else found
+
+
+def tally(found: pd.DataFrame, subject: str, noun: str) -> str:
+    """Return how many pairs are faster, slower or neither, as the conclusion of a finding.
+
+    subject: what is compared, such as `bf16`. noun: names a cell, such as `training step`.
+    """
+    clear = is_clear(found)
+    count, faster = len(found), int((clear & (found["ratio"] > 1)).sum())
+    slower = int(clear.sum()) - faster
+    unclear = count - faster - slower
+    if unclear == count:
+        return f"{subject} makes no clear difference."
+    if count in (faster, slower):
+        which = f"a {noun}" if count == 1 else f"all {count:,} {noun}s"
+        return f"{subject} makes {which} {'faster' if faster else 'slower'}."
+    parts = [f"{subject} makes {faster:,} of {count:,} {noun}s faster"]
+    parts += [f"{slower:,} slower"] if slower else []
+    parts += [f"{unclear:,} without a clear difference"] if unclear else []
+    return f"{', '.join(parts)}."
+
+
+def least_gain(low: float, high: float) -> float:
+    """Return the share of a time that a ratio saves at least, by its interval; 0 if it is unclear.
+
+    A ratio above 1 is saved by choosing the cell, one below 1 by choosing its counterpart.
+    """
+    if low > 1:
+        return 1 - 1 / low
+    return max(1 - high, 0.0)
+
+
+def matched_on(cells: pd.DataFrame, axis: str, keys: Sequence[str]) -> pd.DataFrame:
+    """Return the cells whose other axes `keys` occur with each value of an axis.
+
+    Statistics by that axis then compare the same cells. Without such cells the frame is empty.
+    """
+    others = [key for key in keys if key != axis and key in cells]
+    texts = cells[others].astype("string").fillna("").agg("\0".join, axis=1)
+    if cells.empty:
+        return cells
+    counts = cells[axis].astype(str).groupby(texts).nunique()
+    return cells[texts.map(counts) == cells[axis].astype(str).nunique()]
+
+
+def warmest(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells without those that were also measured after more warm-up steps."""
+    if "warmup_steps" not in cells:
+        return cells
+    axes = [axis for axis in results.axes if axis in cells and axis not in TIMING_AXES]
+    in_order = cells.sort_values("warmup_steps", kind="stable", na_position="last")
+    return cells.loc[in_order.drop_duplicates(axes, keep="last").index.sort_values()]
+
+
+def same_number(count: int) -> str:
+    """Return the number of cells that all groups of a statistic have, such as `the same 4`."""
+    return f"the same {count:,}" if count > 1 else "the one"
+
+
+def median_of(count: int, noun: str) -> str:
+    """Return the words for the median of several cells; empty for one, which is its own."""
+    return f"Median of {counted(count, noun)}" if count > 1 else ""
+
+
+def sentence_of(parts: Sequence[str]) -> str:
+    """Return the parts as one sentence; empty if all of them are."""
+    text = "; ".join(filter(None, parts))
+    return f"{text[0].upper()}{text[1:]}." if text else ""

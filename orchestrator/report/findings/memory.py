@@ -1,0 +1,166 @@
+"""Findings on memory: what ran out of it, under which limit, and how well it was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.analysis.axes import MAIN, has_value
+from orchestrator.analysis.pairs import preferring
+from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
+from orchestrator.common.units import GIB
+from orchestrator.report.findings.finding import Finding, basis_of_cells, extreme, matched_on
+from orchestrator.report.text.cell_names import LENGTH, scope_of
+from orchestrator.report.text.memory_failures import LIMIT, contexts_by_limit, limited_steps
+from orchestrator.report.text.numbers import gibibytes, number
+from orchestrator.report.text.slices import evenly
+from tasks.spec.status import OUT_OF_MEMORY
+
+_PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
+_RESIDENT = "peak_rss_bytes"
+_MOST_MODELS = 5  # of the table of what fits in each memory limit
+
+
+def about_memory(results: Results) -> Iterator[Finding]:
+    """Yield how many cells run out of memory, by limit, or the largest peak if none does."""
+    cells = results.cells
+    decided = cells[cells["status"].isin(["ok", *OUT_OF_MEMORY])]
+    limited = limited_steps(results)
+    out = decided[_ran_out(decided)]
+    if _ran_out(limited).any():
+        yield _of_limits(limited, decided, results)
+    elif len(out):
+        yield Finding(
+            "memory",
+            "out of memory",
+            f"{len(out):,}",
+            f"of {counted(len(decided), 'cell')}",
+            f"{counted(len(out), 'cell')} ran out of memory.",
+            f"{_phases(out)} {_shortest(out)}{_largest_peak(decided)}".strip(),
+            _shortest(out).rstrip("."),
+            len(out) / len(decided),
+            basis_of_cells(out),
+        )
+    elif (row := _largest(preferring(decided, MAIN))) is not None:
+        peak, what = _peak_of(row)
+        yield Finding(
+            "memory",
+            "largest peak",
+            number(peak / GIB),
+            f"GiB {what}",
+            "No cell ran out of memory.",
+            _largest_peak(preferring(decided, MAIN)).strip(),
+            scope_of(row),
+            basis=[(row["cell"],)],
+        )
+
+
+def _ran_out(cells: pd.DataFrame) -> pd.Series[bool]:
+    return cells["status"].isin(OUT_OF_MEMORY)
+
+
+def _of_limits(limited: pd.DataFrame, decided: pd.DataFrame, results: Results) -> Finding:
+    """Return what the limit that separates the cells best decides, over cells with every limit."""
+    same = matched_on(limited, LIMIT, results.axes)
+    limited = same if len(same) else limited
+    by_limit = _ran_out(limited).groupby(limited[LIMIT].astype(float))
+    chosen: Any = (by_limit.mean() - 0.5).abs().idxmin()
+    table = contexts_by_limit(limited, results.axes)
+    table = replace(table, rows=evenly(table.rows, _MOST_MODELS))
+    count, total = by_limit.sum()[chosen], by_limit.size()[chosen]
+    listed = [f"{out:,} in {limit:g} GiB" for limit, out in by_limit.sum().items()]
+    detail = f" Of the same {total}: {', '.join(listed)}." if len(listed) > 1 else ""
+    verb = "runs" if total == 1 else "run"
+    return Finding(
+        "memory",
+        "out of memory",
+        f"{count}/{total}",
+        f"of the steps fail in {chosen:g} GiB",
+        f"In {chosen:g} GiB, {count} of {counted(total, 'step')} {verb} out of memory.",
+        f"{_phases(limited[_ran_out(limited)])}{detail}{_without_limit(limited, decided, results)}",
+        f"limit {chosen:g} GiB",
+        float(count / len(decided)),
+        basis_of_cells(limited),
+        table=table,
+    )
+
+
+def _phases(out: pd.DataFrame) -> str:
+    """Return how many cells ran out in each phase."""
+    if "phase" not in out or out["phase"].isna().all():
+        return ""
+    counts = out["phase"].replace("", "another stage").value_counts()
+    return f"By phase: {', '.join(f'{count:,} in {phase}' for phase, count in counts.items())}."
+
+
+def _without_limit(limited: pd.DataFrame, decided: pd.DataFrame, results: Results) -> str:
+    """Return how the cells that ran out under a limit ended without one, where they were tried."""
+    keys = [axis for axis in results.axes if axis != LIMIT and axis in decided]
+    texts = decided[keys].astype("string").fillna("").agg("\0".join, axis=1)
+    failed = set(texts[limited.index[_ran_out(limited)]])
+    free = decided[decided[LIMIT].isna() & texts.isin(failed)]
+    if free.empty:
+        return ""
+    ran = int((~_ran_out(free)).sum())
+    verb = "was" if len(free) == 1 else "were"
+    text = f" Of the {len(free)} of them that {verb} also measured without a limit, {ran} ran."
+    return text + _largest_peak(free)
+
+
+def _peak_of(row: Any) -> tuple[float, str]:
+    """Return the peak of a cell and what it counts: the GPU's allocator, or the process on a CPU."""
+    if has_value(row, _RESIDENT):
+        return float(row[_RESIDENT]), "resident"
+    return float(row[_PEAK]), "allocated"
+
+
+def _largest(cells: pd.DataFrame) -> Any:
+    on_cpu = extreme(cells, _RESIDENT, largest=True)
+    return extreme(cells, _PEAK, largest=True) if on_cpu is None else on_cpu
+
+
+def _largest_peak(cells: pd.DataFrame) -> str:
+    row = _largest(cells)
+    if row is None:
+        return ""
+    peak, what = _peak_of(row)
+    whole = " of the whole process" if what == "resident" else ""
+    text = f" The largest peak is {gibibytes(peak)}{whole}: {scope_of(row)}"
+    if what == "allocated" and has_value(row, _PREDICTED):
+        text += f"; predicted {gibibytes(row[_PREDICTED])}"
+    return f"{text}."
+
+
+def _shortest(failed: pd.DataFrame) -> str:
+    row = extreme(failed, LENGTH, largest=False)
+    if row is None:
+        return ""
+    return f"The shortest context that fails is {row[LENGTH]:,} ({scope_of(row)})."
+
+
+def about_predictions(results: Results) -> Iterator[Finding]:
+    """Yield how well the peaks were predicted, of cells that were measured and predicted."""
+    cells = results.cells
+    if not {_PEAK, _PREDICTED} <= set(cells):
+        return
+    # Compiling frees memory earlier, which a prediction that counts eager steps does not know.
+    eager = preferring(cells, {"compile": "eager"})
+    both = eager[["cell", _PEAK, _PREDICTED]].dropna()
+    both = both[both[_PEAK] > 0]
+    if both.empty:
+        return
+    off = (both[_PREDICTED] / both[_PEAK] - 1).abs().astype(float)
+    yield Finding(
+        "memory",
+        "predicted peak",
+        f"{off.quantile(0.95):.1%}",
+        f"at most {off.max():.1%}",
+        f"The predicted peak is within {off.quantile(0.95):.1%} of the measured one in 95% of"
+        f" {counted(len(both), 'eager cell')}.",
+        scope=counted(len(both), "eager cell"),
+        basis=basis_of_cells(both),
+    )

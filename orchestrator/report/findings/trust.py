@@ -1,0 +1,155 @@
+"""Findings on failed cells, on how steadily steps were timed, and of runs that compare nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from orchestrator.analysis.axes import MAIN, has_value
+from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu, ran_with_others
+from orchestrator.analysis.pairs import (
+    COVERAGE,
+    HIGH,
+    LOW,
+    MIN_COVERAGE,
+    TIME,
+    measured,
+    preferring,
+)
+from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
+from orchestrator.report.findings.finding import (
+    Finding,
+    basis_of_cells,
+    extreme,
+    subject_of,
+    warmest,
+)
+from orchestrator.report.text.cell_names import scope_of
+from orchestrator.report.text.numbers import confidence, number, percent
+from orchestrator.report.text.provenance import is_flagged
+from tasks.spec.status import OUT_OF_MEMORY
+
+# Results that no step was run for, or that a finding on memory is about.
+_NOT_FAILED = ("ok", *OUT_OF_MEMORY, "skipped")
+
+
+def about_failures(results: Results) -> Iterator[Finding]:
+    """Yield how many cells failed for another reason than memory, with the most common one."""
+    cells = results.cells
+    failed = cells[~cells["status"].isin(_NOT_FAILED)]
+    if failed.empty:
+        return
+    statuses = failed["status"].value_counts()
+    listed = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    by_status = f"By status: {listed}."
+    if list(statuses.index) == ["failed"]:  # the label says it
+        listed = by_status = ""
+    yield Finding(
+        "failures",
+        "failed",
+        f"{len(failed):,}",
+        f"of {counted(len(cells), 'cell')}",
+        f"{counted(len(failed), 'cell')} failed.",
+        f"{by_status}{_common_reason(failed)}".strip(),
+        listed,
+        len(failed) / len(cells),
+        basis_of_cells(failed),
+    )
+
+
+def _common_reason(failed: pd.DataFrame) -> str:
+    for column in ("message", "reason"):
+        texts = failed[column].dropna() if column in failed else pd.Series(dtype=object)
+        lines = texts.astype(str).str.strip().str.split("\n").str[0]
+        counts = lines[lines != ""].value_counts()
+        if len(counts):
+            return f" Most often ({counts.iloc[0]:,}): {counts.index[0]}"
+    return ""
+
+
+def about_times(results: Results) -> Iterator[Finding]:
+    """Yield the times of the shortest and of the longest step."""
+    for task in ("train_step", "attention"):
+        cells = warmest(results, preferring(measured(results, task, TIME, LOW, HIGH), MAIN))
+        if len(cells):
+            yield _of_times(cells)
+            return
+
+
+def _of_times(cells: pd.DataFrame) -> Finding:
+    row = extreme(cells, TIME, largest=True)
+    coverage = float(row[COVERAGE]) if has_value(row, COVERAGE) else 1.0
+    detail = ""
+    if len(cells) > 1:
+        shortest = extreme(cells, TIME, largest=False)
+        detail = f"It is the longest of {len(cells):,}; the shortest takes"
+        detail += f" {number(shortest[TIME])} ms ({scope_of(shortest)})."
+    if coverage < MIN_COVERAGE:
+        detail += f" Its few steps give an interval with {percent(coverage)} confidence only."
+    return Finding(
+        "time",
+        "longest step" if len(cells) > 1 else "step",
+        number(row[TIME]),
+        f"[{number(row[LOW])}, {number(row[HIGH])}] ms{confidence(coverage)}",
+        f"{subject_of(row)} takes {number(row[TIME])} ms.",
+        detail.strip(),
+        scope_of(row),
+        basis=[(row["cell"],)],
+        is_cpu_bound=bool(depends_on_cpu(cells.loc[[row.name]]).item()) and row["device"] != "cpu",
+    )
+
+
+def about_trust(results: Results) -> Iterator[Finding]:
+    """Yield how many timed cells are CPU-bound, have wide intervals or were disturbed."""
+    cells = results.cells
+    steps = cells[cells[TIME].notna()] if TIME in cells else cells.iloc[:0]
+    bound = bound_by(steps)
+    # Label, what is found, the rest of the sentence, and if measuring again could mend it.
+    kinds = [
+        (
+            "GPU-bound",
+            bound == BoundBy.GPU,
+            "GPU-bound: another machine with this GPU agrees",
+            False,
+        ),
+        (
+            "CPU-bound",
+            bound == BoundBy.CPU,
+            "CPU-bound: such a time holds for this CPU only",
+            False,
+        ),
+        (
+            "wide intervals",
+            is_flagged(steps, "interval_wide"),
+            "so unsteady that the interval is wider than 5% of the median."
+            " To measure again: `sweep run --retry interval-wide`",
+            True,
+        ),
+        (
+            "power-limited",
+            is_flagged(steps, "power_capped_ns"),
+            "slowed down by the power limit, which lowered the clock",
+            False,
+        ),
+        (
+            "disturbed",
+            is_flagged(steps, "cpu_contended") | ran_with_others(steps),
+            "disturbed by other processes or cells on the same CPU. To measure again:"
+            " `sweep run --retry disturbed`",
+            True,
+        ),
+    ]
+    for name, found, what, is_mendable in kinds:
+        if found.any():
+            count, total = int(found.sum()), counted(len(steps), "timed cell")
+            yield Finding(
+                "trust",
+                name,
+                f"{count:,}",
+                f"of {total}",
+                f"{count:,} of {total} {'is' if count == 1 else 'are'} {what}.",
+                gain=count / len(steps) if is_mendable else 0.0,
+                basis=basis_of_cells(steps[found]),
+            )

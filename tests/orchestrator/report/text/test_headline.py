@@ -1,0 +1,35 @@
+"""The head of the page: what was measured on what, and how it ended."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
+from orchestrator.report.text.headline import counts_by_status, headline
+from tests.orchestrator.report.findings.test_findings import results_of, step
+
+
+def test_the_headline_says_what_was_measured_on_what() -> None:
+    peak = {"peak_allocated_bytes": GIB, "gpu": "NVIDIA H200"}
+    cells = (step(10, **peak), {**step(float("nan"), **peak), "status": "oom"})
+    training = "Training Transformers on one NVIDIA H200: time, memory, limits"
+    assert headline(results_of(*cells)) == training
+    on_a_cpu = step(10, device="cpu", task="accumulation")
+    assert headline(results_of({**on_a_cpu, "step_ms_median": None})) == "Accumulation on a CPU"
+    own = step(1, model="my_package.gpt:GPT", device="cpu")
+    assert headline(results_of(own)) == "Training my_package.gpt:GPT on a CPU: time"
+    two = headline(results_of(step(1, gpu="A100"), step(1, gpu="H200")))
+    assert two == "Training Transformers on 2 kinds of GPU: time"
+    assert headline(Results(pd.DataFrame(), (), {"name": "mine"})) == (
+        "mine: nothing is measured yet"
+    )
+
+
+def test_statuses_are_counted_and_only_failures_are_bad() -> None:
+    statuses = ["ok"] * 1200 + ["oom", "oom_inferred", "skipped", "crashed"]
+    cells = pd.DataFrame({"status": statuses})
+    assert counts_by_status(Results(cells, (), {}), pending=7) == [
+        ("1,200 measured", "ok"), ("2 out of memory", "bad"), ("1 failed", "bad"),
+        ("1 impossible", "quiet"), ("7 not measured", "quiet"),
+    ]  # fmt: skip
