@@ -28,7 +28,12 @@ from orchestrator.analysis.derived_fields import DerivedField, add_derived_field
 from orchestrator.analysis.memory_columns import latest_predictions, undeclared_columns, with_value
 from orchestrator.analysis.metric_columns import join_columns, metric_columns
 from orchestrator.analysis.sound_cells import apply_to_sound_cells
-from orchestrator.analysis.timing_columns import ATTEMPT_KEY, host_lead, with_profiled_kernel_time
+from orchestrator.analysis.timing_columns import (
+    ATTEMPT_KEY,
+    host_lead,
+    repeated_steps,
+    with_profiled_kernel_time,
+)
 from orchestrator.common.files import trim_memory
 from orchestrator.store.cell_state import CellState, Marks, StoredAttempt, states_of
 from orchestrator.store.layout import RUN_SEPARATOR
@@ -79,6 +84,11 @@ RUN_FIELDS: tuple[DerivedField, ...] = (
         "`sweep compare` uses all",
     ),
     DerivedField(
+        "repeated_ms_{statistic}",
+        "median, min and max over the repetitions, if there are several, of the median of the step",
+        "ms",
+    ),
+    DerivedField(
         "concurrent_attempts",
         "number of other attempts of the run on the same host, on average over the attempt's time",
     ),
@@ -115,6 +125,7 @@ def derive_cells(
     parts = [metric_columns(measured, metrics), apply_to_sound_cells(host_lead, measured)]
     if predictions is not None and not predictions.empty:
         parts.append(apply_to_sound_cells(_predicted_columns, predictions))
+    parts.append(apply_to_sound_cells(repeated_steps, _of_repeated(attempts, samples, marks)))
     columns = join_columns(parts)
     trim_memory()  # the copies of the samples are free now, and the join below is large
     cells = cells.merge(columns, left_on="cell", right_index=True, how="left").copy()
@@ -198,6 +209,20 @@ def valid_attempts(attempts: pd.DataFrame, marks: Marks) -> pd.DataFrame:
     for cell, state in _states(attempts, marks).items():
         valid += [(cell, number) for number in state.valid]
     return attempts.merge(pd.DataFrame(valid, columns=ATTEMPT_KEY), on=ATTEMPT_KEY)
+
+
+def _of_repeated(attempts: pd.DataFrame, samples: pd.DataFrame, marks: Marks) -> pd.DataFrame:
+    """Return the samples of the valid attempts of cells that have several of them."""
+    repeated = [
+        (cell, number)
+        for cell, state in _states(attempts, marks).items()
+        for number in state.valid
+        if len(state.valid) > 1
+    ]
+    if not repeated:
+        return samples.iloc[:0]
+    of_cells = samples[samples["cell"].isin({cell for cell, _ in repeated})]
+    return of_cells.merge(pd.DataFrame(repeated, columns=ATTEMPT_KEY), on=ATTEMPT_KEY)
 
 
 def _states(attempts: pd.DataFrame, marks: Marks) -> dict[str, CellState]:

@@ -127,6 +127,16 @@ def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([pipelined, synced[~has_pipelined]])
 
 
+def repeated_steps(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return `repeated_ms_{statistic}` of each cell, over the medians of its attempts."""
+    steps = step_attempts(samples)
+    if steps.empty:
+        return pd.DataFrame()
+    medians = steps.groupby(ATTEMPT_KEY, observed=True)["value"].median()
+    by_cell = medians.groupby("cell", observed=True).agg(["median", "min", "max"])
+    return by_cell.add_prefix("repeated_ms_").rename(index=str)
+
+
 def step_kernel_times(samples: pd.DataFrame) -> pd.DataFrame:
     """Return the kernel time of whole steps of every attempt, by the instrument `kernel_time`."""
     steps = _whole_steps(samples, "kernel_time", "kernel_time")

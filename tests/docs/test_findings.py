@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +18,10 @@ from click.testing import CliRunner
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.cli.main import main
-from orchestrator.report.references.tables import reference_tables
-from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from tests.conftest import ROOT
-from tests.support.tables import texts_of
 
 PAGE = (ROOT / "docs" / "explanation" / "findings-h200.md").read_text()
 PUBLISHED = Path("results/published")
@@ -34,34 +30,36 @@ BOLD = re.compile(r"\*\*(.+?)\*\*")
 PROGRAMS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 
 
-class Finding(NamedTuple):
-    """A command of the page, and the text between it and the command before it."""
+class Shown(NamedTuple):
+    """Commands of the page, and the text between them and the commands before."""
 
     text: str
-    command: str
+    commands: list[str]
 
 
-def findings_of(text: str) -> list[Finding]:
+def parts_of(text: str) -> list[Shown]:
     first, *blocks = text.split("```sh\n")
     parts = [block.partition("\n```") for block in blocks]
     texts = [first, *(after for _, _, after in parts[:-1])]
-    return [Finding(text, command) for text, (command, _, _) in zip(texts, parts, strict=True)]
+    joined = [commands.replace("\\\n", "").splitlines() for commands, _, _ in parts]
+    return [Shown(text, commands) for text, commands in zip(texts, joined, strict=True)]
 
 
-FINDINGS = findings_of(PAGE)
-IDS = [finding.command[31:] for finding in FINDINGS]
+FINDINGS = parts_of(PAGE)
+COMMANDS = [command for finding in FINDINGS for command in finding.commands]
+IDS = [str(index) for index in range(len(FINDINGS))]
 
 
 def test_each_finding_has_its_command() -> None:
     assert len(FINDINGS) > 5
-    for finding in FINDINGS:
-        assert re.match(r"sweep report results/published/h200 .+\Z", finding.command)
+    for command in COMMANDS:
+        assert re.match(r"sweep report results/published/h200 .+\Z", command)
     with_numbers = [finding for finding in FINDINGS if BOLD.search(finding.text)]
     assert len(with_numbers) >= len(FINDINGS) - 1  # one points at notes
     assert not BOLD.search(PAGE.rpartition("\n```")[2])
 
 
-@pytest.mark.parametrize("command", [finding.command for finding in FINDINGS], ids=IDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_findings_page_parse(command: str) -> None:
     with click.Context(main) as context:
         _, found, words = main.resolve_command(context, shlex.split(command)[1:])
@@ -115,20 +113,20 @@ def _read(folder: Path) -> Results:
 @pytest.mark.docs
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("finding", FINDINGS, ids=IDS)
-def test_the_command_of_a_finding_prints_its_numbers(
-    finding: Finding, published: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_commands_below_a_finding_print_its_numbers(
+    finding: Shown, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the table that the command names; a terminal has no room for all of its columns."""
+    """In what a reader sees: at most 60 lines of 100 columns."""
     monkeypatch.chdir(published)
-    words = shlex.split(finding.command)
-    done = CliRunner().invoke(main, words[1:], prog_name="sweep")
-    assert done.exit_code == 0, done.output
-    options = dict(pairwise(words))
-    tables = (*TABLES, *reference_tables(options.get("--reference")))
-    (page,) = lay_out(_read(published / PUBLISHED / "h200"), [options["--table"]], tables)
-    assert page.table.title in done.stdout
-    texts = "\n".join(["|".join(row) for row in texts_of(page)])
-    printed = set(re.findall(r"[^\s|\[\],()]+", texts))
+    monkeypatch.setenv("COLUMNS", "100")
+    printed: set[str] = set()
+    for command in finding.commands:
+        done = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="sweep")
+        assert done.exit_code == 0, done.output
+        lines = done.stdout.splitlines()
+        assert len(lines) <= 60
+        assert max(map(len, lines)) <= 100, done.stdout
+        printed |= set(re.findall(r"[^\s|\[\],()]+", done.stdout))
     assert [number for number in BOLD.findall(finding.text) if number not in printed] == []
 
 

@@ -32,6 +32,11 @@ class ReportOptions:
     cells: str | None
     wheres: tuple[str, ...]
     reference: str | None
+    columns: str | None
+
+    @property
+    def column_names(self) -> list[str]:
+        return [name.strip() for name in (self.columns or "").split(",") if name.strip()]
 
     @property
     def selects_cells(self) -> bool:
@@ -78,6 +83,11 @@ class ReportOptions:
     help="Print only cells that match. Writes no files.",
 )
 @click.option(
+    "--columns",
+    metavar="A,B",
+    help="Print only these columns of the tables, by their titles in the table.",
+)
+@click.option(
     "--reference",
     type=ReferenceDevice(),
     help="Add the table `reference`: what others published for the same cells on this device.",
@@ -120,7 +130,7 @@ def report(**chosen: Any) -> None:
         references = reference_tables(device)
     selected = _selected_cells(results, options)
     whole = None
-    if options.tables or options.selects_cells:
+    if options.tables or options.selects_cells or options.columns is not None:
         pages = _chosen_tables(selected, options, references)
     else:
         whole = _whole_report(run, results, references)
@@ -141,7 +151,7 @@ def report(**chosen: Any) -> None:
         run.write_report(report_files(whole, run))
         page = escape_unprintable(str(run.folder / "report" / PAGE))
         click.echo(f"as one page: {page}", err=True)
-    elif not options.selects_cells:
+    elif not options.selects_cells and options.columns is None:
         run.write_report(files_of(pages))
 
 
@@ -184,11 +194,17 @@ def _chosen_tables(
 ) -> Sequence[RenderedTable]:
     """Return the named tables, and those of published numbers if --reference is given."""
     from orchestrator.report.tables.registry import TABLES, lay_out
+    from orchestrator.report.tables.table import with_columns
 
     names = options.tables
+    if options.columns is not None and not names:
+        raise ConfigError("--columns without --table", "Name the table whose columns these are")
     if names and options.reference:
         names += tuple(table.name for table in references if table.name not in names)
-    return lay_out(selected, names, (*TABLES, *references))
+    pages = lay_out(selected, names, (*TABLES, *references))
+    if options.column_names:
+        pages = [with_columns(page, options.column_names) for page in pages]
+    return pages
 
 
 def _printed(pages: Sequence[RenderedTable], options: ReportOptions) -> Iterator[str]:

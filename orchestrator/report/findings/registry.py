@@ -25,7 +25,12 @@ from orchestrator.report.findings.comparisons import (
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.memory import about_memory, about_predictions
 from orchestrator.report.findings.numerics import about_autocast, about_norms, about_sums
-from orchestrator.report.findings.trust import about_failures, about_times, about_trust
+from orchestrator.report.findings.trust import (
+    about_failures,
+    about_repetitions,
+    about_times,
+    about_trust,
+)
 from orchestrator.report.text.cell_names import MODEL_ARGS
 from tasks.spec.messages import typed_error_text
 
@@ -35,6 +40,7 @@ _MOST_OF_SECTION = 2  # on a first screen, so that it answers several questions
 # Those without a gain stay in this order, behind the others.
 RULES: Sequence[Rule] = (
     about_failures,
+    about_repetitions,
     about_times,
     about_memory,
     about_precision,

@@ -27,10 +27,11 @@ from orchestrator.report.findings.finding import (
     warmest,
 )
 from orchestrator.report.text.cell_names import scope_of
-from orchestrator.report.text.numbers import confidence, number, percent
+from orchestrator.report.text.numbers import confidence, number, percent, ratio
 from orchestrator.report.text.provenance import is_flagged
 from tasks.spec.status import OUT_OF_MEMORY
 
+_STEADY = 0.05  # attempts that differ by less agree
 # Results that no step was run for, or that a finding on memory is about.
 _NOT_FAILED = ("ok", *OUT_OF_MEMORY, "skipped")
 
@@ -98,6 +99,30 @@ def _of_times(cells: pd.DataFrame) -> Finding:
         scope_of(row),
         basis=[(row["cell"],)],
         is_cpu_bound=bool(depends_on_cpu(cells.loc[[row.name]]).item()) and row["device"] != "cpu",
+    )
+
+
+def about_repetitions(results: Results) -> Iterator[Finding]:
+    """Yield by how much the times of cells differ that were measured several times."""
+    cells = results.cells
+    if "repeated_ms_median" not in cells:
+        return
+    cells = cells[cells["repeated_ms_median"].notna()]
+    spread = (cells["repeated_ms_max"] / cells["repeated_ms_min"]).astype(float)
+    row = cells.loc[spread.idxmax()]
+    ends = f"{number(row['repeated_ms_min'])} to {number(row['repeated_ms_max'])}"
+    several = f" Most of {len(cells):,} cells." if len(cells) > 1 else ""
+    yield Finding(
+        "trust",
+        "over repetitions",
+        number(row["repeated_ms_median"]),
+        f"{ends} ms",
+        f"{subject_of(row)} takes {number(row['repeated_ms_median'])} ms, the median of"
+        f" {row['repetitions']} attempts that took {ends} ms.",
+        f"The slowest took {ratio(spread.max())} as long as the fastest.{several}",
+        scope_of(row),
+        float((spread > 1 + _STEADY).mean()),
+        [(row["cell"],)],
     )
 
 

@@ -223,6 +223,15 @@ def median_interval(stem: str) -> Value:
     return show
 
 
+def over_repetitions(row: Row) -> Entry:
+    """Return the median over the repetitions of a cell, with the smallest and the largest."""
+    median = ms("repeated_ms_median")(row)
+    if median.number is None:
+        return MISSING
+    low, high = row["repeated_ms_min"], row["repeated_ms_max"]
+    return median._replace(spread=f" ({format_ms(low)} to {format_ms(high)})", low=low, high=high)
+
+
 # ---------------------------------------------------------------------- comparisons of two rows
 
 

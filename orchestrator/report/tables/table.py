@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from orchestrator.analysis.axes import NOTHING, Row, axis_text, is_null
 from orchestrator.analysis.results import Results
+from orchestrator.common.errors import ConfigError
+from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables.cell_filters import CellFilter
 from orchestrator.report.text.numbers import HOST_MARK, NOISE_MARK, format_ms, format_number
 
@@ -210,3 +212,25 @@ class RenderedTable:
     @property
     def rows(self) -> Rows:
         return self.grid.rows
+
+
+def with_columns(page: RenderedTable, names: Sequence[str]) -> RenderedTable:
+    """Return a table with the measures of these titles only, without rows that have none of them.
+
+    A name is the title of a measure, with or without the compared value in front of it. Raise
+    ConfigError for another name.
+    """
+    headings = page.grid.measures
+    known = {text: None for one in headings for text in (one.title, str(one))}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"--columns {name}: the table {page.table.name} has no such column",
+                suggestion(name, known) or f"It has: {', '.join(known)}",
+            )
+    is_shown = [one.title in names or str(one) in names for one in headings]
+    count = len(page.grid.keys)
+    rows = [[*row[:count], *compress(row[count:], is_shown)] for row in page.rows]
+    rows = [row for row in rows if not is_empty(row[count:])]
+    grid = page.grid._replace(measures=list(compress(headings, is_shown)), rows=rows)
+    return replace(page, grid=without_empty_columns(grid))

@@ -84,6 +84,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         " the first timing, which has the cold steps and waits after each phase.",
         cell_rows(
             *_of_phases("", lambda stem: show.of_steps(show.mean_sd(stem))),
+            ("over repetitions", show.of_steps(show.over_repetitions)),
             # One slow step would move a quotient of means, and hardly a quotient of medians.
             ("backward / forward", show.ratio("backward_ms_median", "forward_ms_median")),
             ("tokens/s", show.of_whole_step(show.tokens_per_s)),
@@ -102,6 +103,8 @@ TIMING_TABLES: tuple[Table, ...] = (
         column_notes={
             "forward|backward|optimizer step": "The timing of the phases waits at the end of each, that"
             " of the total only after a step: the phases may add up to more or to less.",
+            "over repetitions": "Over repetitions: of the median of each attempt, the median and the"
+            " range. The other columns are of the last attempt.",
             "backward / forward": "Backward / forward: of the medians, which one slow step does not"
             " change.",
             "tokens/s": "Tokens/s: by the median of the total, not the mean.",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.analysis.axes import RUN
 from orchestrator.analysis.cpu_bound import ran_with_others
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import cell_count
@@ -23,7 +24,7 @@ def provenance(results: Results) -> str:
     cells = results.cells
     has_changed = cells.filter(items=["settings_changed"]).notna().any(axis=1)
     parts = [
-        f"run {results.manifest.get('name', '?')}",
+        f"run {_only_run(cells) or results.manifest.get('name', '?')}",
         _value(cells, "gpu") or _value(cells, "cpu"),
         *(labelled(label, _value(cells, column)) for label, column in _SOFTWARE),
         _protocol(cells),
@@ -39,6 +40,12 @@ def provenance(results: Results) -> str:
         measured_days(cells),
     ]
     return " · ".join(filter(None, parts))
+
+
+def _only_run(cells: pd.DataFrame) -> str:
+    """Return the name of the run of all cells; empty if they are of several or have none."""
+    names = values_of(cells, RUN)
+    return names[0] if len(names) == 1 else ""
 
 
 def _column(cells: pd.DataFrame, name: str) -> pd.Series[Any]:
