@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,15 +14,23 @@ from orchestrator.analysis.pairs import preferring
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
-from orchestrator.report.findings.finding import Finding, basis_of_cells, extreme, matched_on
+from orchestrator.report.findings.finding import (
+    Finding,
+    basis_of_cells,
+    extreme,
+    main_run,
+    matched_on,
+)
 from orchestrator.report.text.cell_names import LENGTH, scope_of
 from orchestrator.report.text.memory_failures import LIMIT, contexts_by_limit, limited_steps
-from orchestrator.report.text.numbers import gibibytes, number
+from orchestrator.report.text.numbers import gibibytes, number, percent
 from orchestrator.report.text.slices import evenly
 from tasks.spec.status import OUT_OF_MEMORY
 
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 _RESIDENT = "peak_rss_bytes"
+_ROLE = re.compile(r"^predicted_of_(\w+)_bytes$")
+_MOST_PARTS = 4
 _MOST_MODELS = 5  # of the table of what fits in each memory limit
 
 
@@ -140,6 +149,30 @@ def _shortest(failed: pd.DataFrame) -> str:
     if row is None:
         return ""
     return f"The shortest context that fails is {row[LENGTH]:,} ({scope_of(row)})."
+
+
+def about_parts(results: Results) -> Iterator[Finding]:
+    """Yield what takes most of the largest predicted peak."""
+    cells = main_run(preferring(results.cells, MAIN))
+    cells = cells[cells["status"] == "ok"]
+    parts = cells.filter(regex=r"^predicted_of_\w+_bytes$").astype(float)
+    whole = parts.sum(axis=1)
+    if whole.empty or not whole.max() > 0:
+        return
+    row, largest = cells.loc[whole.idxmax()], parts.loc[whole.idxmax()].dropna()
+    shares = (largest / whole.max()).sort_values(ascending=False).head(_MOST_PARTS)
+    names = [_ROLE.search(name)[1].replace("_", " ") for name in shares.index]
+    listed = [f"{name} {percent(share)}" for name, share in zip(names, shares, strict=True)]
+    yield Finding(
+        "memory",
+        names[0],
+        percent(shares.iloc[0]),
+        f"of {gibibytes(whole.max())} predicted",
+        f"Most of the peak of {scope_of(row)} are {names[0]}.",
+        f"By the prediction, {', '.join(listed)} of {gibibytes(whole.max())}.",
+        scope_of(row),
+        basis=[(row["cell"],)],
+    )
 
 
 def about_predictions(results: Results) -> Iterator[Finding]:

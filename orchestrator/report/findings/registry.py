@@ -23,7 +23,7 @@ from orchestrator.report.findings.comparisons import (
     about_warm_up,
 )
 from orchestrator.report.findings.finding import Finding
-from orchestrator.report.findings.memory import about_memory, about_predictions
+from orchestrator.report.findings.memory import about_memory, about_parts, about_predictions
 from orchestrator.report.findings.numerics import about_autocast, about_norms, about_sums
 from orchestrator.report.findings.trust import (
     about_failures,
@@ -56,6 +56,7 @@ RULES: Sequence[Rule] = (
     about_softmax,
     about_busy_time,
     about_backward,
+    about_parts,
     about_predictions,
     about_trust,
 )

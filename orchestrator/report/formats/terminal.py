@@ -21,7 +21,6 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.findings.finding import Finding
@@ -179,8 +178,9 @@ def overview(
     screen: Screen,
 ) -> str:
     """Return what is most important about a run. command: prints the report again."""
-    parts = [*_head(results), *_findings(found)]
     grid = heat_map(results)
+    # Without a grid there is room for the sentences, which nothing else shows.
+    parts = [*_head(results), *_findings(found, has_sentences=grid is None)]
     if grid:
         for measure in grid.measures:
             if measure.name in _MATRICES:
@@ -231,13 +231,17 @@ def _head(results: Results) -> Iterator[RenderableType]:
     yield f"{counted(len(results.cells), 'cell')}: {', '.join(counts)}"
 
 
-def _findings(found: Sequence[Finding]) -> Iterator[RenderableType]:
+def _findings(found: Sequence[Finding], has_sentences: bool) -> Iterator[RenderableType]:
     if not found:
         return
     yield from ("", Text("Answers", style="bold"))
     table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for one in first_screen(found, _MAX_FINDINGS):
-        texts = (f"  {one.label}", one.marked_number, one.interval, one.scope)
+        last = one.sentence if has_sentences else one.scope
+        texts = (f"  {one.label}", one.marked_number, one.interval, last)
         table.add_row(*map(Text, texts))
     yield table
 
@@ -279,7 +283,8 @@ def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[Rendera
 
 def _more(pages: Sequence[RenderedTable]) -> Iterator[RenderableType]:
     yield Text("More, with the same command", style="bold")
-    names = [page.table.name for page in pages if page.table.is_default] or [NOTHING]
+    names = [page.table.name for page in pages if page.table.is_default]
+    names = names or [page.table.name for page in pages]
     yield Padding(Text(f"--table {' | '.join(names)}   (--table list: all)"), (0, 0, 0, 2))
     others = "--where AXIS=VALUE,…   other cells     --format tex | typ | csv | json | md"
     yield Padding(Text(others), (0, 0, 0, 2))
