@@ -223,6 +223,22 @@ def test_telemetry_is_read_or_refused_with_a_reason(make_attempt: MakeAttempt) -
     assert measured(outcome, "sm_clock", "after")[0] > 100
 
 
+def test_the_energy_of_a_token_is_that_of_the_gpu_while_it_was_timed(
+    make_attempt: MakeAttempt,
+) -> None:
+    """A busy GPU draws more than an idle one, and no more than its limit."""
+    values = {"device": "cuda", "size": "medium", "context_length": 256, "measured_steps": 40}
+    outcome = execute(make_attempt(**values))
+    (power,) = [one.value for one in outcome.samples if one.metric == "timed_power"]
+    (idle,) = [
+        one.value for one in outcome.samples if (one.metric, one.mode) == ("power", "before")
+    ]
+    (limit,) = measured(outcome, "power_limit", "after")
+    assert power is not None
+    assert idle is not None
+    assert idle < power <= 1.1 * limit
+
+
 MEDIUM = {"device": "cuda", "size": "medium", "context_length": 16, "batch_size": 1}
 
 

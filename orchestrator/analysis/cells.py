@@ -83,10 +83,11 @@ RUN_FIELDS: tuple[DerivedField, ...] = (
         "number of successful attempts that were not replaced: the row shows the last one, and "
         "`sweep compare` uses all",
     ),
-    DerivedField(
-        "repeated_ms_{statistic}",
-        "median, min and max over the repetitions, if there are several, of the median of the step",
-        "ms",
+    *(
+        DerivedField(
+            f"repeated_ms_{statistic}", f"{statistic} of the step's median over repetitions", "ms"
+        )
+        for statistic in ("median", "min", "max")
     ),
     DerivedField(
         "concurrent_attempts",

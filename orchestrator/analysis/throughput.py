@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator.analysis.derived_fields import derived, derived_ratio
+from orchestrator.analysis.sound_cells import quotients
 from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
 from orchestrator.store.layout import RUN_SEPARATOR
 
@@ -23,6 +24,25 @@ derived_ratio(
     "`flops` per second, from the median step time",
     ("flops", "step_ms_median", 1e-9),
     "TFLOP/s",
+)
+
+
+@derived(
+    "joules_per_token",
+    "energy of the GPU with its memory, without the CPU: `timed_power_w` over `tokens_per_s`",
+    "J",
+    needs=("timed_power_w", "tokens_per_s"),
+)
+def joules_per_token(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the energy of each token."""
+    return quotients(cells["timed_power_w"], cells["tokens_per_s"])
+
+
+derived_ratio(
+    "tokens_per_joule",
+    "tokens for each joule that the GPU with its memory used",
+    ("tokens_per_s", "timed_power_w", 1),
+    "tokens/J",
 )
 
 

@@ -24,6 +24,8 @@ from tasks.spec.tables import Sample
 
 _SM, _MEMORY = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
 _CORE = pynvml.NVML_TEMPERATURE_GPU
+# The counter of energy moves every 20 to 100 ms: in half a second it is off by a fifth at most.
+_LEAST_S = 0.5
 _POWER, _THERMAL = 0, 1  # policies of nvmlDeviceGetViolationStatus
 # Linux counts the waiting time of each thread, and the busy time of each core in steps of 10 ms.
 _THREADS, _CORES = Path("/proc/self/task"), Path("/proc/stat")
@@ -81,6 +83,37 @@ def compute_waits(session: Session) -> Iterator[Sample]:
         of_others = max(0.0, sum(busy) - passed["own"][0])
         share, note = min(max(waited), of_others) / passed["clock"][0], ""
     yield Sample("telemetry", "waited_for_core", "", share, "timing", note=note)
+
+
+def look_at_energy(session: Session) -> list[Sample]:
+    session.shelf["energy"] = _energy(session)
+    return []
+
+
+def compute_power(session: Session) -> Iterator[Sample]:
+    """Yield `timed_power`: the energy since `look_at_energy` over the time since then."""
+    (before_j, before_ns, _), (after_j, after_ns, note) = (
+        session.shelf.pop("energy"),
+        _energy(session),
+    )
+    if session.workload.device.kind != "cuda":
+        return
+    seconds, power = (after_ns - before_ns) / 1e9, None
+    if before_j is not None and after_j is not None:
+        note = f"timed for {seconds:.2f} s, too short for the GPU's counter"
+        if seconds >= _LEAST_S:
+            power, note = (after_j - before_j) / seconds, ""
+    yield Sample("telemetry", "timed_power", "W", power, "timing", note=note)
+
+
+def _energy(session: Session) -> tuple[float | None, int, str]:
+    """Return the GPU's count of its energy in J, the time in ns, and why there is no count."""
+    value, note = None, ""
+    if session.workload.device.kind == "cuda":
+        handle, note = _open(str(session.workload.device.facts()["gpu_uuid"]))
+        if handle is not None:
+            value, note = _try(COUNTERS["energy"][1], handle)
+    return value, clock.perf_counter_ns(), note
 
 
 def pace_before(session: Session) -> list[Sample]:
@@ -149,6 +182,8 @@ STAGES = (
     # The pace takes time on a core, which must not count between the two looks at the cores.
     Stage("pace before", 22, pace_before),
     Stage("cores before", 22, look_at_cores),
+    Stage("energy before", 22, look_at_energy),
+    Stage("energy after", 26, compute_power),
     Stage("cores after", 26, compute_waits),
     Stage("pace after", 26, pace_after),
     Stage("telemetry after", 30, read_after),

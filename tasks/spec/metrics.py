@@ -267,6 +267,15 @@ _TELEMETRY = (
         (CellColumn(unit="ratio"),),
         ("timing",),
     ),
+    Metric(
+        "telemetry",
+        "timed_power",
+        "W",
+        "mean power of the GPU with its memory while steps were timed, by its counter of energy; "
+        "null if they took less than half a second",
+        (CellColumn("timed_power_w"),),
+        ("timing",),
+    ),
     _state("host_pace", "1/ms", "small operations that one CPU thread submits to torch per ms"),
 )
 

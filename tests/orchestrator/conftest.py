@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def run_of_every_kind(tmp_path_factory: pytest.TempPathFactory) -> Run:
         writer.append(
             _of_the_cpu("train_step", {**FAST, "warmup_steps": 5, "checkpointing": "blocks"}), None
         )
+        again = _of_the_cpu("train_step", {**FAST, "warmup_steps": 5})
+        writer.append(replace(again, attempt=replace(again.attempt, number=2)), None)
         writer.append(_of_the_cpu("matmul", {"device": "cpu", "matrix_size": 64}), None)
     return Run(folder)
 
@@ -51,6 +54,7 @@ def _of_the_cpu(task: str, params: dict[str, Any]) -> Outcome:
         for phase in ("forward", "backward")
     ]
     waited = Sample("telemetry", "waited_for_core", "", 0.25, "timing")
+    power = Sample("telemetry", "timed_power", "W", 350.0, "timing")
     paces = [Sample("telemetry", "host_pace", "1/ms", 200.0, when) for when in ("before", "after")]
     seconds = {"start": 0.5, "build": 0.25, "warm-up": 0.5, "timing synced": 1.0, "process": 0.25}
     facts = {
@@ -62,5 +66,5 @@ def _of_the_cpu(task: str, params: dict[str, Any]) -> Outcome:
     }
     attempt = Attempt(make_cell(task, params), 1, "/nowhere", Settings())
     return Outcome(
-        attempt, Status.OK, "", "", {}, facts, (*times, *memory, waited, *paces), 1.7e9, 2.5
+        attempt, Status.OK, "", "", {}, facts, (*times, *memory, waited, power, *paces), 1.7e9, 2.5
     )

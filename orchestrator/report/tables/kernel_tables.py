@@ -92,7 +92,7 @@ def by_class(results: Results) -> TableGrid:
     shares = [f"{name} share" for name in present]
     titles = ["kernel ms", *shares, *_SOFTMAX_TITLES]
     titles += [f"{what} of {name}" for what in ("ms", "kernels") for name in present]
-    # What a reader looks for comes first: a screen may have room for no more.
+    # The most important ones come first, since a screen may be too narrow for others.
     first = {"GEMM share": 0, _RATIO_TITLE: 1}
     order = sorted(range(len(titles)), key=lambda index: first.get(titles[index], 2))
     in_order = [

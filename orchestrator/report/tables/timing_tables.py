@@ -154,6 +154,9 @@ TIMING_TABLES: tuple[Table, ...] = (
             show.col("achieved_tflops", "TFLOP/s"),
             show.col("mfu", "MFU"),
             show.col("ceiling_share", "of ceiling"),
+            ("J/token", show.number("joules_per_token", ".3g")),
+            ("tokens/J", show.number("tokens_per_joule", ".3g")),
+            show.col("timed_power_w", "mean W"),
             show.col("peak_tflops", "peak TFLOP/s"),
             show.col("matmul_allow_tf32", "tf32 allowed"),
             show.col("autocast_dtype"),
@@ -166,6 +169,8 @@ TIMING_TABLES: tuple[Table, ...] = (
             " this peak.",
             "of ceiling": "The ceiling is the speed of one large matrix product of random matrices"
             " in the same run, under the GPU's power limit: the rows without a size.",
+            "J/token|tokens/J|mean W": "Energy: of the GPU with its memory by its own counter,"
+            " without CPU and host, while steps were timed.",
         },
     ),
     Table(

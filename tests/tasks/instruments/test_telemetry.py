@@ -59,6 +59,49 @@ def test_a_gpu_that_is_gone_is_all_nulls(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(sample.value is None and "GPU is lost" in sample.note for sample in samples)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "watts", "note"),
+    [(2.0, 350.0, ""), (0.4, None, "timed for 0.40 s, too short for the GPU's counter")],
+)
+def test_the_mean_power_is_the_energy_over_the_time(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, watts: float | None, note: str
+) -> None:
+    """A short time is not measured: the counter moves too seldom."""
+    millijoules = iter([1_000_000, 1_000_000 + int(seconds * 350_000)])
+    nanoseconds = iter([5 * 10**9, int((5 + seconds) * 1e9)])
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: object())
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: next(millijoules)
+    )
+    monkeypatch.setattr(clock, "perf_counter_ns", lambda: next(nanoseconds))
+    here = session()
+    here.shelf = {}
+    assert telemetry.look_at_energy(here) == []
+    (sample,) = telemetry.compute_power(here)
+    assert (sample.metric, sample.unit, sample.mode) == ("timed_power", "W", "timing")
+    assert sample.value == (pytest.approx(watts) if watts else None)
+    assert sample.note == note
+
+
+def test_the_power_of_a_gpu_that_is_gone_is_null_and_a_cpu_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone() -> None:
+        raise pynvml.NVMLError_GpuIsLost()
+
+    monkeypatch.setattr(pynvml, "nvmlInit", gone)
+    here = session()
+    here.shelf = {}
+    telemetry.look_at_energy(here)
+    (sample,) = telemetry.compute_power(here)
+    assert sample.value is None
+    assert "GPU is lost" in sample.note
+    here.workload.device.kind = "cpu"
+    telemetry.look_at_energy(here)
+    assert list(telemetry.compute_power(here)) == []
+
+
 def waited_for_core() -> Any:
     """While this process had half a second of work for one core."""
     here = SimpleNamespace(shelf={})
