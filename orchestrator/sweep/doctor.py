@@ -127,12 +127,12 @@ def _host(rates: Sequence[float]) -> Diagnosis:
     best = quantiles(rates, n=20)[-1]
     slow = [rate for rate in rates if rate < _SLOW * best]
     if len(slow) <= _RARE * len(rates):
-        return Diagnosis("host", True, f"launches {best:.0f} small operations a ms")
+        return Diagnosis("host", True, f"the CPU starts {best:.0f} small operations per ms")
     slow_rate = median(slow)
     message = (
         f"CPU speed is unsteady: in {len(slow) / len(rates):.0%} of {_RATE_DURATION_S:.0f} s it "
-        f"launched work at {slow_rate / best:.0%} of its full pace ({slow_rate:.0f} of "
-        f"{best:.0f} small operations a ms), as when its cores are shared"
+        f"started {slow_rate:.0f} instead of {best:.0f} small operations per ms"
+        f" ({slow_rate / best:.0%}), as when its cores are shared"
     )
     remedy = (
         f"CPU-bound steps (†) may take up to {best / slow_rate:.1f} times as long: "

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from operator import itemgetter
 
 from orchestrator.report.formats.fitting import BETWEEN_COLUMNS_PT, fitting_view, heads, printable
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.table import Entry, RenderedTable
 from orchestrator.report.tables.views import TableView
+from orchestrator.report.text.numbers import NOISE_MARK
 
+_NUMBER = re.compile(r"[+-]?[\d,]+(\.\d+)?")
 _PAGE_ROWS = 40  # rows of a table that fills a page
 _LINE_BREAK = r" \\ "
 _UNKNOWN = "?"  # stands for letters that no font of pdflatex has, such as Chinese
@@ -92,11 +94,15 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     view = fitting_view(page, max_rows)
     columns = "".join(map(itemgetter(0), view.sides))
     head = [r"\toprule", _head(view), r"\midrule"]
-    rows = list(map(_row, view.rows))
+    columns_of_rows = [_aligned(column) for column in zip(*view.rows, strict=True)]
+    rows = list(map(_row, zip(*columns_of_rows, strict=True)))
     notes = [rf"\par {_with_code(note)}" for note in view.numbered_notes]
-    caption = rf"\caption{{{_escaped(page.table.title)}.}}\label{{tab:{page.table.name}}}"
+    # What is shown, and how it is summarised: the first sentence of the reading.
+    reading = f"{page.table.title}. {view.caption.partition('. ')[0].rstrip('.')}."
+    caption = rf"\caption{{{_with_code(reading)}}}\label{{tab:{page.table.name}}}"
     # Ragged: names such as train_step are not hyphenated, and would reach into the margin.
-    reading = rf"\par\raggedright\footnotesize {_with_code(f'{view.caption} {page.provenance}')}"
+    more = f"{view.caption.partition('. ')[2]} {page.provenance}".strip()
+    reading = rf"\par\raggedright\footnotesize {_with_code(more)}"
     size = [r"\small", rf"\setlength{{\tabcolsep}}{{{BETWEEN_COLUMNS_PT / 2:g}pt}}"]
     if len(rows) + len(notes) <= _PAGE_ROWS:
         table = [rf"\begin{{tabular}}{{{columns}}}", *head, *rows, r"\bottomrule", r"\end{tabular}"]
@@ -124,8 +130,37 @@ def _head(view: TableView) -> str:
     return " & ".join(stacks) + r" \\"
 
 
-def _row(values: Iterable[object]) -> str:
-    row = " & ".join(map(_escaped, map(str, values)))
+def _aligned(entries: Sequence[Entry]) -> list[str]:
+    """Return the texts of a column. Points of numbers are below each other, and so are the ends.
+
+    A phantom takes the room of digits and marks that an entry lacks and another one has.
+    """
+    numbers = [one for one in entries if one.number is not None]
+    are_plain = all(_NUMBER.fullmatch(one.text) and not one.spread for one in numbers)
+    digits = max((one.text.partition(".")[2] for one in numbers if are_plain), key=len, default="")
+    marks = max((one.marks for one in numbers), key=len, default="")
+    texts = []
+    for entry in entries:
+        latex = _escaped(f"{entry.text}{entry.spread}")
+        if entry.number is not None:
+            behind = entry.text.partition(".")[2]
+            missing = ("" if behind or not digits else ".") + digits[len(behind) :]
+            latex += _phantom(missing) + _marks(entry.marks) + _phantom(marks[len(entry.marks) :])
+        texts.append(latex)
+    return texts
+
+
+def _phantom(text: str) -> str:
+    return rf"\phantom{{{_marks(text)}}}" if text else ""
+
+
+def _marks(text: str) -> str:
+    # The tilde of a text stands as high as an accent.
+    return _escaped(text).replace(_MARKUP[NOISE_MARK], r"\ensuremath{\sim}")
+
+
+def _row(texts: Iterable[str]) -> str:
+    row = " & ".join(texts)
     if row.startswith(("[", "*")):
         row = "{}" + row  # the `\\` of the row before would read it as its argument
     return row + r" \\"

@@ -42,9 +42,13 @@ class Entry(NamedTuple):
     full: str = ""
 
     def __str__(self) -> str:
+        return f"{self.text}{self.spread}{self.marks}"
+
+    @property
+    def marks(self) -> str:
+        """What stands behind a number that may be chance, or that another CPU changes."""
         noise_mark = NOISE_MARK if self.is_within_noise else ""
-        cpu_mark = HOST_MARK if self.is_cpu_bound else ""
-        return f"{self.text}{self.spread}{noise_mark}{cpu_mark}"
+        return f"{noise_mark}{HOST_MARK if self.is_cpu_bound else ''}"
 
     @property
     def is_missing(self) -> bool:

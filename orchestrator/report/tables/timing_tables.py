@@ -231,7 +231,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             show.col("drain_ms"),
             show.col("concurrent_attempts", "other cells"),
             show.col("waited_for_core", "waited for a core"),
-            show.col("host_pace_before", "operations a ms before"),
+            show.col("host_pace_before", "operations per ms before"),
             show.col("host_pace_after", "after"),
         ),
         # Without pipelined steps it is unknown how far the CPU was ahead.
@@ -244,7 +244,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             "other cells": "Other cells: how many ran on the same host.",
             "waited for a core": "Waited for a core: the share of the timing in which other"
             " processes had the core.",
-            "operations a ms": "Operations a ms: how many small torch operations the CPU dispatched"
+            "operations per ms": "Operations per ms: how many small torch operations the CPU dispatched"
             " before and after the timing.",
         },
     ),

@@ -20,15 +20,15 @@ from orchestrator.sweep.doctor import _disk, _host, _profiler
 def test_a_host_with_steady_cores_is_good() -> None:
     finding = _host([440.0 + step % 7 for step in range(200)])
     assert finding.good is True
-    assert str(finding) == "ok   host     launches 446 small operations a ms"
+    assert str(finding) == "ok   host     the CPU starts 446 small operations per ms"
 
 
 def test_a_host_with_shared_cores_is_noted_with_the_cost() -> None:
     finding = _host([400.0, 400.0, 200.0, 400.0, 200.0] * 40)
     assert finding.good is None
     assert finding.message == (
-        "CPU speed is unsteady: in 40% of 3 s it launched work at 50% of its full pace "
-        "(200 of 400 small operations a ms), as when its cores are shared"
+        "CPU speed is unsteady: in 40% of 3 s it started 200 instead of 400 small operations per ms"
+        " (50%), as when its cores are shared"
     )
     assert (
         finding.remedy

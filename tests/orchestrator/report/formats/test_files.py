@@ -31,6 +31,7 @@ from orchestrator.report.tables.table import (
     Entry,
     Heading,
     RenderedTable,
+    Table,
     TableGrid,
     milliseconds,
     quantity,
@@ -373,3 +374,22 @@ def test_latex_compiles_and_fits(
         )
         assert done.returncode == 0, done.stdout[-2000:]
     assert "Overfull \\hbox" not in done.stdout
+
+
+def test_points_of_a_column_in_latex_are_below_each_other() -> None:
+    entries = [
+        Entry("5.25", 5.25, is_cpu_bound=True),
+        Entry("1592.7", 1592.7, is_within_noise=True, is_cpu_bound=True),
+        Entry("12", 12.0),
+        Entry("OOM", status="oom"),
+    ]
+    rows = [[Entry("a"), entry] for entry in entries]
+    grid = TableGrid(["name"], [Heading("ms")], rows)
+    text = to_latex(RenderedTable(Table("t", "Title", "Reading.", lambda results: grid), grid, ""))
+    assert [line.partition(" & ")[2] for line in text.splitlines() if line.startswith("a &")] == [
+        r"5.25\ensuremath{\dagger}\phantom{\ensuremath{\dagger}} \\",
+        r"1592.7\phantom{5}\ensuremath{\sim}\ensuremath{\dagger} \\",
+        r"12\phantom{.25}\phantom{\ensuremath{\sim}\ensuremath{\dagger}} \\",
+        r"OOM \\",
+    ]
+    assert r"\caption{Title. Reading.}" in text
