@@ -53,10 +53,14 @@ def default_runtime(label: Label) -> Runtime:
     """Return a runtime that measures on Ray or in this process, and prints to the terminal."""
     console = SweepConsole(label)
 
-    def open_scheduler(execution: ExecutionOptions, example: Attempt) -> Scheduler:
+    def open_scheduler(
+        execution: ExecutionOptions, example: Attempt
+    ) -> AbstractContextManager[Scheduler]:
         if execution.scheduler == "serial":
-            return SerialScheduler(console.notify, example)
-        return RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
+            return closing(SerialScheduler(console.notify, example))
+        return closing(
+            RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
+        )
 
     return Runtime(open_scheduler, console)
 
