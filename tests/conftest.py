@@ -23,7 +23,6 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from tasks.harness.device import settle_vector_math
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
@@ -37,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # That takes longer than compiling the small cells of the tests.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 # Two processes of tests with threads for each core would wait for each other half of the time.
+# Torch reads it when it is imported, which therefore nothing above may do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # pytest-xdist sets it to the width of the terminal, which must not decide what a command prints.
 os.environ.pop("COLUMNS", None)
@@ -153,6 +153,8 @@ def _has_cuda() -> bool:
 @pytest.fixture(autouse=True, scope="session")
 def _vector_math() -> None:
     """Tests of the model compute without a device that is opened first."""
+    from tasks.harness.device import settle_vector_math
+
     settle_vector_math()
 
 
