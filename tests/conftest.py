@@ -32,6 +32,7 @@ from tasks.spec.tables import KernelRow, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 
+gc.disable()  # until all tests are collected: imports make objects that stay
 # Before it compiles for the CPU with an empty cache, torch tries each set of vector instructions.
 # That takes longer than compiling the small cells of the tests.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
@@ -119,6 +120,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
