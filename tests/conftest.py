@@ -23,7 +23,6 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from tasks.harness.device import settle_vector_math
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
@@ -33,10 +32,12 @@ from tasks.spec.tables import KernelRow, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 
+gc.disable()  # until all tests are collected: imports make objects that stay
 # Before it compiles for the CPU with an empty cache, torch tries each set of vector instructions.
 # That takes longer than compiling the small cells of the tests.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 # Two processes of tests with threads for each core would wait for each other half of the time.
+# Torch reads it when it is imported, which therefore nothing above may do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # pytest-xdist sets it to the width of the terminal, which must not decide what a command prints.
 os.environ.pop("COLUMNS", None)
@@ -119,6 +120,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -153,6 +155,8 @@ def _has_cuda() -> bool:
 @pytest.fixture(autouse=True, scope="session")
 def _vector_math() -> None:
     """Tests of the model compute without a device that is opened first."""
+    from tasks.harness.device import settle_vector_math
+
     settle_vector_math()
 
 

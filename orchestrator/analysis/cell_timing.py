@@ -17,8 +17,8 @@ import pandas as pd
 
 from orchestrator.analysis.cells import valid_attempts
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu
+from orchestrator.analysis.metric_columns import summarise
 from orchestrator.analysis.results import Results, load_with_samples, read_attempts
-from orchestrator.analysis.statistics import summarise
 from orchestrator.analysis.timing_columns import step_attempts, step_kernel_times
 from orchestrator.store.run import Run
 

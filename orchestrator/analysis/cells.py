@@ -24,10 +24,13 @@ import pandas as pd
 # These are imported first because this registers their derived fields, in the order of columns.
 from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
 from orchestrator.analysis.cpu_bound import concurrent_attempts
-from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields
+from orchestrator.analysis.derived_fields import (
+    DerivedField,
+    add_derived_fields,
+    apply_to_sound_cells,
+)
 from orchestrator.analysis.memory_columns import latest_predictions, undeclared_columns, with_value
 from orchestrator.analysis.metric_columns import join_columns, metric_columns
-from orchestrator.analysis.sound_cells import apply_to_sound_cells
 from orchestrator.analysis.timing_columns import (
     ATTEMPT_KEY,
     host_lead,

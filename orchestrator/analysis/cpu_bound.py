@@ -10,8 +10,7 @@ from enum import StrEnum
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived
-from orchestrator.analysis.sound_cells import quotients
+from orchestrator.analysis.derived_fields import derived, quotients
 
 # The GPU waits for the CPU in a phase if the CPU is ahead by less than this share of the phase...
 _SMALL_LEAD = 0.1
@@ -97,7 +96,7 @@ def cpu_contended(cells: pd.DataFrame) -> pd.Series[bool]:
 
 def depends_on_cpu(cells: pd.DataFrame) -> pd.Series[bool]:
     """Return for each cell if a slower CPU makes its steps longer: cells on a CPU, or CPU-bound."""
-    is_bound = _is_true(cells, "cpu_bound")
+    is_bound = is_true(cells, "cpu_bound")
     if "device" in cells:
         return (cells["device"] == "cpu") | is_bound
     return is_bound
@@ -108,7 +107,7 @@ def bound_by(cells: pd.DataFrame) -> pd.Series:
     found = pd.Series([None] * len(cells), cells.index, dtype=object)
     if "cpu_bound" in cells:
         found[cells["cpu_bound"].notna()] = BoundBy.GPU
-    found[_is_true(cells, "cpu_bound")] = BoundBy.CPU
+    found[is_true(cells, "cpu_bound")] = BoundBy.CPU
     return found
 
 
@@ -120,12 +119,8 @@ def ran_with_others(cells: pd.DataFrame) -> pd.Series[bool]:
     return depends_on_cpu(cells) & has_company & cells["step_ms_median"].notna()
 
 
-def flagged(cells: pd.DataFrame, column: str) -> set[str]:
-    """Return the ids of the cells in which a column is true."""
-    return set(cells.loc[_is_true(cells, column), "cell"])
-
-
-def _is_true(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
+def is_true(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
+    """Return for each cell if a column is true: False where it is null or missing."""
     if column not in cells:
         return pd.Series(False, index=cells.index)
     return cells[column].fillna(False).astype(bool)

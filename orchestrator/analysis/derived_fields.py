@@ -4,6 +4,8 @@ A function with `@derived` declares one: its name, its unit, from which its nota
 follows, and a description for docs/columns.md. Nothing else has to be changed for a new column,
 except that a table may show it.
 Columns that are measured are declared in tasks/spec/metrics.py and tasks/spec/facts.py.
+
+One abnormal cell costs only its own values, and no other cell's: see `apply_to_sound_cells`.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from typing import TypeVar
 
+import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.sound_cells import apply_to_sound_cells, quotients
 from tasks.spec.fields import name_pattern
 
+Derived = TypeVar("Derived")
 Compute = Callable[[pd.DataFrame], pd.Series | pd.DataFrame]
 
 
@@ -94,3 +98,31 @@ def _in_order(declared: Sequence[DerivedField]) -> list[DerivedField]:
                 if other != index and pattern.fullmatch(needed.removesuffix("?")):
                     graph.add(index, other)
     return [declared[index] for index in graph.static_order()]
+
+
+def apply_to_sound_cells(compute: Callable[[pd.DataFrame], Derived], rows: pd.DataFrame) -> Derived:
+    """Return compute(rows), leaving out each cell for which the computation fails by itself.
+
+    rows: have the column `cell`. Raise the error of `compute` if no single cell causes it.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            return compute(rows)
+    except Exception:
+        unsound = []
+        for cell, own in rows.groupby("cell", observed=True, sort=False):
+            try:
+                compute(own)
+            except Exception:
+                unsound.append(cell)
+        if not unsound:
+            raise
+    return compute(rows[~rows["cell"].isin(unsound)])
+
+
+def quotients(numerator: pd.Series[float], denominator: pd.Series[float]) -> pd.Series[float]:
+    """Return the quotients, null where the divisor is not above 0 or the result is not finite."""
+    above = pd.to_numeric(numerator, errors="coerce").astype("float64")
+    below = pd.to_numeric(denominator, errors="coerce").astype("float64")
+    quotient = above / below.where(below > 0)
+    return quotient.where(quotient.abs() < float("inf"))

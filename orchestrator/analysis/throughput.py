@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived, derived_ratio
-from orchestrator.analysis.sound_cells import quotients
+from orchestrator.analysis.derived_fields import derived, derived_ratio, quotients
 from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
 from orchestrator.store.layout import RUN_SEPARATOR
 

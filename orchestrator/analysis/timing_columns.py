@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived, derived_ratio
-from orchestrator.analysis.sound_cells import quotients
-from orchestrator.analysis.statistics import STATISTICS
+from orchestrator.analysis.derived_fields import derived, derived_ratio, quotients
+from orchestrator.analysis.metric_columns import STATISTICS
 
 # An interval wider than this share of its median hides most differences that a reader looks for.
 # Seen on a virtual machine whose host slowed down: half of 265 cells had one wider than 10 %.

@@ -60,12 +60,11 @@ def _own_cache(attempt: Attempt) -> Path:
     return attempt.path / "cache"
 
 
-def rerun_command(attempt: Attempt) -> str:
-    """Return the shell command that measures the same cell again and prints to the terminal."""
-    variables = assignments(child_environment(attempt))
-    return shlex.join(["env", *variables, *PROGRAM, str(attempt.path / ATTEMPT_FILE)])
-
-
 def write_rerun_script(attempt: Attempt) -> None:
-    """Write the command that measures the cell again into the attempt's folder, for people."""
-    (attempt.path / RERUN_FILE).write_text(f"{rerun_command(attempt)}\n")
+    """Write into the attempt's folder a command that measures the cell again, for people.
+
+    It prints to the terminal.
+    """
+    variables = assignments(child_environment(attempt))
+    command = shlex.join(["env", *variables, *PROGRAM, str(attempt.path / ATTEMPT_FILE)])
+    (attempt.path / RERUN_FILE).write_text(f"{command}\n")

@@ -24,13 +24,6 @@ Cores = tuple[int, ...]
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
-def cores_here() -> int:
-    """Return how many CPU cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def cores_for(gpu: str, gpus: GpuUuids) -> Cores | None:
     """Return the cores for one of this host's GPUs, or None for no restriction.
 

@@ -6,6 +6,7 @@ A scheduler asks every host once, before the first cell, in a process that impor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -59,6 +60,13 @@ class HostInfo:
             GpuInfo(gpu["name"], gpu["memory_bytes"], gpu["uuid"]) for gpu in facts["gpus"]
         )
         return cls(**{**select_fields(cls, facts), "name": facts["host"], "gpus": gpus})
+
+
+def cores_here() -> int:
+    """Return how many CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def split_gpu_names(visible: str) -> tuple[str, ...]:

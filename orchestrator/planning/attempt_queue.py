@@ -24,13 +24,13 @@ from orchestrator.planning.duration_estimate import (
     DurationConditions,
     DurationEstimator,
     makespan_s,
+    shared_graph,
 )
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.preflight import Preflight, Slots, first_gpu
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
-from tasks.spec.compile_groups import shared_graph
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 

@@ -145,9 +145,12 @@ def describe_continuation(plan: Plan) -> str:
 
 def cells_by_flag(cells: pd.DataFrame) -> dict[str, set[str]]:
     """Return the ids of the cells that have each quality flag."""
-    from orchestrator.analysis.cpu_bound import flagged
+    from orchestrator.analysis.cpu_bound import is_true
 
-    return {flag: flagged(cells, column) for flag, column in QUALITY_FLAGS.items()}
+    found = {}
+    for flag, column in QUALITY_FLAGS.items():
+        found[flag] = set(cells.loc[is_true(cells, column), "cell"])
+    return found
 
 
 def _obsolete_attempts(

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 from orchestrator.common.text import counted
 from orchestrator.hardware.gpu_catalog import peak_tflops
 from tasks.spec.attempt import Settings
-from tasks.spec.axes import Affects, axes_with
+from tasks.spec.axes import Affects, FrozenValues, Values, axes_with, axes_without, leave_out
 from tasks.spec.cell import Cell
-from tasks.spec.compile_groups import shared_graph
 from tasks.spec.order_statistics import FEWEST
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
@@ -58,6 +57,17 @@ _COMPILE_LAYER_S = {"cold": 3.1, "warm": 1.05}
 _COMPILE_BLOCK_S = {"cold": 10.0, "warm": 3.5}
 _COMPILE_ATTENTION_S = {"cold": 3.0, "warm": 1.5}
 _AUTOTUNE_FACTOR = 12  # in the mode max-autotune, if nothing is cached
+
+# Seen with torch 2.13 on the CPU with compiled blocks: a cell with another seed, number of steps,
+# optimizer, vocabulary or number of layers, or with the pass `forward_backward` or `forward_grad`,
+# found everything that `train_step` had compiled. `forward` did not. Inductor locks one graph at a
+# time, so cells that compile different graphs do not wait for each other.
+_NAMES_OF_DIMENSIONS = frozenset({"size", "year", "d_model", "d_ff", "num_layers", "num_heads"})
+# Not part of a block's graph: all blocks share one, and embedding and head are outside.
+_AROUND_THE_BLOCKS = frozenset({"num_layers", "vocab_size"})
+# The optimizer is not compiled, and a forward pass with gradients is compiled together with its
+# backward pass.
+_GRADIENTS = {"train_step": "forward_backward", "forward_grad": "forward_backward"}
 
 
 @dataclass(frozen=True)
@@ -379,3 +389,28 @@ def _fixed_s(cell: Cell, is_forked: bool, is_warm: bool) -> float:
     if values.get("compile_mode") == "max-autotune" and not is_warm:
         compile_s *= _AUTOTUNE_FACTOR
     return start_s + compile_s
+
+
+@cache
+def shared_graph(cell: Cell) -> str | None:
+    """Return an identity of the graphs that a cell compiles: equal for cells that share them.
+
+    None if the cell compiles nothing, or into a separate cache.
+    """
+    values = cell.params.values()
+    if not cell.params.compiled or values.get("compile_cache") == "cold":
+        return None
+    traced = _traced_values(cell, values)
+    if values.get("compile") == "blocks":
+        traced = leave_out(traced, _AROUND_THE_BLOCKS)
+    return repr((cell.task, cell.version, sorted(traced.items())))
+
+
+def _traced_values(cell: Cell, values: FrozenValues) -> Values:
+    """Return the parameters that enter the graphs, with a size replaced by its dimensions."""
+    traced = leave_out(values, axes_without(type(cell.params), Affects.GRAPH))
+    traced["pass"] = _GRADIENTS.get(values.get("pass", ""), values.get("pass"))
+    dimensions = getattr(cell.params, "dimensions", None)
+    if dimensions is None:
+        return traced
+    return {**leave_out(traced, _NAMES_OF_DIMENSIONS), **vars(dimensions)}

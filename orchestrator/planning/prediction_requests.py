@@ -20,8 +20,8 @@ from orchestrator.common.files import cache_folder
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.units import GIB
 from orchestrator.execution.fork_client import ForkServers
-from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.hardware.host import cores_here
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
 from tasks.prediction.allocator import attention_capability, cublas_workspace_bytes
 from tasks.prediction.records import (

@@ -74,9 +74,10 @@ class SweepRequest:
         """The models of the user, and those of transformers whose config is a file."""
         names = set()
         for cell in self.expansion.cells:
-            if not getattr(cell.params, "is_preset", False):
-                names.add(getattr(cell.params, "model", None))
-        return sorted(filter(None, names))
+            model = getattr(cell.params, "model", None)
+            if model and not getattr(cell.params, "is_preset", False):
+                names.add(model)
+        return sorted(names)
 
     def model_configs(self) -> dict[str, Path]:
         """Return config.json of each model of transformers, by its path in the run."""

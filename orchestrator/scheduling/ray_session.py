@@ -34,8 +34,7 @@ from orchestrator.execution.fork_client import ForkServer
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.measurement import FORK_SERVERS, Slot, begin_import, cores_near
 from orchestrator.execution.program import import_path
-from orchestrator.hardware.cpu_affinity import cores_here
-from orchestrator.hardware.host import HostInfo
+from orchestrator.hardware.host import HostInfo, cores_here
 from orchestrator.hardware.nvml import gpu_names, gpu_uuids
 from orchestrator.scheduling.ray_reaper import MARK, RAY_FOLDER
 from orchestrator.scheduling.ray_watch import RayWatch

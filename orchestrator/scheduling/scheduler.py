@@ -1,9 +1,12 @@
-"""The interface of schedulers: they take attempts while slots are free and yield their outcomes."""
+"""The interface of schedulers: they take attempts while slots are free and yield their outcomes.
+
+Whoever makes one closes it, which frees its processes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
 from orchestrator.common.output import Notify as Notify
 from orchestrator.execution.events import AttemptStarted
@@ -15,13 +18,7 @@ OnStart = Callable[[AttemptStarted], None]
 
 
 class Scheduler(Protocol):
-    """Runs attempts. It is a context manager that frees its processes at the end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    """Runs attempts."""
 
     def hosts(self) -> Sequence[HostInfo]:
         """Probe every host and return those that could measure. Raises PlatformError."""

@@ -9,9 +9,8 @@ from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.fork_client import ForkServer
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.measurement import FORK_SERVERS, Slot, begin_import, measure, only_on
-from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import matches_kind
-from orchestrator.hardware.host import GpuInfo, HostInfo, visible_gpu_uuids
+from orchestrator.hardware.host import GpuInfo, HostInfo, cores_here, visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY
 from orchestrator.scheduling.multi_gpu import require_gpus
 from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler

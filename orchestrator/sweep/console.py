@@ -65,13 +65,11 @@ class Console(Protocol):
 class SweepConsole:
     """Prints to the standard output. label: names a cell in a line."""
 
+    notify = staticmethod(say)
+
     def __init__(self, label: Label) -> None:
         self._label = label
         self._console = _RichConsole()
-
-    def notify(self, message: str) -> None:
-        """Print one line."""
-        say(message)
 
     def open_display(self, total: int, remaining_s: RemainingTime) -> Display:
         """Return a live display on a terminal, otherwise one that prints lines."""

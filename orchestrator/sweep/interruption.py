@@ -30,23 +30,19 @@ class StopReason(StrEnum):
     TIME_LIMIT = "time limit"
 
 
-def deadline_after(time_limit_s: float | None) -> float | None:
-    """Return the monotonic time at which cells must end, so that saving ends within the limit."""
-    if time_limit_s is None:
-        return None
-    return time.monotonic() + time_limit_s - SAVING_S
-
-
 class Interruption(ExitStack):
     """Owns the signal handlers of a sweep, and restores the earlier ones at the end.
 
+    deadline: monotonic time at which cells must end, so that saving ends within the time limit.
     reason: what stopped the sweep; None: nothing did.
     """
 
-    def __init__(self, deadline: float | None) -> None:
+    def __init__(self, time_limit_s: float | None) -> None:
         super().__init__()
         self.reason: StopReason | None = None
-        self._deadline = deadline
+        self.deadline: float | None = None
+        if time_limit_s is not None:
+            self.deadline = time.monotonic() + time_limit_s - SAVING_S
         self._is_stoppable = False
         self._earlier = {number: signal.getsignal(number) for number in _SIGNALS}
         self.callback(self._restore)
@@ -63,8 +59,8 @@ class Interruption(ExitStack):
 
         self._is_stoppable = True
         self.install()
-        if self._deadline is not None:
-            left_s = self._deadline - time.monotonic()
+        if self.deadline is not None:
+            left_s = self.deadline - time.monotonic()
             signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s))
         try:
             try:

@@ -29,7 +29,7 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.open import open_for_writing
 from orchestrator.sweep.console import Console, Label, SweepConsole
-from orchestrator.sweep.interruption import Interruption, deadline_after
+from orchestrator.sweep.interruption import Interruption
 from orchestrator.sweep.outcome_log import OutcomeLog, recover_attempts, store_cells
 from orchestrator.sweep.result import SweepResult
 from tasks.prediction.records import predictable
@@ -53,20 +53,24 @@ def default_runtime(label: Label) -> Runtime:
     """Return a runtime that measures on Ray or in this process, and prints to the terminal."""
     console = SweepConsole(label)
 
-    def open_scheduler(execution: ExecutionOptions, example: Attempt) -> Scheduler:
+    def open_scheduler(
+        execution: ExecutionOptions, example: Attempt
+    ) -> AbstractContextManager[Scheduler]:
         if execution.scheduler == "serial":
-            return SerialScheduler(console.notify, example)
-        return RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
+            return closing(SerialScheduler(console.notify, example))
+        return closing(
+            RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
+        )
 
     return Runtime(open_scheduler, console)
 
 
 def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
     """Measure the cells that the plan selects. Every finished cell is stored, however it ends."""
-    deadline, notify = deadline_after(request.execution.time_limit_s), runtime.console.notify
+    notify = runtime.console.notify
     # The interruption is outermost: a second Ctrl-C may not interrupt the upload of a remote run.
     with (
-        Interruption(deadline) as interruption,
+        Interruption(request.execution.time_limit_s) as interruption,
         open_for_writing(request.run, request.execution.take_over) as writer,
     ):
         recovered = recover_attempts(writer, notify)
@@ -74,7 +78,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         plan = plan_request(request, invocation)
         if plan.states:
             check_prior_results(request, plan, invocation, notify)
-        queue = AttemptQueue(plan, request.run, request.settings, deadline)
+        queue = AttemptQueue(plan, request.run, request.settings, interruption.deadline)
         log = OutcomeLog(writer, invocation)
         preflight, error = Preflight(), None  # these stay if a signal comes first
         if plan.to_run:

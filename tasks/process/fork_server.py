@@ -34,7 +34,7 @@ from functools import partial
 from typing import NoReturn
 
 from tasks.process.cpu_affinity import reset_niceness
-from tasks.process.gc_pause import freeze_imports
+from tasks.process.gc_pause import frozen_imports
 from tasks.process.minder import (
     MindRequest,
     become_subreaper,
@@ -125,7 +125,8 @@ class Server:
     def _import(self, purpose: str) -> str:
         """Import what children need. Return why none can be forked, empty if they work."""
         try:
-            import_for(purpose)
+            with frozen_imports():
+                import_for(purpose)
         except Exception as error:
             traceback.print_exc()
             return f"it cannot import what cells need: {error_text(error)}"
@@ -227,7 +228,6 @@ def import_for(purpose: str) -> None:
             for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
                 if not _IS_UNUSED.search(module.name):
                     importlib.import_module(module.name)
-    freeze_imports()
 
 
 def check_device(device: str) -> None:

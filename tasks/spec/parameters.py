@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from tasks.spec.axes import REQUIRED, WORK, Affects, FrozenValues, Values, axes_of, axis, leave_out
+from tasks.spec.axes import REQUIRED, WORK, Affects, FrozenValues, Values, axes_of, axis
 from tasks.spec.messages import is_utf8
 from tasks.spec.order_statistics import FEWEST
 from tasks.spec.source_digest import HUB
@@ -90,6 +90,10 @@ def _require_json(value: object, place: str) -> None:
         raise ValueError(f"{place}: {value} is not finite. Write a number")
 
 
+# Axes that mean nothing without a GPU, with the types of their values.
+_OF_GPUS = {"gpu_kind": str, "gpus": int}
+
+
 class Params(Axes):
     """The values of a task's axes: what a cell measures."""
 
@@ -106,11 +110,21 @@ class Params(Axes):
         affects=Affects.NONE,
     )
 
-    # A grid over kinds of GPU then gives one cell on the CPU.
     @model_validator(mode="before")
     @classmethod
-    def _drop_gpu_kind(cls, values: object) -> object:
-        return _without_unless_on_gpu(values, "gpu_kind", str)
+    def _drop_axes_of_gpus(cls, values: object) -> object:
+        """Drop axes of GPUs on other devices: a grid over kinds of GPU gives one cell on the CPU.
+
+        A value of another type remains and is refused later.
+        """
+        if not isinstance(values, dict) or values.get("device", "cuda") == "cuda":
+            return values
+        own = {}
+        for name, value in values.items():
+            is_of_gpus = name in cls.model_fields and isinstance(value, _OF_GPUS.get(name, ()))
+            if not is_of_gpus:
+                own[name] = value
+        return own
 
     @property
     def compiled(self) -> bool:
@@ -150,11 +164,6 @@ class MultiGpuParams(Params):
         1, "number of GPUs of one host that the cell has to itself, all in CUDA_VISIBLE_DEVICES"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_gpus(cls, values: object) -> object:
-        return _without_unless_on_gpu(values, "gpus", int)
-
 
 class ImportedParams(Params):
     """Parameters of a cell that another program measured."""
@@ -163,15 +172,6 @@ class ImportedParams(Params):
     file: str = axis(REQUIRED, "name of the imported file")
     content: str = axis(REQUIRED, "digest of the file: another content is another cell")
     rank: str = axis("", "process and GPU, if the file has several")
-
-
-def _without_unless_on_gpu(values: object, name: str, kind: type) -> object:
-    """Drop an axis of GPUs on other devices. A value of another type is refused later."""
-    if not isinstance(values, dict) or values.get("device", "cuda") == "cuda":
-        return values
-    if not isinstance(values.get(name), kind):
-        return values
-    return leave_out(values, {name})
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ class AttentionAxisParams(CompiledParams):
     @property
     def compiled(self) -> bool:
         """True if something is compiled; flex attention always is."""
-        return super().compiled or self.attention == "flex"
+        return self.compile != "eager" or self.attention == "flex"
 
 
 def computes_own_attention(model: object) -> bool:

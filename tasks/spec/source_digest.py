@@ -116,13 +116,14 @@ def _imports(source: bytes) -> frozenset[str]:
 def python_files(folder: Path) -> list[Path]:
     """Return the Python files in a folder and below, sorted, without hidden files and folders."""
     found = []
-    for file in folder.rglob("*.py"):
+    for path, folders, names in os.walk(folder):
         # Editors and notebooks write hidden copies (`.ipynb_checkpoints`), which would change the
         # digest.
-        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if file.is_file() and not is_hidden:
-            found.append(file)
-    return sorted(found)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.endswith(".py") and not name.startswith("."):
+                found.append(Path(path, name))
+    return sorted(filter(Path.is_file, found))
 
 
 def digest_of(files: Iterable[tuple[str, Path]]) -> str:

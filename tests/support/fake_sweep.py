@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -103,7 +104,7 @@ class SilentConsole:
 
 
 def fake_runtime(scheduler: Scheduler, messages: list[str] | None = None) -> Runtime:
-    return Runtime(lambda execution, example: scheduler, SilentConsole(messages))
+    return Runtime(lambda execution, example: closing(scheduler), SilentConsole(messages))
 
 
 def request_for(

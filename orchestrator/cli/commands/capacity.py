@@ -6,13 +6,13 @@ import sys
 
 import click
 
-from orchestrator.cli.commands.ending import end_with
 from orchestrator.cli.commands.options import (
     CONFIG_OPTIONS,
     EXECUTION_OPTIONS,
     Chosen,
     parse_request,
 )
+from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.output import say
 from orchestrator.common.units import GIB

@@ -1,12 +1,13 @@
-"""`sweep run`: measure the cells of a config."""
+"""`sweep run`: measure the cells of a config. Other commands that measure end as it does."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from orchestrator.cli.commands.ending import end_with
 from orchestrator.cli.commands.options import (
     CELL_OPTIONS,
     CONFIG_OPTIONS,
@@ -14,6 +15,10 @@ from orchestrator.cli.commands.options import (
     parse_request,
 )
 from orchestrator.common.output import say
+from orchestrator.common.text import shell_command, without_separator
+
+if TYPE_CHECKING:
+    from orchestrator.sweep.result import SweepResult
 
 
 @click.command(params=[*CONFIG_OPTIONS, *CELL_OPTIONS, *EXECUTION_OPTIONS])
@@ -37,3 +42,31 @@ def run(config: Path, **chosen: object) -> None:
     request = parse_request({"config": config, **chosen})
     result = run_sweep(request, default_runtime(request.expansion.label))
     end_with(result)
+
+
+def end_with(result: SweepResult) -> NoReturn:
+    """Print the end of a sweep and exit. Raise the error that stopped it."""
+    from orchestrator.cli.text.sweep_result import OUT_OF_MEMORY, conclude
+    from orchestrator.planning.invocation import without_repeated_work
+
+    arguments = without_separator(sys.argv[1:])
+    command = shell_command(["sweep", *arguments])
+    again = shell_command(["sweep", *without_repeated_work(arguments)])
+    lines, exit_code = conclude(result, command, again)
+    for line in lines:
+        # Not click.echo: a sweep ends well even if nobody reads its output.
+        say(line)
+    if set(OUT_OF_MEMORY) & set(result.counts) and Path(result.folder).is_dir():
+        for line in ("", *_memory_failures(Path(result.folder)).splitlines()):
+            say(line)
+    if result.error:
+        raise result.error
+    sys.exit(exit_code)
+
+
+def _memory_failures(folder: Path) -> str:
+    from orchestrator.analysis.results import load_results
+    from orchestrator.report.formats.terminal import Screen, memory_failures_text
+    from orchestrator.store.run import Run
+
+    return memory_failures_text(load_results(Run(folder)), Screen.of_stdout())

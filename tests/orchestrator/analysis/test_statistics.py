@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator.analysis.statistics import summarise
+from orchestrator.analysis.metric_columns import summarise
 from tasks.spec.order_statistics import median_rank
 
 

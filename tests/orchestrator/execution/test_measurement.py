@@ -20,13 +20,12 @@ import pytest
 
 from orchestrator.common.errors import PlatformError
 from orchestrator.execution import measurement
-from orchestrator.execution.child_environment import rerun_command
 from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome, lost_outcome
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.measurement import FORK_SERVERS, execute, recover
 from tasks.process.journal import read_journal
 from tasks.process.minder import RankExits
-from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT, has_ended
@@ -483,9 +482,8 @@ def test_by_hand_prints_the_same_measurement(make_attempt: MakeAttempt) -> None:
     attempt = make_attempt()
     execute(attempt)
     before = (attempt.path / JOURNAL_FILE).read_bytes()
-    done = subprocess.run(
-        rerun_command(attempt), shell=True, capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    script = (attempt.path / RERUN_FILE).read_text()
+    done = subprocess.run(script, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
     assert json.loads(done.stdout.splitlines()[-1])["status"] == "ok"
     assert (attempt.path / JOURNAL_FILE).read_bytes() == before
 

@@ -15,7 +15,11 @@ from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import attempt_queue as queue_module
 from orchestrator.planning.attempt_queue import AttemptQueue, QueueState
 from orchestrator.planning.cell_decisions import make_plan
-from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator
+from orchestrator.planning.duration_estimate import (
+    DurationConditions,
+    DurationEstimator,
+    shared_graph,
+)
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.preflight import Preflight, Slots
@@ -23,7 +27,6 @@ from orchestrator.store.cell_state import CellState
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
-from tasks.spec.compile_groups import shared_graph
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status

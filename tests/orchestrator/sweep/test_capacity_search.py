@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,10 +156,10 @@ def request_where(write_config: Callable[..., Path], tmp_path: Path) -> Callable
 
 
 def runtime_with(status: Status = Status.OOM, **largest: int) -> Runtime:
-    def opened(execution: ExecutionOptions, example: Attempt) -> Gpu:
+    def opened(execution: ExecutionOptions, example: Attempt) -> closing[Gpu]:
         gpu = Gpu()
         gpu.largest, gpu.status, Gpu.attempts = largest, status, []
-        return gpu
+        return closing(gpu)
 
     return Runtime(opened, SilentConsole())
 
@@ -357,7 +358,7 @@ def test_measured_values_are_not_measured_again(predicted: Any, request_where: A
     assert Gpu.attempts == [640, 640, 1024, 1024, 768, 768]
     opened: list[int] = []
     runtime = replace(
-        runtime_with(), open_scheduler=lambda execution, example: opened.append(1) or Gpu()
+        runtime_with(), open_scheduler=lambda execution, example: opened.append(1) or closing(Gpu())
     )
     found = find_limits(request, CONTEXT, CARD, runtime)
     assert not opened

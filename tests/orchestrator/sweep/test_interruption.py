@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from orchestrator.sweep.interruption import SAVING_S, Interruption, StopReason, deadline_after
+from orchestrator.sweep.interruption import SAVING_S, Interruption, StopReason
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,13 +42,13 @@ def test_a_signal_whose_exception_is_lost_ends_the_body_after_the_outcome() -> N
 
 
 def test_the_deadline_ends_the_body() -> None:
-    with Interruption(time.monotonic() + 0.05) as interruption, interruption.stops_here():
+    with Interruption(SAVING_S + 0.05) as interruption, interruption.stops_here():
         time.sleep(5)
     assert interruption.reason is StopReason.TIME_LIMIT
 
 
 def test_a_deadline_after_the_last_cell_stops_nothing() -> None:
-    with Interruption(time.monotonic() + 0.05) as interruption:
+    with Interruption(SAVING_S + 0.05) as interruption:
         with interruption.stops_here():
             pass
         time.sleep(0.1)
@@ -75,6 +75,6 @@ def test_a_foreign_interrupt_and_an_error_are_raised() -> None:
 
 
 def test_saving_has_a_share_of_the_time_limit() -> None:
-    assert deadline_after(None) is None
-    left_s = deadline_after(60.0) - time.monotonic()
+    assert Interruption(None).deadline is None
+    left_s = Interruption(60.0).deadline - time.monotonic()
     assert left_s == pytest.approx(60.0 - SAVING_S, abs=1.0)

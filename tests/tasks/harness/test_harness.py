@@ -321,3 +321,7 @@ def test_a_journal_with_other_records_is_empty(line: str, tmp_path: Path) -> Non
     path = tmp_path / "journal.jsonl"
     path.write_text(f'{{"time": 1.0, "after_s": 0.0, "stage": "build"}}\n{line}\n')
     assert read_journal(path) == JournalContents()
+
+
+def test_the_number_of_threads_that_conftest_chooses_is_set_before_torch_is_imported() -> None:
+    assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])

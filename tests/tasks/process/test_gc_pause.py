@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasks.process import gc_pause
-from tasks.process.gc_pause import freeze_imports, uncollected
+from tasks.process.gc_pause import frozen_imports, uncollected
 
 MANY = 10_000  # more than Python itself freezes
 
@@ -28,7 +28,9 @@ def test_garbage_collection_is_off_and_frozen_only_during_the_pause() -> None:
 
 
 def test_imports_of_a_fork_server_stay_frozen_after_a_pause() -> None:
-    freeze_imports()
+    with frozen_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
     before = gc.get_freeze_count()
     assert before > MANY
     for _ in range(2):

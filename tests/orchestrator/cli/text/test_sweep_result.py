@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.commands.ending import end_with
+from orchestrator.cli.commands.run import end_with
 from orchestrator.cli.text.sweep_result import conclude
 from orchestrator.common.errors import NoGpuLeft
 from orchestrator.planning.attempt_queue import QueueState
