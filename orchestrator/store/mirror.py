@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.common.errors import RunError, RunUnwritable, SweepError
 from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
-from orchestrator.store.copy_refresh import download, refresh_copy
+from orchestrator.store.copy_refresh import download, refresh_copy, warn
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, LOCK_FILE, REPORT
 from orchestrator.store.listing import Listing
 from orchestrator.store.manifest import MANIFEST_FILE
@@ -139,11 +138,6 @@ def open_run(location: RunLocation) -> Run:
     require_listed(folder)
     require_plain(folder)
     return Run(folder)
-
-
-def warn(text: str) -> None:
-    with suppress(OSError):  # nobody reads stderr
-        print(f"sweep: {text}", file=sys.stderr)
 
 
 def _created(manifest: bytes | None) -> object:

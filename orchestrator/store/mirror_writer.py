@@ -17,13 +17,14 @@ from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
+from orchestrator.store.copy_refresh import warn
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
 from orchestrator.store.listing import Listing, number_of
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
-from orchestrator.store.mirror import RemoteRun, warn
+from orchestrator.store.mirror import RemoteRun
 from orchestrator.store.old_parts import part_files
 from orchestrator.store.remote_folder import reaching
-from orchestrator.store.run_writer import RunWriter, finished, open_folder_for_writing
+from orchestrator.store.run_writer import RunWriter, finished, locked
 from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.messages import typed_error_text
@@ -43,14 +44,14 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
     uploaded.
     """
     with (
-        open_folder_for_writing(run) as local,
+        locked(run) as lock,
         owned(run.remote, run.folder / LOCK_FILE, take_over) as owner,
     ):
         listed = run.refresh(as_driver=True)
         with reaching(run.remote):
             uploader = Uploader(run, listed, owner.require)
         try:
-            with finished(MirrorWriter(run, local.lock, uploader)) as writer:
+            with finished(MirrorWriter(run, lock, uploader)) as writer:
                 yield writer
         except BaseException as error:
             try:
@@ -66,7 +67,7 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
 class MirrorWriter(RunWriter):
     """A run's writer that has everything uploaded that it stores."""
 
-    def __init__(self, run: RemoteRun, lock: IO[str] | None, uploader: Uploader) -> None:
+    def __init__(self, run: RemoteRun, lock: IO[str], uploader: Uploader) -> None:
         super().__init__(run.folder, lock)
         self._remote_run, self._uploader = run, uploader
 
