@@ -73,16 +73,13 @@ class RemoteRun(Run):
                     names.append(name)
             download(self.remote, names, self.folder)
 
-    def upload(self, name: str) -> None:
-        self.remote.put(name, self.folder / name)
-
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         super().write_report(files)
         report = self.folder / REPORT
         try:
             with reaching(self.remote):
                 for name in self.files_in(report):
-                    self.upload(name)
+                    self.remote.put(name, self.folder / name)
         except SweepError as error:
             raise RunUnwritable(
                 f"the report is in {report}, but was not uploaded: {error.message}", error.remedy
