@@ -174,9 +174,10 @@ def _renumber_folders(remote: RemoteFolder, run: Run, ours: Attempts, theirs: At
             folders.add((cell, max(used) + 1))
             renamed += 1
     if renamed:
-        have = "attempt from here has" if renamed == 1 else "attempts from here have"
-        problem = f"{renamed} {have} the number of another one there"
-        warn(f"{remote}: {problem}; the next `sweep run` stores it again if its journal is whole")
+        warn(
+            f"{remote}: attempts from here whose numbers others have there: {renamed}; the next"
+            " `sweep run` stores those with a whole journal again"
+        )
 
 
 def _rows_of_copy(here: Stored, bucket: Stored) -> dict[str, pa.Table]:

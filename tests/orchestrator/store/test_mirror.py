@@ -447,7 +447,7 @@ def test_an_attempt_that_two_hosts_measured_is_there_twice(
     on_host("first")
     result, lengths = go(tmp_path, 16, 32)
     assert (result.recovered, lengths) == (1, [])
-    assert "1 attempt from here has the number of another one there" in capsys.readouterr().err
+    assert "attempts from here whose numbers others have there: 1; " in capsys.readouterr().err
     assert there == {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in there}
     run = open_run(ADDRESS)
     attempts = run.read("attempts").query("cell == @cell").set_index("attempt")
