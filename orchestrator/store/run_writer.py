@@ -138,10 +138,14 @@ class RunWriter(Run):
             whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
             # pandas adds metadata with its version, which would change the file's digest.
             found[table] = whole.replace_schema_metadata(None)
+        self.write_batch(found)
+
+    def write_batch(self, tables: Mapping[str, pa.Table]) -> None:
+        """Write tables as a batch."""
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.batches.close()
-            self.batches.write(self.stored().listing, found)
+            self.batches.write(self.stored().listing, tables)
 
     def _append(self, rows: Mapping[str, Columns]) -> None:
         with self.writing():
