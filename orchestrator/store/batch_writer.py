@@ -76,6 +76,7 @@ class BatchWriter:
     def write(self, listing: Listing, tables: Mapping[str, pa.Table]) -> None:
         """Write tables as the batch after those of a list, and replace the list."""
         number = listing.next_number
+        self._create_log(listing)  # without it, a batch that is not listed counts as lost
         files = self._write_files(number, tables)
         replace(listing, files={**listing.files, **files}, last=number).write(self.folder)
         self._remove_logs(number)
@@ -95,14 +96,13 @@ class BatchWriter:
         """
         last = max(here.next_number, other.listing.next_number) - 1
         listing = replace(other.listing, last=last)
-        log = self._create_log(listing)  # without it, a batch that is not listed counts as lost
         if more:
             joined = {}
             for table in {**other.logged.tables, **more}:
                 parts = [rows[table] for rows in (other.logged.tables, more) if table in rows]
                 joined[table] = pa.concat_tables(parts, promote_options="permissive")
             return self.write(listing, joined)
-        replace_file(log, other.log)
+        replace_file(self.folder / listing.log, other.log)
         listing.write(self.folder)
         self._remove_logs(last)
 

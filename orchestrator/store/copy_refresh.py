@@ -2,15 +2,16 @@
 
 Files of batches never change, so that only those that the copy lacks are downloaded. Rows that are
 only in the copy become its next batch. If the bucket has another attempt of the same number by then,
-the one from here gets the next number.
+the folder of the one from here gets the next number first. It has no row from then on, and `sweep
+run` stores its outcome again from its journal.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,17 +32,16 @@ from orchestrator.store.listing import (
     read_listing,
     restored_listing,
 )
-from orchestrator.store.parquet_file import damage_as_run_error, read_parquet
 from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
 from orchestrator.store.stored_tables import Stored
-from orchestrator.store.tables import SCHEMAS, empty_table
+from orchestrator.store.tables import SCHEMAS
 from tasks.spec.attempt import JOURNAL_FILE
 
 _DOWNLOADS = 16  # at a time; a bucket takes tens of milliseconds to answer each request
 _READ_TRIES = 5
 _SCRATCH = ".bucket"
-_PREDICTIONS, _PREDICTED_AT = "predictions", "predicted_at"
+_PREDICTIONS = "predictions"
 
 AttemptKey: TypeAlias = tuple[str, int]  # cell and number
 Attempts: TypeAlias = Mapping[AttemptKey, tuple[Any, ...]]  # rows
@@ -68,26 +68,28 @@ def refresh_copy(remote: RemoteFolder, run: Run) -> Listing | None:
     here, listed = _stored_here(run), bucket.listing.files
     lacking = [name for name in listed if here.listing.files.get(name) != listed[name]]
     is_same_log = here.listing.log == bucket.listing.log and here.log.startswith(bucket.log)
-    in_log = _attempts(replace(bucket, listing=replace(bucket.listing, files={})))
+    in_log = _attempts(_undamaged(replace(bucket, listing=replace(bucket.listing, files={}))))
     if not lacking and (is_same_log or in_log.items() <= _attempts(here).items()):
         return bucket.listing
     if bucket.listing.cells:
         lacking.append(CELLS_FILE)
     download(remote, lacking, bucket.scratch)
-    renumbered = _renumbered(remote, run, here, bucket)
-    # What was measured here comes first, because it is nowhere else. A listed file that is not
-    # moved into place before a kill is downloaded again.
-    rows = _rows_of_copy(here, bucket, renumbered)
-    BatchWriter(run.folder, str(run)).adopt(here.listing, bucket, rows)
+    # Each step may be the last one before a kill. A folder that was renamed is not taken for that of
+    # the bucket's attempt. What was measured here is stored before the list of the bucket counts,
+    # because it is nowhere else. A listed file that is not moved into place is downloaded again.
+    whole = _undamaged(bucket)
+    _renumber_folders(remote, run, _attempts(here), _attempts(whole))
+    BatchWriter(run.folder, str(run)).adopt(here.listing, bucket, _rows_of_copy(here, whole))
     for name in lacking:
         if (bucket.scratch / name).exists():
             (run.folder / name).parent.mkdir(exist_ok=True)
             (bucket.scratch / name).replace(run.folder / name)
-    for (cell, number), new in renumbered.items():
-        with suppress(FileNotFoundError):
-            folder = run.folder / ARTIFACTS / cell
-            (folder / str(number)).rename(folder / str(new))
     return bucket.listing
+
+
+def warn(text: str) -> None:
+    with suppress(OSError):  # nobody reads stderr
+        print(f"sweep: {text}", file=sys.stderr)
 
 
 def download(remote: RemoteFolder, names: Iterable[str], folder: Path) -> None:
@@ -125,14 +127,18 @@ def _stored_in(remote: RemoteFolder, folder: Path) -> _StoredInBucket | None:
 def _stored_here(run: Run) -> Stored:
     """Return what is stored in the copy, without what is damaged."""
     try:
-        found = run.stored()
+        return _undamaged(run.stored())
     except RunError:  # a torn copy: its batches are compared with those of the bucket
         restored_listing(run.folder).write(run.folder)
-        found = run.stored()
-    damaged = found.damaged()
-    files = {name: one for name, one in found.listing.files.items() if name not in damaged}
-    log = b"".join(line + b"\n" for line in whole_lines(found.log))
-    return replace(found, listing=replace(found.listing, files=files), log=log)
+        return _undamaged(run.stored())
+
+
+def _undamaged(stored: Stored) -> Stored:
+    """Return what is stored without files that are missing or damaged, and lines of the log."""
+    damaged = stored.damaged()
+    files = {name: one for name, one in stored.listing.files.items() if name not in damaged}
+    log = b"".join(line + b"\n" for line in whole_lines(stored.log))
+    return replace(stored, listing=replace(stored.listing, files=files), log=log)
 
 
 def _download_old_parts(remote: RemoteFolder, folder: Path, is_listed: bool) -> None:
@@ -151,71 +157,56 @@ def _download_old_parts(remote: RemoteFolder, folder: Path, is_listed: bool) -> 
     download(remote, missing, folder)
 
 
-def _renumbered(
-    remote: RemoteFolder, run: Run, here: Stored, bucket: Stored
-) -> dict[AttemptKey, int]:
-    """Return new numbers for attempts from here, whose numbers have others in the bucket."""
-    folders = set(run.attempt_folders())
-    ours, theirs, highest = _attempts(here), _attempts(bucket), Counter[str]()
-    for cell, number in (*folders, *ours, *theirs):
-        highest[cell] = max(number, highest[cell])
-    renumbered = {}
-    for (cell, number), row in theirs.items():
-        key, is_same = (cell, number), True
+def _renumber_folders(remote: RemoteFolder, run: Run, ours: Attempts, theirs: Attempts) -> None:
+    """Rename the folders of attempts from here whose numbers have others in the bucket."""
+    folders, renamed = set(run.attempt_folders()), 0
+    for cell, number in sorted(folders & theirs.keys()):
+        key, folder = (cell, number), run.folder / ARTIFACTS / cell
         if key in ours:
-            is_same = ours[key] == row
-        elif key in folders:  # of an attempt that was killed here, unless rows were lost here
-            name = f"{ARTIFACTS}/{cell}/{number}/{JOURNAL_FILE}"
-            journal = run.folder / name
-            is_same = journal.exists() and journal.read_bytes() == remote.read(name)
+            is_same = ours[key] == theirs[key]
+        else:  # of an attempt that was killed here, unless rows were lost here
+            journal = folder / str(number) / JOURNAL_FILE
+            there = remote.read(f"{ARTIFACTS}/{cell}/{number}/{JOURNAL_FILE}")
+            is_same = journal.exists() and journal.read_bytes() == there
         if not is_same:
-            highest[cell] += 1
-            renumbered[key] = highest[cell]
-    return renumbered
+            used = {one for name, one in (*folders, *ours, *theirs) if name == cell}
+            (folder / str(number)).rename(folder / str(max(used) + 1))
+            folders.add((cell, max(used) + 1))
+            renamed += 1
+    if renamed:
+        warn(
+            f"{remote}: attempts from here whose numbers others have there: {renamed}; the next"
+            " `sweep run` stores those with a whole journal again"
+        )
 
 
-def _rows_of_copy(
-    here: Stored, bucket: Stored, renumbered: Mapping[AttemptKey, int]
-) -> dict[str, pa.Table]:
+def _rows_of_copy(here: Stored, bucket: Stored) -> dict[str, pa.Table]:
     """Return the rows that only a copy has, by table."""
     # Batches of two hosts may have one number, and some files in common.
     unlisted = here.listing.files.items() - bucket.listing.files.items()
     numbers = {number_of(name) for name, _ in unlisted}
     files = {name: one for name, one in here.listing.files.items() if number_of(name) in numbers}
-    only_here = replace(here, listing=replace(here.listing, files=files))
-    new_numbers: dict[AttemptKey, int | None] = {key: key[1] for key in _attempts(only_here)}
-    new_numbers.update(dict.fromkeys(_attempts(bucket)))
-    new_numbers.update(renumbered)
+    here = replace(here, listing=replace(here.listing, files=files))
+    new = _keys(here, ATTEMPTS) - _keys(bucket, ATTEMPTS)
+    new |= _keys(here, _PREDICTIONS) - _keys(bucket, _PREDICTIONS)
     found = {}
     for table in SCHEMAS:
-        rows = _rows(only_here, table)
-        if table == _PREDICTIONS:
-            known = set(_rows(bucket, table)[_PREDICTED_AT].to_pylist())
-            keep = [time not in known for time in rows[_PREDICTED_AT].to_pylist()]
-        else:
-            keys = zip(rows["cell"].to_pylist(), rows["attempt"].to_pylist(), strict=True)
-            new = [new_numbers.get(key) for key in keys]
-            keep = [number is not None for number in new]
-            index = rows.schema.get_field_index("attempt")
-            rows = rows.set_column(index, rows.schema.field(index), pa.array(new, pa.int32()))
+        rows = here.read(table)
+        keep = [key in new for key in _keys_of(rows)]
         if any(keep):
             found[table] = rows.filter(pa.array(keep))
     return found
 
 
+def _keys(stored: Stored, table: str) -> set[tuple[Any, ...]]:
+    return set(_keys_of(stored.read(table)))
+
+
+def _keys_of(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    names = ["cell", "attempt"] if "attempt" in rows.column_names else ["predicted_at"]
+    return zip(*(rows[name].to_pylist() for name in names), strict=True)
+
+
 def _attempts(stored: Stored) -> Attempts:
-    rows = _rows(stored, ATTEMPTS).select(SCHEMAS[ATTEMPTS].names).to_pylist()
+    rows = stored.read(ATTEMPTS, SCHEMAS[ATTEMPTS].names).to_pylist()
     return {(row["cell"], row["attempt"]): tuple(row.values()) for row in rows}
-
-
-def _rows(stored: Stored, table: str) -> pa.Table:
-    """Return the rows in the batches and the log. What is damaged is left out."""
-    schema = SCHEMAS[table]
-    empty = empty_table(schema)
-    parts = [empty, stored.logged.tables.get(table, empty)]
-    for name in stored.listing.of_table(table):
-        content = stored.content(name)
-        if content is not None:
-            with damage_as_run_error(f"{stored.run}/{name}", RESTORE):
-                parts.append(read_parquet(content, schema, None))
-    return pa.concat_tables(parts, promote_options="permissive")

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.common.errors import RunError, RunUnwritable, SweepError
 from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
-from orchestrator.store.copy_refresh import download, refresh_copy
+from orchestrator.store.copy_refresh import download, refresh_copy, warn
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, LOCK_FILE, REPORT
 from orchestrator.store.listing import Listing
 from orchestrator.store.manifest import MANIFEST_FILE
@@ -74,16 +73,13 @@ class RemoteRun(Run):
                     names.append(name)
             download(self.remote, names, self.folder)
 
-    def upload(self, name: str) -> None:
-        self.remote.put(name, self.folder / name)
-
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         super().write_report(files)
         report = self.folder / REPORT
         try:
             with reaching(self.remote):
                 for name in self.files_in(report):
-                    self.upload(name)
+                    self.remote.put(name, self.folder / name)
         except SweepError as error:
             raise RunUnwritable(
                 f"the report is in {report}, but was not uploaded: {error.message}", error.remedy
@@ -139,11 +135,6 @@ def open_run(location: RunLocation) -> Run:
     require_listed(folder)
     require_plain(folder)
     return Run(folder)
-
-
-def warn(text: str) -> None:
-    with suppress(OSError):  # nobody reads stderr
-        print(f"sweep: {text}", file=sys.stderr)
 
 
 def _created(manifest: bytes | None) -> object:

@@ -10,20 +10,22 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
+from orchestrator.store.copy_refresh import warn
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
 from orchestrator.store.listing import Listing, number_of
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
-from orchestrator.store.mirror import RemoteRun, warn
+from orchestrator.store.mirror import RemoteRun
 from orchestrator.store.old_parts import part_files
 from orchestrator.store.remote_folder import reaching
-from orchestrator.store.run_writer import RunWriter, finished, open_folder_for_writing
+from orchestrator.store.run_writer import RunWriter, finished, locked
 from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.messages import typed_error_text
@@ -43,14 +45,14 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
     uploaded.
     """
     with (
-        open_folder_for_writing(run) as local,
-        owned(run.remote, run.folder / LOCK_FILE, take_over) as owner,
+        locked(run) as lock,
+        owned(run.remote, run.folder / LOCK_FILE, take_over) as require_owner,
     ):
         listed = run.refresh(as_driver=True)
         with reaching(run.remote):
-            uploader = Uploader(run, listed, owner.require)
+            uploader = Uploader(run, listed, require_owner)
         try:
-            with finished(MirrorWriter(run, local.lock, uploader)) as writer:
+            with finished(MirrorWriter(run, lock, uploader)) as writer:
                 yield writer
         except BaseException as error:
             try:
@@ -66,19 +68,18 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
 class MirrorWriter(RunWriter):
     """A run's writer that has everything uploaded that it stores."""
 
-    def __init__(self, run: RemoteRun, lock: IO[str] | None, uploader: Uploader) -> None:
+    def __init__(self, run: RemoteRun, lock: IO[str], uploader: Uploader) -> None:
         super().__init__(run.folder, lock)
         self._remote_run, self._uploader = run, uploader
 
     def write_manifest(self, manifest: Manifest) -> None:
         is_new = not self.exists
         super().write_manifest(manifest)
+        self._uploader.put([MANIFEST_FILE])
         # A new run is in the bucket before it measures anything. Otherwise a driver on another
         # host could begin a second run there.
         if is_new:
-            self._uploader.upload_now(MANIFEST_FILE)
-        else:
-            self._uploader.put([MANIFEST_FILE])
+            self._uploader.flush()
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         folder = self.attempt_folder(outcome.attempt.cell.id, outcome.attempt.number)
@@ -95,7 +96,7 @@ class MirrorWriter(RunWriter):
 
 
 class Uploader:
-    """A thread that uploads what the bucket lacks, and tries again what failed."""
+    """Uploads what the bucket lacks, in a thread that tries again what failed."""
 
     def __init__(
         self, run: RemoteRun, listed: Listing | None, require_owner: Callable[[], None]
@@ -105,9 +106,10 @@ class Uploader:
         self._waiting = deque(_missing_files(run))
         self._listed = listed
         self._log = ("", b"")  # name and content of the last one that was uploaded
+        self._mutex = threading.Lock()
         self._wake = threading.Event()
-        self._is_finishing = self._is_done = False
-        self._last_success_s = 0.0
+        self._is_finished = False
+        self._last_success_s = 0.0  # of anything that is not uploaded again
         self._reason = ""  # of the last failure
         self.lost: RunLocked | None = None
         self._thread = threading.Thread(target=self._upload_until_finished, daemon=True)
@@ -118,59 +120,57 @@ class Uploader:
         self._waiting.extend(names)
         self._wake.set()
 
-    def upload_now(self, name: str) -> None:
-        """Upload a file in this thread. Raise RunUnwritable or RunLocked if that fails."""
+    def flush(self) -> None:
+        """Upload everything now. Raise RunUnwritable or RunLocked if that fails."""
         self._last_success_s = time.monotonic()
-        while not self._upload(name):
-            if self._has_given_up():
-                raise self._failure()
+        while not self._upload_all():
+            if self.lost is not None:
+                raise self.lost
+            if time.monotonic() - self._last_success_s > PATIENCE_S:
+                raise RunUnwritable(
+                    f"{self._remote}: results could not be uploaded: {self._reason}",
+                    f"They are in {self._run.folder}; the next `sweep run` from here uploads them",
+                )
             time.sleep(min(1.0, RETRY_S))
 
     def finish(self) -> None:
-        """Wait until everything is uploaded. Raise RunUnwritable or RunLocked if that fails."""
-        self._last_success_s = time.monotonic()
-        self._is_finishing = True
+        """End the thread and upload the rest. Raise RunUnwritable or RunLocked if that fails."""
+        self._is_finished = True
         self._wake.set()
         self._thread.join()
-        if not self._is_done:
-            raise self._failure()
-
-    def _has_given_up(self) -> bool:
-        return self.lost is not None or time.monotonic() - self._last_success_s > PATIENCE_S
-
-    def _failure(self) -> SweepError:
-        return self.lost or RunUnwritable(
-            f"{self._remote}: results could not be uploaded: {self._reason}",
-            f"They are in {self._run.folder}; the next `sweep run` from here uploads them",
-        )
+        self.flush()
 
     def _upload_until_finished(self) -> None:
         _lower_priority()
-        while self.lost is None:
-            self._wake.clear()
-            is_last = self._is_finishing  # what was stored before is uploaded below
-            self._is_done = self._upload_all()
-            if is_last and (self._is_done or self._has_given_up()):
+        while True:
+            self._wake.clear()  # first, so that no later call of `finish` is missed
+            if self.lost is not None or self._is_finished:
                 return
-            retry_s = min(1.0, RETRY_S) if self._is_finishing else RETRY_S
-            self._wake.wait(None if self._is_done else retry_s)
+            is_done = self._upload_all()
+            self._wake.wait(None if is_done else RETRY_S)
 
     def _upload_all(self) -> bool:
-        """Upload what the bucket lacks. Return True if it lacks nothing then.
-
-        The attempts are read first: what they left in their folders is waiting by then.
-        """
+        """Upload what the bucket lacks. Return True if it lacks nothing then."""
         try:
-            stored = self._run.stored()
+            with self._mutex, reaching(self._remote):
+                # The attempts are read first: what they left in their folders is waiting by then.
+                stored = self._run.stored()
+                names = {self._waiting.popleft() for _ in range(len(self._waiting))}
+                failed = self._put_all(names)
+                self._waiting.extend(failed)
+                if len(failed) < len(names):
+                    self._last_success_s = time.monotonic()
+                self._upload_rows(stored)
+                _raise_first(failed)
+        except RunLocked as error:
+            self.lost = error
         except SweepError as error:
-            self._reason = error.message
-            return False
-        names = {self._waiting.popleft() for _ in range(len(self._waiting))}
-        with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
-            done = dict(zip(names, pool.map(self._upload, names), strict=True))
-        failed = [name for name in names if not done[name]]
-        self._waiting.extend(failed)
-        return self._attempt(lambda: self._upload_rows(stored)) and not failed
+            self._reason = error.message.removeprefix(f"{self._remote}: cannot be reached: ")
+        except Exception as error:  # file systems of fsspec raise errors of their own kinds
+            self._reason = typed_error_text(error)
+        else:
+            return True
+        return False
 
     def _upload_rows(self, stored: Stored) -> None:
         """Upload batches, then their list, then the log of the attempts after them."""
@@ -183,53 +183,48 @@ class Uploader:
         logs = {f"{number_of(name):04}.log" for name, _ in new}
         for log in logs:  # until they are listed, their batches are not finished
             if self._remote.read(log) is None:
-                self._remote.put(log, b"")
+                self._put(log, b"")
         if listing != before:
-            # Leaving the pool waits for the uploads under way, also if one has failed: none may
-            # arrive after another driver has taken over.
-            with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
-                list(pool.map(self._run.upload, [name for name, _ in new]))
+            _raise_first(self._put_all(name for name, _ in new))
             if listing.cells:
-                with suppress(FileNotFoundError):
-                    self._run.upload(CELLS_FILE)
+                self._put(CELLS_FILE)
             self._list(listing)
             for log in {*logs, before.log} - {listing.log}:
                 self._remote.remove(log)
         if stored.log and (listing.log, stored.log) != self._log:
-            self._remote.put(listing.log, stored.log)
+            self._put(listing.log, stored.log)
             self._log = listing.log, stored.log
             self._last_success_s = time.monotonic()
 
     def _list(self, listing: Listing) -> None:
-        self._require_owner()
-        self._remote.put(LISTING_FILE, listing.text().encode())
+        self._put(LISTING_FILE, listing.text().encode())
         self._listed = listing
         self._last_success_s = time.monotonic()
 
-    def _upload(self, name: str) -> bool:
-        def upload() -> None:
-            # A file may have been removed since: a trace by its owner, say.
-            with suppress(FileNotFoundError):
-                self._run.upload(name)
-            self._last_success_s = time.monotonic()
+    def _put_all(self, names: Iterable[str]) -> dict[str, BaseException]:
+        """Upload files of the copy. Return the errors by name of the file.
 
-        return self._attempt(upload)
+        Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
+        after another driver has taken over.
+        """
+        with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
+            futures = {name: pool.submit(self._put, name) for name in names}
+        errors = {name: future.exception() for name, future in futures.items()}
+        return {name: error for name, error in errors.items() if error}
 
-    def _attempt(self, upload: Callable[[], None]) -> bool:
-        try:
-            with reaching(self._remote):
-                self._require_owner()
-                upload()
-        except RunLocked as error:
-            self.lost = error
-            return False
-        except SweepError as error:
-            self._reason = error.message.removeprefix(f"{self._remote}: cannot be reached: ")
-            return False
-        except Exception as error:  # file systems of fsspec raise errors of their own kinds
-            self._reason = typed_error_text(error)
-            return False
-        return True
+    def _put(self, name: str, content: bytes | None = None) -> None:
+        """Upload a file, of the copy if no content is given. Raise RunLocked or RunUnreachable."""
+        source = self._run.folder / name if content is None else content
+        if isinstance(source, Path) and not source.exists():
+            return  # it was removed since: a trace by its owner, say
+        with reaching(self._remote):
+            self._require_owner()
+            self._remote.put(name, source)
+
+
+def _raise_first(errors: Mapping[str, BaseException]) -> None:
+    for error in errors.values():
+        raise error
 
 
 def _missing_files(run: RemoteRun) -> list[str]:

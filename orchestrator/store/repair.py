@@ -64,14 +64,13 @@ def repair(writer: RunWriter, recover: Recover) -> Iterator[str]:
 def _rebuild(writer: RunWriter, stored: Stored, damaged: list[str], recover: Recover) -> str:
     """Write the damaged files of a batch again from journals. Return what became of its attempts."""
     number = number_of(damaged[0])
-    name = f"{ATTEMPTS}/{number:04}.parquet"
-    if name in damaged:
+    content = stored.content(f"{ATTEMPTS}/{number:04}.parquet")
+    if content is None:
         # What is in the other files belongs to attempts that are unknown now.
-        lost = [one for one in stored.listing.files if number_of(one) == number]
+        lost = [name for name in stored.listing.files if number_of(name) == number]
         with writer.writing():
             writer.batches.rebuild(number, {}, lost)
         return "attempts with a journal are stored again"
-    content = stored.content(name) or b""
     keys = ["cell", "attempt", "contents"]
     attempts = read_parquet(content, SCHEMAS[ATTEMPTS], keys).to_pylist()
     tables = {one.partition("/")[0] for one in damaged}

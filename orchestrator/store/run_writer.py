@@ -191,7 +191,14 @@ class RunWriter(Run):
 
 @contextmanager
 def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
-    """Lock the run's folder and yield its writer. Raise RunLocked or RunUnwritable.
+    """Lock the run's folder and yield its writer. Raise RunLocked or RunUnwritable."""
+    with locked(run) as lock, finished(RunWriter(run.folder, lock)) as writer:
+        yield writer
+
+
+@contextmanager
+def locked(run: Run) -> Iterator[IO[str]]:
+    """Lock the run's folder and yield the locked file. Raise RunLocked or RunUnwritable.
 
     What was created for a command that was refused before it wrote a manifest is removed again.
     """
@@ -208,8 +215,7 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
     with lock:
         try:
             _lock(lock, run)
-            with finished(RunWriter(run.folder, lock)) as writer:
-                yield writer
+            yield lock
         finally:
             if not run.exists:
                 _remove_empty(new)

@@ -102,9 +102,9 @@ class Stored:
             yield with_types(rows.select(columns) if columns else rows, schema)
 
     def content(self, name: str) -> bytes | None:
-        """Return the content of a listed file, None if it is missing or not what was written."""
+        """Return the content of a file, None if it is missing, not listed or not what was written."""
         content = _content(self.folder / name)
-        return content if bytes_digest(content) == self.listing.files[name] else None
+        return content if bytes_digest(content) == self.listing.files.get(name) else None
 
     def damaged(self) -> list[str]:
         """Return the listed files that are missing, or not those that were written."""

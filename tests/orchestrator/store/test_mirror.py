@@ -14,10 +14,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -39,7 +40,7 @@ from orchestrator.store.mirror import open_run
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
 from orchestrator.sweep.result import SweepResult
-from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -422,9 +423,12 @@ def test_an_owner_has_ended_only_if_it_had_the_lock_of_this_copy(
 
 
 def test_an_attempt_that_two_hosts_measured_is_there_twice(
-    bucket: Bucket, on_host: Host, tmp_path: Path
+    bucket: Bucket, on_host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The one in the bucket stays as it is; that of a host that was cut off gets the next number."""
+    """The one in the bucket stays as it is; that of a host that was cut off gets the next number.
+
+    It is stored again from its journal.
+    """
     go(tmp_path, 16)
     with (
         cut_off(bucket, lambda method, key: method == "PUT" and OWNER_FILE not in key),
@@ -441,17 +445,99 @@ def test_an_attempt_that_two_hosts_measured_is_there_twice(
         if name.startswith(("artifacts/", "attempts/", "samples/"))
     }
     on_host("first")
-    assert go(tmp_path, 16, 32)[1] == []
+    result, lengths = go(tmp_path, 16, 32)
+    assert (result.recovered, lengths) == (1, [])
+    assert "attempts from here whose numbers others have there: 1; " in capsys.readouterr().err
     assert there == {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in there}
     run = open_run(ADDRESS)
     attempts = run.read("attempts").query("cell == @cell").set_index("attempt")
-    assert attempts["wall_s"].to_dict() == {1: 9.0, 2: 2.0}
+    assert attempts["status"].to_dict() == {1: "ok", 2: "ok"}
+    assert attempts["wall_s"][1] == 9.0
+    assert attempts["wall_s"][2] < 1  # of the journal: a fake attempt takes no time
     assert len(run.read("samples")) == 3
-    assert json.loads(attempts["facts"][2])  # as it was measured there
+    assert json.loads(attempts["facts"][2])
     folder = bucket.names(f"runs/x/artifacts/{cell}/2/")
     assert {ATTEMPT_FILE, LOG_FILE, RERUN_FILE} <= folder
     assert go(tmp_path, 16, 32)[1] == []
     assert len(rows_in(bucket)) == 3
+
+
+class Killed(BaseException):
+    """Ends a driver at once, as -9 does."""
+
+
+# After the folder of an attempt has its new number, and after the list of the bucket counts.
+_DEADLIEST = (4, 7)
+_MOVES = 10
+
+
+@pytest.mark.parametrize(
+    "kill_at",
+    [
+        pytest.param(at, marks=() if at in _DEADLIEST else pytest.mark.slow)
+        for at in range(1, _MOVES + 2)
+    ],
+)
+def test_a_kill_while_a_copy_takes_over_a_list_mixes_no_attempts(
+    bucket: Bucket, on_host: Host, tmp_path: Path, kill_at: int
+) -> None:
+    """Two hosts measured an attempt of one number. Each stays with its samples and its files."""
+
+    def measured_as(duration: float) -> Callable[[Attempt], Outcome]:
+        def measure(attempt: Attempt) -> Outcome:
+            outcome = outcome_of(attempt)
+            (sample,) = outcome.samples
+            outcome = replace(outcome, samples=(replace(sample, value=duration),))
+            journalled(attempt, lambda _: outcome)
+            (attempt.path / LOG_FILE).write_text(str(duration))
+            return outcome
+
+        return measure
+
+    with (
+        cut_off(
+            bucket,
+            lambda method, key: method == "PUT" and (is_of_rows(key) or "/artifacts/" in key),
+        ),
+        pytest.raises(RunUnwritable),
+    ):
+        go(tmp_path, 16, 32, measure=measured_as(1.5))
+    on_host("second")
+    go(tmp_path, 16, measure=measured_as(2.5))
+    on_host("first")
+    moves = [0]
+
+    def deadly(move: Callable[..., None]) -> Callable[..., None]:
+        def move_or_die(*arguments: Any, **more: Any) -> None:
+            moves[0] += 1
+            if moves[0] == kill_at:
+                raise Killed
+            move(*arguments, **more)
+
+        return move_or_die
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        for name in ("rename", "replace", "unlink"):
+            patch.setattr(os, name, deadly(getattr(os, name)))
+        open_run(ADDRESS)
+    assert moves[0] >= min(kill_at, _MOVES)  # one that is killed removes its half file
+    assert go(tmp_path, 16, 32)[1] == []
+    assert go(tmp_path, 16, 32)[1] == []
+    for host in ("first", "third"):
+        on_host(host)
+        run = open_run(ADDRESS)
+        samples = {
+            (cell, number): value
+            for cell, number, value in run.rows("samples", ["cell", "attempt", "value"])
+        }
+        assert sorted(samples.values()) == [1.5, 1.5, 2.5]
+        assert sorted(run.rows("attempts", ["cell", "attempt"])) == sorted(samples)
+        run.fetch_artifacts()
+        for (cell, number), value in samples.items():
+            folder = f"artifacts/{cell}/{number}"
+            assert (run.folder / folder / LOG_FILE).read_text() == str(value)
+            journal, _ = bucket.objects[f"bucket/runs/x/{folder}/{JOURNAL_FILE}"]
+            assert str(value) in journal.decode()
 
 
 def cell_of(tmp_path: Path, length: int) -> str:

@@ -31,7 +31,7 @@ from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tasks.spec.tables import AllocationRow, KernelRow, LiveRow
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 from tests.support.fake_sweep import (
     CONFIG,
     FakeScheduler,
@@ -201,6 +201,21 @@ def test_a_damaged_file_is_built_again_from_journals(
             first.sort_values(key, ignore_index=True), expected.sort_values(key, ignore_index=True)
         )
     assert len(pd.read_parquet(run.folder / table)) == len(run.read(table))
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_file_of_predictions_alone_leaves_the_list(
+    run: Run, request_of: Callable[[], SweepRequest], harm: Callable[[Path], None]
+) -> None:
+    """A driver may be killed after its predictions, before it stores an attempt."""
+    with open_for_writing(run) as writer:
+        writer.append_predictions({"c": (Sample("prediction", "peak", "GiB", 1.0, "", "step", 0),)})
+    harm(run.folder / "predictions" / "0004.parquet")
+    scheduler, messages = FakeScheduler(measure), list[str]()
+    go(request_of(), scheduler, messages=messages)
+    assert lengths_of(scheduler) == []
+    assert any("predictions/0004.parquet: damaged or missing" in line for line in messages)
+    assert run.read("predictions").empty
 
 
 @pytest.mark.parametrize("harm", HARMS)
