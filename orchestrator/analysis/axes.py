@@ -124,7 +124,7 @@ class _ColumnLists(dict[str, list[Any]]):
     """The columns of a frame as lists."""
 
     def __init__(self, cells: pd.DataFrame) -> None:
-        self.names = dict.fromkeys(cells)
+        self.names = dict.fromkeys(map(str, cells))
         self._cells = cells
 
     def __missing__(self, name: str) -> list[Any]:

@@ -86,34 +86,32 @@ def compute_waits(session: Session) -> Iterator[Sample]:
 
 
 def look_at_energy(session: Session) -> list[Sample]:
-    session.shelf["energy"] = _energy(session)
+    session.shelf["energy"] = list(_energy(session))
     return []
 
 
 def compute_power(session: Session) -> Iterator[Sample]:
     """Yield `timed_power`: the energy since `look_at_energy` over the time since then."""
-    (before_j, before_ns, _), (after_j, after_ns, note) = (
-        session.shelf.pop("energy"),
-        _energy(session),
-    )
+    before, after = session.shelf.pop("energy"), list(_energy(session))
+    for earlier, later in zip(before, after, strict=True):
+        seconds = ((later.step or 0) - (earlier.step or 0)) / 1e9
+        power, note = None, later.note or earlier.note
+        if earlier.value is not None and later.value is not None:
+            note = f"timed for {seconds:.2f} s, too short for the GPU's counter"
+            if seconds >= _LEAST_S:
+                power, note = (later.value - earlier.value) / seconds, ""
+        yield Sample("telemetry", "timed_power", "W", power, "timing", note=note)
+
+
+def _energy(session: Session) -> Iterator[Sample]:
+    """Yield the GPU's count of its energy; its step is the time in ns. A CPU has none."""
     if session.workload.device.kind != "cuda":
         return
-    seconds, power = (after_ns - before_ns) / 1e9, None
-    if before_j is not None and after_j is not None:
-        note = f"timed for {seconds:.2f} s, too short for the GPU's counter"
-        if seconds >= _LEAST_S:
-            power, note = (after_j - before_j) / seconds, ""
-    yield Sample("telemetry", "timed_power", "W", power, "timing", note=note)
-
-
-def _energy(session: Session) -> tuple[float | None, int, str]:
-    """Return the GPU's count of its energy in J, the time in ns, and why there is no count."""
-    value, note = None, ""
-    if session.workload.device.kind == "cuda":
-        handle, note = _open(str(session.workload.device.facts()["gpu_uuid"]))
-        if handle is not None:
-            value, note = _try(COUNTERS["energy"][1], handle)
-    return value, clock.perf_counter_ns(), note
+    handle, note = _open(str(session.workload.device.facts()["gpu_uuid"]))
+    value = None
+    if handle is not None:
+        value, note = _try(COUNTERS["energy"][1], handle)
+    yield Sample("telemetry", "energy", "J", value, step=clock.perf_counter_ns(), note=note)
 
 
 def pace_before(session: Session) -> list[Sample]:

@@ -164,8 +164,9 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
     if len(bound):
         texts.append(f"{counted(len(bound), 'CPU-bound pair')} {ratio(bound['ratio'].median())}")
     cells = results.cells[results.cells["cell"].isin(found["cell"])]
-    costs = cells.filter(items=["compile_cost_ms"]).astype(float).stack() / 1e3
-    cost = f" Compiling takes {number(costs.median())} s once." if len(costs) else ""
+    costs = cells.filter(items=["compile_cost_ms"]).astype(float).to_numpy() / 1e3
+    costs = costs[np.isfinite(costs)]
+    cost = f" Compiling takes {number(float(np.median(costs)))} s once." if len(costs) else ""
     is_certain = bool(is_clear(shown).any())
     return Finding(
         "compile",
@@ -381,17 +382,19 @@ def about_warm_up(results: Results) -> Iterator[Finding]:
     if same.empty:
         return
     shares = (same[spread] / same["step_synced_ms_mean"]).groupby(same["warmup_steps"]).median()
-    enough = next(count for count, share in shares.items() if share <= 2 * shares.iloc[-1])
-    texts = [f"{percent_of_spread(share)} after {count}" for count, share in shares.items()]
-    count = len(same) // len(shares)
-    conclusion = f"{counted(int(enough), 'warm-up step')} {'is' if enough == 1 else 'are'} enough."
-    if enough == shares.index[-1]:
+    by_count = dict(zip(map(int, shares.index), map(float, shares), strict=True))
+    first, last = next(iter(by_count)), list(by_count)[-1]
+    enough = next(count for count, share in by_count.items() if share <= 2 * by_count[last])
+    texts = [f"{_percent_of_spread(share)} after {count}" for count, share in by_count.items()]
+    count = len(same) // len(by_count)
+    conclusion = f"{counted(enough, 'warm-up step')} {'is' if enough == 1 else 'are'} enough."
+    if enough == last:
         conclusion = f"Steps still become steadier with {enough} warm-up steps."
     yield Finding(
         "trust",
         "steps of warm-up",
         f"{enough}",
-        f"{percent_of_spread(shares.iloc[0])} to {percent_of_spread(shares[enough])}",
+        f"{_percent_of_spread(by_count[first])} to {_percent_of_spread(by_count[enough])}",
         conclusion,
         f"Standard deviation over mean of a step, median of {counted(count, 'cell')}:"
         f" {', '.join(texts)}.",
@@ -400,6 +403,6 @@ def about_warm_up(results: Results) -> Iterator[Finding]:
     )
 
 
-def percent_of_spread(share: float) -> str:
+def _percent_of_spread(share: float) -> str:
     """Return a share of a few percent with two digits, such as `0.39%`."""
     return f"{number(100 * share, 2)}%"

@@ -159,9 +159,10 @@ def about_parts(results: Results) -> Iterator[Finding]:
     whole = parts.sum(axis=1)
     if whole.empty or not whole.max() > 0:
         return
-    row, largest = cells.loc[whole.idxmax()], parts.loc[whole.idxmax()].dropna()
+    position = int(whole.argmax())
+    row, largest = cells.iloc[position], parts.iloc[position].dropna()
     shares = (largest / whole.max()).sort_values(ascending=False).head(_MOST_PARTS)
-    names = [_ROLE.search(name)[1].replace("_", " ") for name in shares.index]
+    names = [_ROLE.sub(r"\1", str(name)).replace("_", " ") for name in shares.index]
     listed = [f"{name} {percent(share)}" for name, share in zip(names, shares, strict=True)]
     yield Finding(
         "memory",

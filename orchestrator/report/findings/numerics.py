@@ -29,7 +29,7 @@ def about_sums(results: Results) -> Iterator[Finding]:
     if cells.empty:
         return
     kinds = cells.groupby(["value", "count"])["accumulator"].nunique()
-    value, count = kinds.index[kinds.argmax()]
+    value, count = list(kinds.index)[int(kinds.argmax())]
     same = cells[(cells["value"] == value) & (cells["count"] == count)]
     plain = same[~same["at_once"].fillna(False).astype(bool)]
     narrow = plain[(plain["accumulator"] == plain["addend"]) & plain["accumulator"].isin(_NARROW)]

@@ -80,7 +80,8 @@ def findings(results: Results, rules: Iterable[Rule] = RULES) -> list[Finding]:
 def first_screen(found: Sequence[Finding], most: int) -> list[Finding]:
     """Return the first findings, at most two of a section; others fill what is left."""
     counts: Counter[str] = Counter()
-    chosen, others = [], []
+    chosen: list[Finding] = []
+    others: list[Finding] = []
     for finding in found:
         counts[finding.section] += 1
         is_first = counts[finding.section] <= _MOST_OF_SECTION

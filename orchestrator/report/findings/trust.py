@@ -109,7 +109,7 @@ def about_repetitions(results: Results) -> Iterator[Finding]:
         return
     cells = cells[cells["repeated_ms_median"].notna()]
     spread = (cells["repeated_ms_max"] / cells["repeated_ms_min"]).astype(float)
-    row = cells.loc[spread.idxmax()]
+    row = cells.iloc[int(spread.argmax())]
     ends = f"{number(row['repeated_ms_min'])} to {number(row['repeated_ms_max'])}"
     several = f" Most of {len(cells):,} cells." if len(cells) > 1 else ""
     yield Finding(

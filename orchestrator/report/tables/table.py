@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
     @property
     def marks(self) -> str:
-        """What stands behind a number that may be chance, or that another CPU changes."""
+        """The marks behind a number that may be chance, or that another CPU changes."""
         noise_mark = NOISE_MARK if self.is_within_noise else ""
         return f"{noise_mark}{HOST_MARK if self.is_cpu_bound else ''}"
 
