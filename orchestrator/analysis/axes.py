@@ -28,6 +28,8 @@ MAIN: Mapping[str, object] = {
 # Ways to compile, which an eager cell does not have.
 COMPILE_AXES = ("compile_mode", "compile_cache")
 
+_FOLLOWING = {*TIMING_AXES, "attention"}
+
 
 class CellTable(Protocol):
     """Cells with the names of their axes, such as `Results`."""
@@ -69,8 +71,9 @@ def varying_axes(results: CellTable) -> tuple[str, ...]:
     for axis in results.axes:
         if cells[axis].nunique(dropna=False) < 2:
             continue
-        # A task without an axis does not make it vary, nor does a null that follows from `timing`.
-        by_task = cells[axis].groupby(tasks).nunique(dropna=axis in TIMING_AXES)
+        # A task without an axis does not make it vary, nor does a null that follows from `timing`
+        # or from a model that computes its attention itself.
+        by_task = cells[axis].groupby(tasks).nunique(dropna=axis in _FOLLOWING)
         if (by_task > 1).any():
             varying.append(axis)
     return tuple(varying)
