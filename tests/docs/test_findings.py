@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.cli.main import main
+from orchestrator.report.findings.registry import findings, first_screen
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
@@ -67,15 +68,16 @@ def test_the_commands_of_the_findings_page_parse(command: str) -> None:
         found.make_context("sweep", words, parent=context)
 
 
-def test_numbers_in_the_summary_of_findings_recur_below() -> None:
-    short, below = PAGE.partition("## In short")[2].split("\n## ", 1)
-    numbers = re.findall(r"\d+\.\d+", short)
-    assert len(numbers) > 5
-    assert [
-        number
-        for number in numbers
-        if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", below)
-    ] == []
+@pytest.mark.docs
+def test_the_summary_is_what_the_report_finds(published: Path) -> None:
+    """The page, the terminal and answers.md show the same findings with the same marks."""
+    short = PAGE.partition("## In short")[2].split("\n## ", 1)[0]
+    found = first_screen(findings(_read(published / PUBLISHED / "h200")), 8)
+    assert [line for line in short.splitlines() if line.startswith("- ")] == [
+        f"- {one.label}, {' '.join(filter(None, (one.marked_number, one.interval)))}:"
+        f" {one.sentence}"
+        for one in found
+    ]
 
 
 @pytest.mark.docs

@@ -92,7 +92,7 @@ def _of_limits(limited: pd.DataFrame, decided: pd.DataFrame, results: Results) -
         f"In {chosen:g} GiB, {count} of {counted(total, 'step')} {verb} out of memory.",
         f"{_phases(limited[_ran_out(limited)])}{detail}{_without_limit(limited, decided, results)}",
         f"limit {chosen:g} GiB",
-        float(count / len(decided)),
+        float(_ran_out(limited).mean()),
         basis_of_cells(limited),
         table=table,
     )
