@@ -129,11 +129,21 @@ def matched_on(cells: pd.DataFrame, axis: str, keys: Sequence[str]) -> pd.DataFr
     Statistics by that axis then compare the same cells. Without such cells the frame is empty.
     """
     others = [key for key in keys if key != axis and key in cells]
-    texts = cells[others].astype("string").fillna("").agg("\0".join, axis=1)
     if cells.empty:
         return cells
-    counts = cells[axis].astype(str).groupby(texts).nunique()
-    return cells[texts.map(counts) == cells[axis].astype(str).nunique()]
+    values = cells[axis].astype(str)
+    counts = values.groupby(combinations(cells, others)).transform("nunique")
+    return cells[counts == values.nunique()]
+
+
+def combinations(cells: pd.DataFrame, keys: Sequence[str]) -> pd.Series[int]:
+    """Return a number for each cell, equal for cells that agree in all keys; null is a value."""
+    texts = cells[list(keys)].astype("string").fillna("")
+    # Of several hundred cells, a few keys vary.
+    varying = [key for key in keys if texts[key].nunique() > 1]
+    if not varying:
+        return pd.Series(0, cells.index)
+    return texts.groupby(varying, sort=False).ngroup()
 
 
 def warmest(results: Results, cells: pd.DataFrame) -> pd.DataFrame:

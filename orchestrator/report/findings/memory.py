@@ -109,9 +109,9 @@ def _phases(out: pd.DataFrame) -> str:
 def _without_limit(limited: pd.DataFrame, decided: pd.DataFrame, results: Results) -> str:
     """Return how the cells that ran out under a limit ended without one, where they were tried."""
     keys = [axis for axis in results.axes if axis != LIMIT and axis in decided]
-    texts = decided[keys].astype("string").fillna("").agg("\0".join, axis=1)
-    failed = set(texts[limited.index[_ran_out(limited)]])
-    free = decided[decided[LIMIT].isna() & texts.isin(failed)]
+    numbers = combinations(decided, keys)
+    failed = set(numbers[limited.index[_ran_out(limited)]])
+    free = decided[decided[LIMIT].isna() & numbers.isin(failed)]
     if free.empty:
         return ""
     ran = int((~_ran_out(free)).sum())
