@@ -32,7 +32,7 @@ from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.operations.reductions import MULTIPROCESSORS, reduction_scratch
 from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import Prediction, PredictionRequest
-from tasks.process.phase_file import ProgressLine
+from tasks.process.phase_file import Progress
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -199,7 +199,7 @@ def test_to_count_what_is_saved_takes_no_memory(attention: str, precision: str) 
     }
     params = TrainStepParams.model_validate(values)
     gc.collect()  # what other tests left
-    session = Session(build_training(params), params, ProgressLine())
+    session = Session(build_training(params), params, Progress())
     for _ in range(3):
         session.step()
     plain, looked_into = (PeakWatcher(session.workload.device, "steady") for _ in range(2))
@@ -771,7 +771,7 @@ def test_every_phase_of_the_picture_is_named_and_its_height_is_the_peak(
 def test_a_record_that_is_too_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_snapshot, "_MOST_ENTRIES", 300)
     params = TrainStepParams(size="small", context_length=128)
-    session = Session(build_training(params), params, ProgressLine())
+    session = Session(build_training(params), params, Progress())
     samples = {sample.metric: sample for sample in memory_snapshot.take_snapshot(session)}
     assert samples["events"].value == 300
     assert samples["wrapped"].value == 1.0

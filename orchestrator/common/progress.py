@@ -22,7 +22,7 @@ _FIRST_IN_LOG_S, _LONGEST_IN_LOG_S = 10.0, 60.0  # the pause doubles up to the l
 _REMOVE_LINE = "\r\x1b[2K"
 
 
-class Progress:
+class ProgressLine:
     """Context manager that shows how long its body takes, and how much of it is done.
 
     total: number of steps, 0 if there are none to count. The body may change both numbers.
@@ -38,7 +38,7 @@ class Progress:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         self._thread.start()
         return self
 
