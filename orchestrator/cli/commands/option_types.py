@@ -76,7 +76,7 @@ class Megabytes(click.ParamType[float]):
 
 
 class Duration(click.ParamType[float]):
-    """A duration such as `90s`, converted to seconds."""
+    """A duration such as `90s`, converted to seconds. Without its unit, 9 could mean 9 minutes."""
 
     name = "duration"
 
@@ -85,11 +85,11 @@ class Duration(click.ParamType[float]):
     ) -> float:
         from orchestrator.config.schema import LONGEST_S
 
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(value).strip())
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)", str(value).strip())
         if not found:
-            problem = f"{_option(param)} {value}: is not a duration"
+            problem = f"{_option(param)} {value}: is not a duration with its unit"
             raise ConfigError(problem, "Write 90s, 9m or 2h")
-        seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+        seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
         if seconds > LONGEST_S:
             raise ConfigError(
                 f"{_option(param)} {value}: is longer than {LONGEST_S / 3600:,.0f} h",
