@@ -6,12 +6,16 @@ import math
 import re
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting, require_name
+
+if TYPE_CHECKING:
+    from orchestrator.hardware.gpu_catalog import GpuModel
 
 
 class ReferenceDevice(click.ParamType[str]):
@@ -38,6 +42,23 @@ class ReferenceDevice(click.ParamType[str]):
         from orchestrator.common.reference_devices import ALL, DEVICES
 
         return [*DEVICES, ALL]
+
+
+class Gpu(click.ParamType["GpuModel"]):
+    """A GPU of the catalogue, or any of a size such as `24GiB`."""
+
+    name = "gpu"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> GpuModel:
+        from orchestrator.hardware.gpu_catalog import find_gpu
+
+        gpu = find_gpu(str(value))
+        if gpu.device is None and not str(value).strip().lower().endswith("gib"):
+            # A card that is sold with 24 GB has 24 GiB.
+            click.echo(f"sweep: {_option(param)} {value}: understood as a {gpu.name}", err=True)
+        return gpu
 
 
 class Percentage(click.ParamType[float]):
