@@ -38,9 +38,8 @@ def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
     for status, count in sorted(counts.items()):
         yield f"{count:>6} {status}"
     if others and not is_closed:
-        counts = format_counts(sorted(others.items()))
-        cells = cell_count(others.total())
-        yield f"and {cells} that the last command did not ask for: {counts}"
+        cells, by_status = cell_count(others.total()), format_counts(sorted(others.items()))
+        yield f"and {cells} that the last command did not ask for: {by_status}"
     yield from _failures(request, plan)
     to_run = list(dict.fromkeys(plan.to_measure))
     if is_closed:
