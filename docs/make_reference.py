@@ -231,7 +231,9 @@ def contents_of(table: StoredTable) -> Iterator[tuple[str, str, list[Any]]]:
             words = [SimpleNamespace(name=str(name), doc=doc) for name, doc in field.values.items()]
             yield f"Values of `{field.name}`:", field.name, words
     if table.name == "attempts":
-        yield "Keys of `facts`:", "key", list(FACTS)
+        described = {column.name for column in cell_columns()}
+        others = [fact for fact in FACTS if fact.name not in described]
+        yield "Keys of `facts` that are no columns of `cells`, which has the others:", "key", others
         yield "Keys of `evidence`:", "key", list(EVIDENCE)
     if table.name == "samples":
         for instrument in dict.fromkeys(metric.instrument for metric in METRICS):

@@ -15,6 +15,8 @@ from orchestrator.common.errors import LIMIT_REMEDIES, RunUnwritable
 
 Content = str | bytes | Iterable[str]  # of a file; an iterable is written piece by piece
 
+NAME_ANOTHER = "Name a writable folder with --out"
+_REMOVED = "It was removed: run again, to measure again what it held"
 _RUN_AGAIN = "run the command again: what was measured before is stored"
 
 
@@ -76,15 +78,18 @@ def try_lock(file: IO[str] | IO[bytes] | int, operation: int, folder: object) ->
 
 @contextmanager
 def writing(
-    folder: Path, if_read_only: str = "Name a writable folder with --out"
+    folder: Path, if_read_only: str = NAME_ANOTHER, if_missing: str = _REMOVED
 ) -> Iterator[None]:
-    """Raise RunUnwritable, with what to do about it, for what the disk refuses during the body."""
+    """Raise RunUnwritable, with what to do about it, for what the disk refuses during the body.
+
+    if_missing: what to do if the folder does not exist, NAME_ANOTHER if the body creates it.
+    """
     remedies = {
         errno.ENOSPC: f"Free some space and {_RUN_AGAIN}",
         errno.EDQUOT: f"Free some of your quota and {_RUN_AGAIN}",
         errno.EROFS: if_read_only,
         errno.EACCES: if_read_only,
-        errno.ENOENT: "It was removed: run again, to measure again what it held",
+        errno.ENOENT: if_missing,
         errno.ENAMETOOLONG: "Give a shorter name, in the config or with --out",
     }
     try:

@@ -135,7 +135,7 @@ def load_config(path: Path) -> tuple[SweepConfig, Source]:
         remedy = ""
         siblings = sorted(map(str, path.parent.glob("*.yaml")))
         if isinstance(error, FileNotFoundError) and siblings:
-            remedy = suggestion(path, siblings)
+            remedy = suggestion(path.with_suffix(".yaml"), siblings)
         elif isinstance(error, IsADirectoryError):
             remedy = "Name a YAML file, such as configs/demo.yaml"
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", remedy) from error

@@ -17,6 +17,8 @@ from tasks.spec.axes import Values
 _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,3})?")  # a size without its unit
 _NUMBERED = re.compile(r"[a-z]*\d+")
+_MISTYPED = re.compile(r"\d{3}[1-9]")  # the numbers of all GPUs with four digits end with 0
+_LARGER = frozenset({"ti", "super"})
 _LAST_DIGIT = re.compile(r"(?<=\d\d)\d$")
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
 _SIZE = "the size: --gpu 24GiB"
@@ -218,15 +220,19 @@ def _nearest(name: str, words: frozenset[str]) -> str:
     """Return the text that names the known GPUs nearest to a name, and the way without one."""
     cards = {card.name.lower(): card.name for card in _cards()}
     near: list[str] = []
+    # With another number it is another GPU, however similar the rest of the name is.
+    same = [lower for lower in cards if _numbers(_words(lower)) == _numbers(words)]
+    if words & _LARGER and same and not words & set(_data()["variant_words"]) - _LARGER:
+        return f"Known with this number: {_or([cards[name] for name in same])}. Or give {_SIZE}"
     # A laptop's or a part of a GPU has less memory than the card whose name it carries.
     if words and not words & set(_data()["variant_words"]):
         near = [lower for lower in cards if words <= _words(lower)]
         if not near and _NUMBER.fullmatch(name.strip()):
             return f"Give the size: --gpu {name.strip()}GiB"
         near = near or [lower for lower in cards if letters_of(lower) == letters_of(name)]
-        # With another number it is another GPU, however similar the rest of the name is.
-        same = [lower for lower in cards if _numbers(_words(lower)) == _numbers(words)]
         near = near or get_close_matches(name.lower(), same, n=3, cutoff=0.5)
+        if not near and any(map(_MISTYPED.fullmatch, words)):
+            near = get_close_matches(name.lower(), cards, n=1, cutoff=0.6)
     if not near:
         return f"Give {_SIZE}"
     return f"Did you mean {_or([cards[name] for name in near[:3]])}? Or give {_SIZE}"

@@ -18,6 +18,7 @@ from queue import LifoQueue
 
 from orchestrator.common.files import cache_folder
 from orchestrator.common.hashing import text_digest
+from orchestrator.common.progress import ProgressLine
 from orchestrator.common.units import GIB
 from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel
@@ -78,22 +79,32 @@ def predict_memory(
 
 @contextmanager
 def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[Predict]:
-    """Yield `predict_memory` for repeated calls, with child processes that stay in between."""
+    """Yield `predict_memory` for repeated calls, with child processes that stay in between.
+
+    The standard error shows how many predictions are made if they take long.
+    """
     # Last in, first out: a child that runs is used before another one is started.
     idle: LifoQueue[PredictingProcess] = LifoQueue(cores_here())
     with ExitStack() as stack:
         server = stack.enter_context(closing(ForkServers())).server("", predictor_variables())
         for _ in range(idle.maxsize):
             idle.put(stack.enter_context(closing(PredictingProcess(server))))
-        yield lambda cells: _predict(cells, gpu, import_paths, idle)
+        progress = stack.enter_context(ProgressLine("predicting memory"))
+        yield lambda cells: _predict(cells, _Predictor(gpu, import_paths, idle, progress))
 
 
-def _predict(
-    cells: Sequence[Cell],
-    gpu: GpuModel | None,
-    import_paths: tuple[str, ...],
-    idle: LifoQueue[PredictingProcess],
-) -> dict[str, Prediction]:
+@dataclass(frozen=True)
+class _Predictor:
+    """The GPU to predict for, and the child processes that are not busy."""
+
+    gpu: GpuModel | None
+    import_paths: tuple[str, ...]
+    idle: LifoQueue[PredictingProcess]
+    progress: ProgressLine
+
+
+def _predict(cells: Sequence[Cell], predictor: _Predictor) -> dict[str, Prediction]:
+    gpu, import_paths, progress = predictor.gpu, predictor.import_paths, predictor.progress
     # Once: a key holds the digest of a file that may change while others are predicted.
     keys = {cell.id: _key(cell, gpu, import_paths) for cell in predictable(cells)}
     requests = _requests(predictable(cells), keys, gpu, import_paths)
@@ -102,7 +113,9 @@ def _predict(
         if cached := _read_cached(key, request):
             found[key] = cached
     missing = leave_out(requests, found)
-    for key, prediction in _ask_all(missing, idle):
+    progress.total += len(missing)
+    for key, prediction in _ask_all(missing, predictor.idle):
+        progress.done += 1
         found[key] = prediction
         _write_cached(key, missing[key], prediction)
     predictions = {}

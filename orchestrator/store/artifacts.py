@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.common.frames import DUMPED, own_frames, without_other_frames
 from orchestrator.common.text import shell_command
 from orchestrator.store.layout import ARTIFACTS
 from orchestrator.store.run import Run
@@ -22,16 +23,21 @@ _NOT_READ = "(a link or a pipe: not read)"
 class Artifacts:
     """Texts of an attempt's folder, each empty if its file is missing."""
 
-    log: tuple[str, ...]  # its last lines
+    log: tuple[str, ...]  # its last lines, without the frames of other code than the user's
+    own_frames: tuple[str, ...]  # of a hang or a crash, the innermost first
     rerun_command: str
 
 
 def read_artifacts(run: Run, cell: str, number: int) -> Artifacts:
     """Return what people read of an attempt. Attempts before rerun.sh existed have no command."""
     folder = run.attempt_folder(cell, number)
-    log = _tail(folder / LOG_FILE, run)
+    log = _tail(folder / LOG_FILE, run).splitlines()
     command = _tail(folder / RERUN_FILE, run).strip()
-    return Artifacts(tuple(log.splitlines()[-_LINES:]), _of_present_folder(command, folder))
+    return Artifacts(
+        tuple(without_other_frames(log)[-_LINES:]),
+        tuple(own_frames(list(filter(DUMPED.match, log)))),
+        _of_present_folder(command, folder),
+    )
 
 
 def _of_present_folder(command: str, folder: Path) -> str:

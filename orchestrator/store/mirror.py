@@ -133,8 +133,16 @@ def open_run(location: RunLocation) -> Run:
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{location}: is a file", "Name a folder")
     require_listed(folder)
-    require_plain(folder)
-    return Run(folder)
+    run = Run(folder)
+    try:
+        require_plain(folder)
+    except RunError as error:
+        if run.exists:
+            raise
+        # Nobody is to remove a link from a folder that was named by mistake.
+        remedy = "Name the folder of a run, or a new one"
+        raise RunError(f"{location}: holds no run, and {error.message}", remedy) from error
+    return run
 
 
 def _created(manifest: bytes | None) -> object:

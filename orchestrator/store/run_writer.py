@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING
 import pyarrow as pa
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
-from orchestrator.common.files import replace_file, try_lock, writing
+from orchestrator.common.files import NAME_ANOTHER, replace_file, try_lock, writing
 from orchestrator.store.attempt_log import Columns
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.cells_file import write_cells_file
@@ -208,7 +208,7 @@ def locked(run: Run) -> Iterator[IO[str]]:
             "Name another folder with --out",
         )
     lock_file = run.folder / LOCK_FILE
-    with writing(run.folder):
+    with writing(run.folder, if_missing=NAME_ANOTHER):
         new = [path for path in (lock_file, *lock_file.parents) if not path.exists()]
         run.folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file.open("a+")

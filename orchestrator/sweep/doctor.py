@@ -186,7 +186,7 @@ def _bucket(address: str) -> Diagnosis:
 
 
 def _disk(folder: Path) -> Diagnosis:
-    folder = folder.absolute()
+    asked = folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
     free_gib = shutil.disk_usage(folder).free / GIB
@@ -196,6 +196,9 @@ def _disk(folder: Path) -> Diagnosis:
         message += ", which cannot be written"
     elif problem := _lock_problem(folder):
         return Diagnosis("disk", False, problem.message, problem.remedy)
+    elif free_gib > _MIN_DISK_GIB and asked.parent != folder != asked:
+        message = f"{asked.parent} does not exist; {message}, where it would be created"
+        return Diagnosis("disk", None, message, "Check the name of --out")
     elif free_gib > _MIN_DISK_GIB:
         return Diagnosis("disk", True, message)
     remedy = "Name a writable folder with --out, or free some space"

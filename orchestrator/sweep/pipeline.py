@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.common.output import Notify
+from orchestrator.common.progress import ProgressLine
 from orchestrator.common.text import cell_count
 from orchestrator.config.cell_labels import shared_settings
 from orchestrator.planning.attempt_queue import AttemptQueue
@@ -58,9 +59,10 @@ def default_runtime(label: Label) -> Runtime:
     ) -> AbstractContextManager[Scheduler]:
         if execution.scheduler == "serial":
             return closing(SerialScheduler(console.notify, example))
-        return closing(
-            RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
-        )
+        with ProgressLine("starting Ray"):
+            return closing(
+                RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
+            )
 
     return Runtime(open_scheduler, console)
 
@@ -131,10 +133,10 @@ def check_hosts(
 
     Raises PlatformError or RunMismatch if a check fails.
     """
+    with ProgressLine("examining the hosts"):  # each imports torch
+        hosts = tuple(scheduler.hosts())
     preflight = Preflight(
-        cells=tuple(dict.fromkeys(plan.to_run)),
-        hosts=tuple(scheduler.hosts()),
-        has_results=bool(plan.states),
+        cells=tuple(dict.fromkeys(plan.to_run)), hosts=hosts, has_results=bool(plan.states)
     )
     slots = Slots(
         by_device={device: scheduler.slots(device) for device in device_types(preflight.cells)},

@@ -203,7 +203,8 @@ class TimedParams(Params):
 
     precision: Precision = axis(
         "fp32",
-        "fp32, tf32, bf16 and fp16 (by autocast, fp16 with a gradient scaler), or bf16_pure "
+        "fp32, tf32, bf16 and fp16 (by autocast, which keeps weights, gradients and optimizer state "
+        "in fp32; fp16 with a gradient scaler), or bf16_pure "
         "(everything stored in it)",
     )
     timing: Timing = axis(

@@ -8,7 +8,7 @@ from functools import cache
 from tasks.spec.tables import UNKNOWN_CLASS
 
 CLASSES = (
-    "GEMM", "attention", "softmax", "norm", "elementwise", "reduction", "copy", "embedding",
+    "GEMM", "attention", "softmax", "norm", "elementwise", "reduction", "copy", "indexing",
     "optimizer", "communication", UNKNOWN_CLASS,
 )  # fmt: skip
 
@@ -55,9 +55,10 @@ _PATTERNS = (
      r"extern_kernels\.\w*mm"),
     ("softmax", r"[Ss]oft_?[Mm]ax"),
     ("norm", r"layer_?norm|rms_?norm|group_?norm|batch_?norm|RowwiseMoments|GammaBeta|bn_(fw|bw)"),
-    ("embedding", r"vectorized_gather|embedding|indexing_backward|index_?[Ss]elect|"
+    # The built-in model looks up its token embeddings with `aten::index`.
+    ("indexing", r"vectorized_gather|embedding|indexing_backward|index_?[Ss]elect|"
      r"index_elementwise_kernel|gpu_index_kernel|index_put|compute_grad_weight|sum_and_scatter|"
-     r"krn_partial|aten::(index|gather|take|(index_(add|copy|fill|reduce)|scatter|scatter_(add|reduce))_?)$"),
+     r"krn_partial|scatter_gather|aten::(index|gather|take|(index_(add|copy|fill|reduce)|scatter|scatter_(add|reduce))_?)$"),
     # A fused softmax often has no `softmax` in its name: triton_red_fused_div_exp_sub_3.
     ("softmax", r"^triton_(red|per)_fused_.*(max.*_exp_|_exp_.*(sum|div))"),
     # The forward pass, and the backward pass of an RMSNorm.

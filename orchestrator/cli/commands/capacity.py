@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from orchestrator.cli.commands.option_types import Gpu
 from orchestrator.cli.commands.options import (
     CONFIG_OPTIONS,
     EXECUTION_OPTIONS,
@@ -25,6 +26,7 @@ def limit_options(axis: str, granularity: int, up_to: int) -> list[click.Paramet
         *CONFIG_OPTIONS,
         click.Option(
             ["--gpu"],
+            type=Gpu(),
             metavar="NAME",
             help="Predict for this GPU, such as 'RTX 5090'.  [this machine's]",
         ),
@@ -79,23 +81,18 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     from orchestrator.cli.text.capacity import describe_limits
     from orchestrator.config.cell_labels import CellLabels
     from orchestrator.execution.host_probe import probe_here
-    from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.preflight import Preflight, check_devices
     from orchestrator.report.formats.terminal import Screen
     from orchestrator.sweep.capacity_limits import Bounds
     from orchestrator.sweep.capacity_search import find_limits
     from orchestrator.sweep.pipeline import default_runtime
 
-    measures = chosen["confirm"]
-    gpu = None
-    if chosen["gpu"] is not None:
-        gpu = find_gpu(chosen["gpu"])
-        if measures:
-            gib = f"{gpu.usable_bytes / GIB:.1f}"
-            raise ConfigError(
-                "--confirm: measures on the GPU of this machine, not on a named one",
-                f"Use --set memory_limit_gib={gib} instead of --gpu",
-            )
+    measures, gpu = chosen["confirm"], chosen["gpu"]
+    if measures and gpu is not None:
+        raise ConfigError(
+            "--confirm: measures on the GPU of this machine, not on a named one",
+            f"Use --set memory_limit_gib={gpu.usable_bytes / GIB:.1f} instead of --gpu",
+        )
     request = parse_request(chosen)
     cells = request.expansion.cells
     # Predicting takes minutes: a missing GPU is reported before. A cluster is not known yet.

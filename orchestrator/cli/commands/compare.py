@@ -11,6 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import Percentage
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
+from orchestrator.common.progress import ProgressLine
 from orchestrator.common.run_location import RunLocation, is_address, require_name, split_cell
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def compare(a: str, b: str, table: str | None, form: str, **gate: Any) -> None:
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(a), _run_and_cell(b)
     if table:
         cells = (cell_a, cell_b)
-        kernels = compare_kernels(open_run(run_a), open_run(run_b), cells)
+        with ProgressLine("comparing"):
+            kernels = compare_kernels(open_run(run_a), open_run(run_b), cells)
         if form == "text":
             click.echo(table_text(kernels, Screen.of_stdout(), MAX_ROWS, "--format csv"))
         else:
@@ -78,8 +80,9 @@ def compare(a: str, b: str, table: str | None, form: str, **gate: Any) -> None:
             "Name two runs, or two cells as RUN:CELL",
         )
     pair = (cell_a, cell_b) if cell_a else None
-    runs = (open_run(run_a), open_run(run_b))
-    report = compare_runs(*runs, pair)
+    with ProgressLine("comparing"):
+        runs = (open_run(run_a), open_run(run_b))
+        report = compare_runs(*runs, pair)
     for run in runs:
         warn_of_incomplete(run, incomplete_cells(run))
     if form == "text":

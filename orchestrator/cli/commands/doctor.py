@@ -9,6 +9,7 @@ import click
 
 from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.common.errors import EXIT_FAILURES
+from orchestrator.common.progress import ProgressLine
 from orchestrator.common.run_location import RunLocation
 
 
@@ -27,7 +28,12 @@ def doctor(out: RunLocation) -> None:
     from orchestrator.sweep.doctor import examine
 
     has_faults = False
-    for finding in examine(out):
+    findings = examine(out)
+    while True:
+        with ProgressLine("checking"):  # starting Ray takes up to 10 s
+            finding = next(findings, None)
+        if finding is None:
+            break
         click.echo(str(finding))
         # `good` is None for a fact that is neither good nor bad.
         has_faults |= finding.good is False

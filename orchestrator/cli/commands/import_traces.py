@@ -8,6 +8,7 @@ import click
 
 from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.common.output import say
+from orchestrator.common.progress import ProgressLine
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import path_argument, shell_command
 
@@ -55,14 +56,17 @@ def import_(
     stored: list[str] = []
     notes: list[str] = []
     for file in files:
-        imported = import_file(file, run, options)
+        with ProgressLine(f"reading {file}"):
+            imported = import_file(file, run, options)
         cells += imported.cells
         noun = "cell" if len(imported.cells) == 1 else "cells"
         source = f"{file} is " if len(files) > 1 else ""
         stored.append(f"{source}stored in {run} as {noun} {', '.join(imported.cells)}")
         notes += imported.notes
     screen = Screen.of_stdout()
-    for page in lay_out(choose_cells(load_results(run), cells)):
+    with ProgressLine("making the tables"):
+        pages = lay_out(choose_cells(load_results(run), cells))
+    for page in pages:
         words = ["sweep", "report", path_argument(run), "--table", page.table.name]
         click.echo(table_text(page, screen, MAX_ROWS, shell_command(words)))
     for note in notes:

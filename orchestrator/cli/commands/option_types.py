@@ -6,12 +6,16 @@ import math
 import re
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting, require_name
+
+if TYPE_CHECKING:
+    from orchestrator.hardware.gpu_catalog import GpuModel
 
 
 class ReferenceDevice(click.ParamType[str]):
@@ -38,6 +42,23 @@ class ReferenceDevice(click.ParamType[str]):
         from orchestrator.common.reference_devices import ALL, DEVICES
 
         return [*DEVICES, ALL]
+
+
+class Gpu(click.ParamType["GpuModel"]):
+    """A GPU of the catalogue, or any of a size such as `24GiB`."""
+
+    name = "gpu"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> GpuModel:
+        from orchestrator.hardware.gpu_catalog import find_gpu
+
+        gpu = find_gpu(str(value))
+        if gpu.device is None and not str(value).strip().lower().endswith("gib"):
+            # A card that is sold with 24 GB has 24 GiB.
+            click.echo(f"sweep: {_option(param)} {value}: understood as a {gpu.name}", err=True)
+        return gpu
 
 
 class Percentage(click.ParamType[float]):
@@ -76,7 +97,7 @@ class Megabytes(click.ParamType[float]):
 
 
 class Duration(click.ParamType[float]):
-    """A duration such as `90s`, converted to seconds."""
+    """A duration such as `90s`, converted to seconds. Without its unit, 9 could mean 9 minutes."""
 
     name = "duration"
 
@@ -85,11 +106,11 @@ class Duration(click.ParamType[float]):
     ) -> float:
         from orchestrator.config.schema import LONGEST_S
 
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(value).strip())
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)", str(value).strip())
         if not found:
-            problem = f"{_option(param)} {value}: is not a duration"
+            problem = f"{_option(param)} {value}: is not a duration with its unit"
             raise ConfigError(problem, "Write 90s, 9m or 2h")
-        seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+        seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
         if seconds > LONGEST_S:
             raise ConfigError(
                 f"{_option(param)} {value}: is longer than {LONGEST_S / 3600:,.0f} h",

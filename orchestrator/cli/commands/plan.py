@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from orchestrator.cli.commands.option_types import Gpu
 from orchestrator.cli.commands.options import CELL_OPTIONS, CONFIG_OPTIONS, parse_request
 from orchestrator.cli.text import warn_of_incomplete
+from orchestrator.common.progress import ProgressLine
 
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel
@@ -27,39 +30,60 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--gpu",
+    type=Gpu(),
     metavar="NAME",
     help="Estimate the duration, and with --memory what fits, for this GPU, such as 'RTX 5090'.",
 )
-def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="json: a list with an object for each cell: its id, parameters, status, what is planned"
+    " and why, and with --memory its prediction in bytes.  [text]",
+)
+def plan(config: Path, memory: bool, gpu: GpuModel | None, form: str, **chosen: object) -> None:
     """Show which cells of CONFIG would run, why, and for how long.
 
     Starts nothing.
 
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
-    from orchestrator.cli.text.plan import SHOWN_CELLS, describe_cost, describe_plan
+    from orchestrator.cli.text.plan import (
+        SHOWN_CELLS,
+        describe_cost,
+        describe_plan,
+        plan_records,
+    )
     from orchestrator.config.cell_labels import shared_settings
-    from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.cell_decisions import describe_continuation, plan_request
+    from orchestrator.planning.prediction_requests import predict_memory
     from orchestrator.planning.prior_results import describe_prior_results
 
-    model = None if gpu is None else find_gpu(gpu)
-    request = parse_request({"config": config, **chosen})
-    invocation = request.new_invocation()
-    planned = plan_request(request, invocation)
+    with ProgressLine("reading the config"):
+        request = parse_request({"config": config, **chosen})
+        invocation = request.new_invocation()
+        planned = plan_request(request, invocation)
+        here = _gpu_here() if memory and gpu is None else None
     warn_of_incomplete(request.run, planned.incomplete)
+    cells = request.expansion.cells
+    if form == "json":
+        card = gpu or here
+        predictions = predict_memory(cells, card, request.import_paths) if memory else {}
+        records = map(json.dumps, plan_records(planned, predictions, card))
+        click.echo("[\n" + ",\n".join(records) + "\n]")
+        return
     lines = []
-    if request.expansion.duplicates:
-        repeated = request.expansion.duplicates
+    if repeated := request.expansion.duplicates:
         lines.append(f"combinations of axes that repeat a cell: {repeated}. Each cell runs once")
     if message := describe_continuation(planned):
         lines.append(message)
-    cost = describe_cost(request, planned, model)
+    cost = describe_cost(request, planned, gpu)
     # The table of memory names each cell once more.
     shown = 0 if memory else SHOWN_CELLS
     if chosen["all"]:
         shown = len(planned.decisions)
-    shared = shared_settings(request.expansion.cells, request.selection.set)
+    shared = shared_settings(cells, request.selection.set)
     lines += describe_plan(planned, request.expansion.label, cost, shown, shared)
     lines += describe_prior_results(request, planned, invocation)
     if not memory:
@@ -73,7 +97,7 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: object) -> None:
     # Before the prediction, which takes minutes for many cells.
     for line in lines:
         click.echo(screen.text(line))
-    for line in describe_memory(request, model or _gpu_here(), screen):
+    for line in describe_memory(request, gpu or here, screen):
         click.echo(screen.text(line))
 
 

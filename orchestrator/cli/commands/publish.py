@@ -15,8 +15,9 @@ from orchestrator.cli.commands.option_types import (
     RunLocationType,
 )
 from orchestrator.common.output import say
+from orchestrator.common.progress import ProgressLine
 from orchestrator.common.run_location import RunLocation
-from orchestrator.common.text import cell_count, shell_path
+from orchestrator.common.text import cell_count, counted, shell_path
 
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results
@@ -58,7 +59,8 @@ def publish(
     """
     from orchestrator.report.export.export import MB
 
-    published = publish_runs(run_folders, out, round(limit_mb * MB), reference)
+    with ProgressLine(f"publishing {counted(len(run_folders), 'run')}"):
+        published = publish_runs(run_folders, out, round(limit_mb * MB), reference)
     for sentence in published.left_out:
         click.echo(f"left out: {sentence}")
     size = f"{published.size / MB:.1f} MB"

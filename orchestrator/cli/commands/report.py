@@ -11,6 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import ReferenceDevice, RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.progress import ProgressLine
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import path_argument, shell_command, shell_path
 from tasks.spec.messages import escape_unprintable
@@ -109,32 +110,34 @@ def report(**chosen: Any) -> None:
 
     Example: sweep report results/demo --table timings
     """
-    from orchestrator.analysis.results import load_results
-    from orchestrator.report.formats.files import files_of
-    from orchestrator.report.formats.terminal import Screen, overview
-    from orchestrator.store.open import open_runs
-    from orchestrator.store.parquet_file import return_freed_memory
-
-    # Large tables are read first and large texts built then: one would add to the other.
-    return_freed_memory()
     options = ReportOptions(**chosen)
     if "list" in options.tables:
         click.echo(_listed_tables())
         return
-    run = open_runs(options.run_folders)
-    results = load_results(run)
+    with ProgressLine("reading the results"):
+        from orchestrator.analysis.results import load_results
+        from orchestrator.report.formats.files import files_of
+        from orchestrator.report.formats.terminal import Screen, overview
+        from orchestrator.store.open import open_runs
+        from orchestrator.store.parquet_file import return_freed_memory
+
+        # Large tables are read first and large texts built then: one would add to the other.
+        return_freed_memory()
+        run = open_runs(options.run_folders)
+        results = load_results(run)
+        selected = _selected_cells(results, options)
     references: tuple[Table, ...] = ()
     if device := options.reference or run.reference:
         from orchestrator.report.references.tables import reference_tables
 
         references = reference_tables(device)
-    selected = _selected_cells(results, options)
     whole = None
-    if options.tables or options.selects_cells or options.columns is not None:
-        pages = _chosen_tables(selected, options, references)
-    else:
-        whole = _whole_report(run, results, references)
-        pages = whole.pages
+    with ProgressLine("making the tables"):
+        if options.tables or options.selects_cells or options.columns is not None:
+            pages = _chosen_tables(selected, options, references)
+        else:
+            whole = _whole_report(run, results, references)
+            pages = whole.pages
     if whole and options.form == "text" and pages:
         screen = Screen.of_stdout()
         click.echo(overview(results, whole.findings, pages, options.command, screen))
@@ -148,11 +151,13 @@ def report(**chosen: Any) -> None:
     if whole:
         from orchestrator.report.build import PAGE, report_files
 
-        run.write_report(report_files(whole, run))
+        with ProgressLine("drawing the charts"):
+            run.write_report(report_files(whole, run))
         page = escape_unprintable(str(run.folder / "report" / PAGE))
         click.echo(f"as one page: {page}", err=True)
     elif not options.selects_cells and options.columns is None:
-        run.write_report(files_of(pages))
+        with ProgressLine("writing the files"):
+            run.write_report(files_of(pages))
 
 
 def _whole_report(run: Run, results: Results, references: tuple[Table, ...]) -> RenderedReport:

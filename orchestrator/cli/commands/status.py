@@ -8,6 +8,7 @@ import click
 
 from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
+from orchestrator.common.progress import ProgressLine
 from orchestrator.common.run_location import RunLocation
 
 
@@ -18,13 +19,14 @@ def status(run_folder: RunLocation) -> None:
 
     Example: sweep status results/demo
     """
-    from orchestrator.cli.text.status import describe_status
-    from orchestrator.planning.cell_decisions import plan_request
-    from orchestrator.planning.request import resolve_again
-    from orchestrator.store.mirror import open_run
+    with ProgressLine("reading the run"):
+        from orchestrator.cli.text.status import describe_status
+        from orchestrator.planning.cell_decisions import plan_request
+        from orchestrator.planning.request import resolve_again
+        from orchestrator.store.mirror import open_run
 
-    request = resolve_again(open_run(run_folder))
-    plan = plan_request(request)
+        request = resolve_again(open_run(run_folder))
+        plan = plan_request(request)
     warn_of_incomplete(request.run, plan.incomplete)
     for line in describe_status(request, plan):
         click.echo(line)
@@ -55,11 +57,13 @@ def show(run_folder: RunLocation, cell: str | None, with_traceback: bool) -> Non
     from orchestrator.store.publication import is_publication
 
     if cell is None:
-        for line in list_cells(open_run(run_folder)):
-            click.echo(line)
+        with ProgressLine("reading the run"):
+            lines = list(list_cells(open_run(run_folder)))
+        click.echo("\n".join(lines))
         return
     name, separator, cell_of_run = cell.partition(RUN_SEPARATOR)
     if separator and is_publication(run_folder):
         run_folder, cell = Path(run_folder) / name, cell_of_run
-    for line in describe_cell(open_run(run_folder), cell, with_traceback):
-        click.echo(line)
+    with ProgressLine("reading the run"):
+        lines = list(describe_cell(open_run(run_folder), cell, with_traceback))
+    click.echo("\n".join(lines))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from orchestrator.common.frames import own_frames
 from orchestrator.common.text import (
     end_location,
     evidence_text,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Evidence that says at length what the reason says in one line.
 _IMPORTED_FROM = "imported_from"  # a fact
+_MOST_FRAMES = 20
 _LONG_EVIDENCE = ("reason", "exception", "message", "traceback", "log_tail")
 
 
@@ -78,6 +80,9 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
     yield from _samples(samples[samples["attempt"] == number])
     run.fetch_artifacts(cell)
     artifacts = read_artifacts(run, cell, number)
+    if artifacts.own_frames:
+        yield "in your code, the innermost call first:"
+        yield from (f"  {_printable(frame)}" for frame in artifacts.own_frames[:_MOST_FRAMES])
     if artifacts.log:
         yield escape_unprintable(f"log: {run.attempt_folder(cell, number) / LOG_FILE}")
         yield from (f"  {_printable(line)}" for line in artifacts.log)
@@ -110,21 +115,18 @@ def _attempt(row: Row) -> Iterator[str]:
     evidence = json.loads(row["evidence"])
     if evidence:
         yield f"  {failure_reason(evidence) or 'no reason is known'}"
-    if frame := _last_frame(str(evidence.get("traceback") or "")):
-        yield f"  raised at: {_printable(frame)}"
+    traceback = str(evidence.get("traceback") or "").split("\n")
+    frames = [line.strip() for line in traceback if line.strip().startswith("File ")]
+    own = own_frames(traceback)
+    if own and own[-1] != frames[-1]:
+        yield f"  in your code: {_printable(own[-1])}"
+    if frames:
+        yield f"  raised at: {_printable(frames[-1])}"
     # Of the facts, only those on timing: `sweep report` shows the others.
     facts = json.loads(row["facts"])
     shown = {name: value for name, value in facts.items() if name.startswith("timing_")}
     for name, value in {**shown, **leave_out(evidence, _LONG_EVIDENCE)}.items():
         yield f"  {name}: {_printable(evidence_text(name, value))}"
-
-
-def _last_frame(traceback: str) -> str:
-    """Return the innermost line of a traceback that names a file, such as `File "a.py", line 3`."""
-    for line in reversed(traceback.split("\n")):
-        if line.strip().startswith("File "):
-            return line.strip()
-    return ""
 
 
 def _printable(line: str) -> str:

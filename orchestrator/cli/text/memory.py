@@ -33,6 +33,7 @@ from tasks.spec.cell import Cell
 from tasks.training.parameters import TrainStepParams
 
 _TASK = "task"
+_AUTOCAST = ("bf16", "fp16")
 _EXPLAINED = 3  # a sweep of more cells gets only the table
 _HOW = {
     "tracked": "every tensor is followed",
@@ -69,7 +70,7 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     yield ""
     if cells:
         table = _memory_table(cells, predictions, card, label)
-        yield dense_table_text(table, screen, "choose fewer cells with --where")
+        yield dense_table_text(table, screen, "--format json, or fewer cells with --where")
     if len(request.expansion.cells) <= _EXPLAINED:
         for cell in cells:
             yield from _explain_memory(label(cell), cell, predictions[cell.id], screen)
@@ -81,6 +82,7 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     explained = [f"`{how}`: {meaning}" for how, meaning in _HOW.items() if how in used]
     if explained:
         yield f"how: {'; '.join(explained)}"
+    yield from _weights_in_fp32(cells, predictions)
     yield from _not_predicted(request.expansion.cells, card)
     if cells:
         yield _count_verdicts(cells, predictions, card)
@@ -94,6 +96,21 @@ def _explain_limit(card: GpuModel) -> Iterator[str]:
     )
     if card.is_amd:
         yield UNTESTED_ON_AMD
+
+
+def _weights_in_fp32(cells: Iterable[Cell], predictions: Mapping[str, Prediction]) -> Iterator[str]:
+    """Return how large the weights are that autocast leaves in fp32, if there are any."""
+    largest = 0.0
+    for cell in cells:
+        if cell.params.values()["precision"] in _AUTOCAST:
+            prediction = predictions[cell.id]
+            roles = prediction.role_bytes() or prediction.role_bytes("closed_form_bytes")
+            largest = max(largest, roles.get("parameters", 0))
+    if largest:
+        yield (
+            f"bf16 and fp16 are autocast, and weights stay in fp32: up to {format_gib(largest)} GiB;"
+            " precision=bf16_pure saves half of that"
+        )
 
 
 def _not_predicted(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from orchestrator.cli.text import format_counts
 from orchestrator.common.text import cell_count, counted, format_seconds
@@ -11,7 +11,10 @@ from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.cell_decisions import Decision, Plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
 from orchestrator.planning.fingerprints import gpus_of, known_fingerprints
+from orchestrator.planning.prediction_requests import cap_bytes, verdict_of
 from orchestrator.planning.request import SweepRequest
+from tasks.prediction.records import Prediction
+from tasks.spec.axes import Values
 from tasks.spec.cell import Cell, device_types
 
 SHOWN_CELLS = 20
@@ -41,15 +44,50 @@ def describe_plan(
         yield f"  … and {len(chosen) - shown} more: --all prints them"
 
 
-def _decision_line(decision: Decision, plan: Plan, label: str) -> str:
-    action, reason = "keep", decision.reason
+def plan_records(
+    plan: Plan, predictions: Mapping[str, Prediction], card: GpuModel | None
+) -> Iterator[Values]:
+    """Yield an object for programs for each cell, in the order of the config.
+
+    predictions: by cell id. A cell that has one also has `memory`.
+    """
+    for decision in plan.decisions:
+        cell = decision.cell
+        action, reason = _action(decision, plan)
+        record: Values = {
+            "cell": cell.id,
+            "task": cell.task,
+            "params": cell.params.values(),
+            "status": plan.state(cell).status,
+            "action": action,
+            "repetitions": decision.repetitions if action == "run" else 0,
+            "reason": reason,
+        }
+        if prediction := predictions.get(cell.id):
+            record["memory"] = {
+                "verdict": verdict_of(cell, prediction, card),
+                "limit_bytes": cap_bytes(cell, card),
+                "peak_allocated_bytes": prediction.peak_bytes(),
+                "peak_reserved_bytes": prediction.reserved_bytes,  # which the verdict is about
+                "at_least_bytes": prediction.least_bytes(),
+                "how": prediction.how,
+                "reason": prediction.reason,
+            }
+        yield record
+
+
+def _action(decision: Decision, plan: Plan) -> tuple[str, str]:
+    """Return whether a cell will run, stays as it is, or is inferred to run out of memory, and why."""
     if witness := plan.inferred.get(decision.cell.id):
-        action = "infer"
         reason = f"needs at least as much memory as {witness.id}, which ran out of memory"
-    elif decision.repetitions:
-        action = "run"
-        if decision.repetitions > 1:
-            reason += f", {decision.repetitions} times"
+        return "infer", reason
+    return "run" if decision.repetitions else "keep", decision.reason
+
+
+def _decision_line(decision: Decision, plan: Plan, label: str) -> str:
+    action, reason = _action(decision, plan)
+    if action == "run" and decision.repetitions > 1:
+        reason += f", {decision.repetitions} times"
     width = len("infer" if plan.inferred else "keep")
     return f"  {action:{width}} {decision.cell.id} {label}  ({reason})"
 

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from orchestrator.cli.text import format_counts
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
-from orchestrator.common.text import cell_count, end_location, failure_reason, shell_path
+from orchestrator.common.text import (
+    cell_count,
+    cells_and_verb,
+    end_location,
+    failure_reason,
+    shell_path,
+)
 from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.invocation import command_in_copy, last_command
 from orchestrator.planning.request import SweepRequest
@@ -22,19 +28,24 @@ _NO_FAILURES = (Status.OK, Status.SKIPPED, INCOMPLETE)
 
 def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
     """Return counts by status, what failed and why, and what would run next."""
-    for status, count in sorted(plan.statuses().items()):
-        yield f"{count:>6} {status}"
     requested = {decision.cell.id for decision in plan.decisions}
     others = Counter(
         str(state.status) for cell, state in plan.states.items() if cell not in requested
     )
-    if others:
-        counts = format_counts(sorted(others.items()))
-        cells = cell_count(others.total())
-        yield f"and {cells} that the last command did not ask for: {counts}"
+    counts, is_closed = plan.statuses(), request.run.is_published
+    if is_closed:  # which command asked for a cell matters only to one that continues
+        counts += others
+    for status, count in sorted(counts.items()):
+        yield f"{count:>6} {status}"
+    if others and not is_closed:
+        cells, by_status = cell_count(others.total()), format_counts(sorted(others.items()))
+        yield f"and {cells} that the last command did not ask for: {by_status}"
     yield from _failures(request, plan)
     to_run = list(dict.fromkeys(plan.to_measure))
-    if request.run.is_published:
+    if is_closed:
+        measured = counts.total() - counts[PENDING]
+        share = f"{measured} of {cells_and_verb(counts.total(), 'was', 'were')} measured"
+        yield f"this run is published and closed: {share}"
         yield from _continuation_in_copy(request.run, plan)
     else:
         yield _continuation(request.run, plan, len(to_run))
@@ -65,10 +76,7 @@ def _given_up(run: Run, plan: Plan) -> str:
 
 
 def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
-    """Return how many cells of a published run were measured, and how to measure the others."""
-    requested, pending = len(plan.decisions), plan.statuses()[PENDING]
-    measured = f"{requested - pending} of the {cell_count(requested)} asked for were measured"
-    yield f"this run is published and closed: {measured}"
+    """Yield the commands that measure the other cells of a published run in a copy."""
     if plan.to_measure:
         copy = Path("results") / run.folder.name
         # `cp -r` into an existing folder would create a folder inside it.

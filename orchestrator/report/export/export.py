@@ -33,7 +33,7 @@ from orchestrator.analysis.results import (
     load_results,
 )
 from orchestrator.common.errors import RunError, RunUnwritable
-from orchestrator.common.files import Content, writing
+from orchestrator.common.files import NAME_ANOTHER, Content, writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import cell_count
@@ -160,7 +160,7 @@ def _aside(out: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `out` unless an error occurs."""
     new, old = (out.with_name(f".{out.name}.{which}") for which in ("new", "old"))
     try:
-        with writing(out):
+        with writing(out, if_missing=NAME_ANOTHER):
             _settle(out, new, old)  # after a kill
             new.mkdir(parents=True)
         yield new

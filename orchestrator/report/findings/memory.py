@@ -17,6 +17,7 @@ from orchestrator.common.units import GIB
 from orchestrator.report.findings.finding import (
     Finding,
     basis_of_cells,
+    combinations,
     extreme,
     main_run,
     matched_on,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter
 
+from orchestrator.common.text import KEY_NAME
 from orchestrator.report.tables.table import (
     NOTES,
     Entry,
@@ -31,7 +32,9 @@ def typed_columns(page: RenderedTable, view: TableView | None = None) -> dict[st
     columns: dict[str, list[Scalar]] = {}
     entries = columns_of(view.rows, len(view.header))
     for name, values in zip(view.keys, entries, strict=False):
-        columns[_unused(_snake(name), columns)] = _values(values)
+        # A key of a mapping is named as in `cells`, such as `model_args.n_layer`.
+        title = name if KEY_NAME.fullmatch(name) else _snake(name)
+        columns[_unused(title, columns)] = _values(values)
     of_measures = list(zip(view.measures, entries[len(view.keys) :], strict=True))
     for measure, values in of_measures:
         if measure.name == NOTES:

@@ -9,8 +9,9 @@ import io
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import cast
 
@@ -27,7 +28,7 @@ from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.table import Entry, RenderedTable, Rows, without_empty_columns
 from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
@@ -36,12 +37,14 @@ from orchestrator.report.text.provenance import provenance
 from tasks.spec.messages import escape_controls
 from tasks.spec.status import OUT_OF_MEMORY
 
-MIN_WIDTH, MAX_WIDTH = 40, 100
+MIN_WIDTH, FILE_WIDTH = 40, 100
 _ASCII_MARK = "*"  # for a terminal that cannot show HOST_MARK
 _MAX_FINDINGS = 7
 _MAX_FAILURES = 8
 _GAP = 2  # blanks between two columns
 _DIVIDER = 1  # blank that a RichTable with a box has between two columns and at both sides
+_LABEL = ("cell",)  # the key of a view whose rows are named by labels
+_LONGEST_WORD = 30  # letters of a word in a label that breaks only if it is longer
 _FAILURES = "failures"
 _MATRICES = ("step", "peak")  # measures of the heat map
 _COLOR = re.compile(r"(\x1b\[[\d;]*m)")
@@ -53,7 +56,7 @@ _HEAD_RULE = rich.box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n"
 class Screen:
     """The terminal or file that a report is printed on: width, colours and letters."""
 
-    width: int = MAX_WIDTH
+    width: int = FILE_WIDTH
     has_color: bool = False
     encoding: str = "utf-8"
 
@@ -61,14 +64,14 @@ class Screen:
     def of_stdout(cls, may_color: bool = True) -> Screen:
         """Return the terminal of this process, or the fixed screen of a file.
 
-        COLUMNS, if it is set, is the width of both, from MIN_WIDTH to MAX_WIDTH. Terminals whose size is
+        COLUMNS, if it is set, is the width of both, and MIN_WIDTH the least. Terminals whose size is
         unknown have width 0.
         """
         is_terminal = sys.stdout.isatty()
         console = Console()
         is_sized = is_terminal or os.environ.get("COLUMNS", "").isdigit()
         known = console.width if is_sized else 0
-        width = min(max(known or MAX_WIDTH, MIN_WIDTH), MAX_WIDTH)
+        width = max(known or FILE_WIDTH, MIN_WIDTH)
         has_color = may_color and is_terminal and not console.no_color
         return cls(width, has_color, getattr(sys.stdout, "encoding", None) or "ascii")
 
@@ -124,15 +127,52 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
 def dense_table_text(page: RenderedTable, screen: Screen, remedy: str) -> str:
     """Return all rows of a table without a title, with as many columns as have room.
 
-    The columns are closer together than in `table_text`. remedy: shows the other columns.
+    The columns are closer together than in `table_text`. Rows that have other axes than the rest
+    become another table if one table has no room for every column. remedy: shows the other columns.
+    """
+    parts_shown = [page]
+    if _width(view_of(page, None, len(page.header)), 1) > screen.width:
+        parts_shown = _parts_with_equal_keys(page)
+    views = [_dense_view(part, screen.width) for part in parts_shown]
+    parts: list[RenderableType] = []
+    for view in views:
+        parts += [*filter(None, [view.caption]), _rich_table(view, 1)]
+    parts += views[0].numbered_notes
+    if hidden := {measure.name for view in views for measure in view.hidden_measures}:
+        parts.append(f"{counted(len(hidden), 'more column')}: {remedy}")
+    return screen.text(*parts)
+
+
+def _parts_with_equal_keys(page: RenderedTable) -> list[RenderedTable]:
+    """Return a table for each set of keys that rows have, without those that they have not."""
+    count = len(page.grid.keys)
+    parts: dict[tuple[bool, ...], Rows] = defaultdict(list)
+    for row in page.rows:
+        parts[tuple(entry.is_missing for entry in row[:count])].append(row)
+    grids = [without_empty_columns(page.grid._replace(rows=rows)) for rows in parts.values()]
+    return [replace(page, grid=grid) for grid in grids]
+
+
+def _dense_view(page: RenderedTable, width: int) -> TableView:
+    """Return the view with the most columns that fits.
+
+    If the keys alone have no room, they become one column, whose lines break between its words.
     """
     most = len(page.header)
-    view = narrowed(page, None, lambda one: _width(one, 1) <= screen.width, most)
-    parts: list[RenderableType] = [view.caption] if view.caption else []
-    parts += [_rich_table(view, 1), *view.numbered_notes]
-    if view.hidden_measures:
-        parts.append(f"{_hidden(view)}: {remedy}")
-    return screen.text(*parts)
+    view = narrowed(page, None, lambda one: _width(one, 1) <= width, most)
+    if _width(view, 1) <= width:
+        return view
+    return _labelled(narrowed(page, None, lambda one: _width(_labelled(one), 1) <= width, most))
+
+
+def _labelled(view: TableView) -> TableView:
+    """Return a view whose keys are one column of words such as `precision=fp32`."""
+    count, rows = len(view.keys), []
+    for row in view.rows:
+        keys = zip(view.keys, row[:count], strict=True)
+        words = [f"{key}={entry}" for key, entry in keys if not entry.is_missing]
+        rows.append([Entry(" ".join(words)), *row[count:]])
+    return replace(view, keys=_LABEL, rows=rows)
 
 
 def folded_table_text(page: RenderedTable, screen: Screen) -> str:
@@ -148,22 +188,27 @@ def _hidden(view: TableView) -> str:
 def _width(view: TableView, gap: int) -> int:
     """Return the width that `_rich_table` needs."""
     total = 2 * _DIVIDER - (gap + _DIVIDER)
-    for lines, *entries in zip(heads(view), *view.rows, strict=True):
-        longest = max(map(cell_len, map(str, entries)), default=0)
+    columns = zip(heads(view), *view.rows, strict=True)
+    for index, (lines, *entries) in enumerate(columns):
+        texts = list(map(str, entries))
+        if index == 0 and view.keys == _LABEL:
+            texts = [word[:_LONGEST_WORD] for text in texts for word in text.split()]
+        longest = max(map(cell_len, texts), default=0)
         total += max(longest, *map(cell_len, lines)) + gap + _DIVIDER
     return total
 
 
 def _rich_table(view: TableView, gap: int) -> RichTable:
     table = RichTable(box=_HEAD_RULE, padding=(0, gap, 0, 0), pad_edge=False)
-    for lines, side in zip(heads(view), view.sides, strict=True):
+    for index, (lines, side) in enumerate(zip(heads(view), view.sides, strict=True)):
         # On a screen that is too narrow for every view, texts break. A number never does: with a
-        # missing digit it would be another number.
+        # missing digit it would be another number. Beside labels, nothing else has to break.
+        is_whole = side == "right" or (index > 0 and view.keys == _LABEL)
         table.add_column(
             Text("\n".join(lines)),
             justify=cast(JustifyMethod, side),
             overflow="fold",
-            no_wrap=side == "right",
+            no_wrap=is_whole,
         )
     for row in view.rows:
         table.add_row(*(Text(str(entry), style="red" if entry.status else "") for entry in row))

@@ -154,9 +154,10 @@ def _marked(entry: Entry, *rows: Row) -> Entry:
     return entry if entry.number is None else entry._replace(is_cpu_bound=is_cpu_bound(*rows))
 
 
-def is_cpu_bound(*rows: Row) -> bool:
-    """Return True if the steps of one of these rows are CPU-bound."""
-    return any(has_value(row, "cpu_bound") and row["cpu_bound"] for row in rows)
+def is_cpu_bound(*rows: Row) -> bool | None:
+    """Return True if the steps of one of these rows are CPU-bound, None if that is unknown."""
+    known = [bool(row["cpu_bound"]) for row in rows if has_value(row, "cpu_bound")]
+    return any(known) or (False if len(known) == len(rows) else None)
 
 
 step_ms = of_steps(ms("step_ms_median"))

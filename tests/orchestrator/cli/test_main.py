@@ -52,7 +52,7 @@ def test_statuses_and_flaws_of_the_command_line_are_those_of_the_program() -> No
         ),
         *(
             (("run", "c.yaml", "--time-limit", limit), "--time-limit")
-            for limit in ("nan", "inf", "-1", "1e3", HUGE + "h", "9" * 11)
+            for limit in ("nan", "inf", "-1", "9", "1e3", HUGE + "h", "9" * 11)
         ),
     ],
 )
@@ -65,6 +65,44 @@ def test_an_invalid_number_on_the_command_line_is_refused_in_one_line(
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"sweep: {expected} ")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+@pytest.mark.parametrize(("size", "is_noted"), [("24GB", True), ("24g", True), ("24GiB", False)])
+def test_a_memory_in_another_unit_is_noted_as_it_is_understood(
+    size: str, is_noted: bool, sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    ended = sweep_here("plan", "c.yaml", "--gpu", size)
+    assert ended.exit_code == 0
+    note = f"sweep: --gpu {size}: understood as a GPU of 24 GiB\n"
+    assert ended.stderr == (note if is_noted else "")
+
+
+@pytest.mark.parametrize("name", ["cc.yml", "cc", "c_c.yaml"])
+def test_a_config_with_another_ending_or_a_slip_is_suggested(
+    name: str, sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
+    for other in ("cc", "demo", "full"):
+        (tmp_path / f"{other}.yaml").write_text(CONFIG)
+    error = f"sweep: {name}: cannot be read: No such file or directory. Did you mean 'cc.yaml'?\n"
+    assert sweep_here("plan", name).stderr == error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "c.yaml", "--scheduler", "serial", "--out"),
+        ("publish", ROOT / "results" / "published" / "h200" / "tenth", "--out"),
+    ],
+)
+def test_a_folder_that_cannot_be_created_is_not_one_that_was_removed(
+    words: tuple[object, ...], sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    ended = sweep_here(*words, "/proc/x")
+    assert ended.exit_code == 2
+    assert "sweep: /proc/x: cannot be written: " in ended.stderr
+    assert ended.stderr.endswith("Name a writable folder with --out\n")
 
 
 def test_an_exclude_of_a_config_that_matches_no_cell_is_refused_in_one_line(

@@ -112,3 +112,55 @@ def test_a_package_of_optimizers_is_installed_by_one_command(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     found = _problem(f"{package}.optim:AdamW8bit", [])
     assert found == (f"there is no module '{package}'", remedy)
+
+
+ARGUMENTS = """\
+import functools
+from torch import nn
+
+class Plain(nn.Module):
+    def __init__(self, n_layer, /, n_embd=64, *, dropout=0.0): ...
+class Open(nn.Module):
+    def __init__(self, **kwargs): ...
+class Inherited(Open): ...
+class WithMeta(nn.Module, metaclass=type):
+    def __init__(self): ...
+def make(n_layer=2): ...
+@functools.cache
+def decorated(): ...
+def twice(): ...
+if True:
+    def twice(n_layer): ...
+def bound(): ...
+bound = Plain
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "message"),
+    [
+        ("args:Plain", "n_emb", "args:Plain takes no argument 'n_emb'. Did you mean 'n_embd'?"),
+        ("args:make", "depth", "args:make takes no argument 'depth'. Allowed: n_layer"),
+        ("args:Plain", "dropout", ""),
+        ("args:Plain", "n_layer", ""),
+        *((f"args:{name}", "n_emb", "") for name in ("Open", "Inherited", "WithMeta")),
+        *((f"args:{name}", "n_layer", "") for name in ("make", "decorated", "bound", "twice")),
+    ],
+)
+@pytest.mark.parametrize(
+    "form", ["fixed: {{model_args: {{{}: 1}}}}", "axes: {{model_args.{}: [1]}}"]
+)
+def test_an_argument_that_a_model_does_not_take_is_refused_before_a_cell_runs(
+    model: str, key: str, message: str, form: str, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "args.py").write_text(ARGUMENTS)
+    lines = ["name: own", f"defaults: {{device: cpu, model: '{model}'}}", "grids:"]
+    config = write_config("\n".join([*lines, "  - task: train_step", "    " + form.format(key)]))
+    if not message:
+        assert request_for(config, out=tmp_path / "run").expansion.cells
+        return
+    with pytest.raises(ConfigError) as refused:
+        request_for(config, out=tmp_path / "run")
+    assert f":5: grids[0].{form[:5].rstrip(':{')}" in str(refused.value)
+    assert str(refused.value).endswith(message)
+    assert not (tmp_path / "run").exists()

@@ -116,6 +116,21 @@ def table(results: Results, name: str) -> pd.DataFrame:
     return pd.DataFrame(texts_of(page), columns=page.header)
 
 
+def test_files_name_axes_and_flags_as_the_cells_do(results_of: Callable[..., Results]) -> None:
+    own = {"size": None, "model": "package:Model", "context_length": 16}
+    results = results_of(
+        outcome(pipelined=[10.0], lead_ms=0.1, model_args={"n_experts": 4}, **own),
+        outcome(pipelined=[29.0], lead_ms=9.0, model_args={"n_experts": 8}, **own),
+        outcome(pipelined=[15.0], model_args={"n_experts": 16}, **own),  # without a lead
+    )
+    cells = results.cells.set_index("model_args.n_experts")["cpu_bound"]
+    (page,) = lay_out(results, ["timings"])
+    read = pd.read_csv(StringIO(to_csv(page))).set_index("model_args.n_experts")["cpu_bound"]
+    for column in (cells, read):
+        known = {args: None if pd.isna(bound) else bool(bound) for args, bound in column.items()}
+        assert known == {4: True, 8: False, 16: None}
+
+
 def test_the_numbers_are_those_of_the_samples(results_of: Callable[..., Results]) -> None:
     steps = [12.0, 10.0, 11.0, 30.0, 10.5, 10.7, 10.9]
     row = results_of(outcome(steps)).cells.iloc[0]

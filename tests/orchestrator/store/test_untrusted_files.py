@@ -65,6 +65,14 @@ def test_a_run_with_a_link_or_a_pipe_is_refused(
         open_run(run)
 
 
+def test_no_link_is_to_be_removed_from_a_folder_without_a_run(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path.parent)
+    with pytest.raises(RunError, match=r"holds no run, and .*link: is a symbolic link") as refused:
+        open_run(tmp_path)
+    assert "Remove it" not in str(refused.value)
+    assert str(refused.value).endswith(". Name the folder of a run, or a new one")
+
+
 def test_the_run_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(run)
     assert open_run(tmp_path / "link").exists

@@ -118,6 +118,15 @@ def test_doctor_warns_as_the_first_process_of_a_container(
     assert any("docker run --init" in str(found) for found in doctor.examine(tmp_path))
 
 
+def test_a_folder_whose_parent_is_missing_is_noted(tmp_path: Path) -> None:
+    assert _disk(tmp_path / "results").good is True
+    finding = _disk(tmp_path / "resluts" / "run")
+    assert finding.good is None
+    assert f"{tmp_path / 'resluts'} does not exist; " in finding.message
+    assert finding.message.endswith(f"free at {tmp_path}, where it would be created")
+    assert finding.remedy == "Check the name of --out"
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_named(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

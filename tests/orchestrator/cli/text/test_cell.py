@@ -86,6 +86,38 @@ def test_the_reason_comes_first_and_the_traceback_on_request(
     assert whole.endswith('  File "b.py", line 2, in g\n      raise\n')
 
 
+def test_the_lines_of_the_users_model_come_first(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    """Of a hang, whose stack has more frames of the harness than are shown, and of an exception."""
+    run = Run(tmp_path / "run")
+    own = 'File "/me/gpt.py", line 11'
+    harness = 'File "/sweep/tasks/harness/stage.py", line 4'
+    stack = [f"  {own} in forward", *[f"  {harness} in step"] * 30]
+    stack.append('  File "/sweep/tasks/__main__.py", line 1 in measure')
+    torch = 'File "/lib/python3.12/site-packages/torch/nn/functional.py", line 2, in linear'
+    traceback = f"Traceback:\n  {own}, in forward\n    x\n  {torch}\n    y"
+    hang = make_outcome(Status.TIMEOUT, context_length=32)
+    failure = replace(make_outcome(Status.FAILED), evidence={"traceback": traceback})
+    with open_for_writing(run) as writer:
+        writer.write_manifest({"name": "run"})
+        writer.append(hang, None)
+        writer.append(failure, None)
+        folder = run.attempt_folder(hang.attempt.cell.id, 1)
+        folder.mkdir(parents=True)
+        (folder / LOG_FILE).write_text("\n".join(["its output", *stack]))
+    lines = shown(run, "timeout")
+    first = lines.index("in your code, the innermost call first:")
+    assert lines[first + 1] == f"  {own} in forward"
+    assert lines[first + 3 : first + 6] == [
+        "  its output", f"    {own} in forward", "    … 31 frames of torch, Python or this program"
+    ]  # fmt: skip
+    lines = shown(run, "failed")
+    assert lines.index(f"  in your code: {own}, in forward") + 1 == lines.index(
+        f"  raised at: {torch}"
+    )
+
+
 def test_without_a_cell_the_ids_are_listed(run: Run, sweep_here: Callable[..., Result]) -> None:
     ids = dict(run.rows("attempts", ["cell", "status"]))
     done = sweep_here("show", run.folder)

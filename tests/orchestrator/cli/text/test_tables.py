@@ -44,3 +44,33 @@ def test_narrow_screens_say_how_many_columns_are_missing() -> None:
     assert "more column" not in wide
     assert re.search(r"^\d more columns: --wide$", narrow, re.M)
     assert "column a" in " ".join(narrow.split()) or "column\n" in narrow
+
+
+OF_OWN_MODELS = {
+    "hidden_size": "256",
+    "intermediate_size": "512",
+    "num_attention_heads": "4",
+    "num_key_value_heads": "2",
+    "checkpointing": "selective:2",
+}
+OF_PRESETS = {"size": "small", "context_length": "1024", "optimizer": "fused", "attention": "sdpa"}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 330])
+def test_no_word_breaks_where_cells_differ_in_many_axes(width: int) -> None:
+    rows = []
+    for precision in ("fp32", "bf16"):
+        for task, settings in (("train_step", OF_PRESETS), ("attention", OF_OWN_MODELS)):
+            varying = {name: f"{value}{precision[0]}" for name, value in settings.items()}
+            entries = [in_gib(1234.5 * GIB), Entry("borderline"), Entry("tracked"), in_gib(GIB)]
+            rows.append(({"task": task, "precision": precision, **varying}, entries))
+    table = text_table("Example", ["peak", "on H200", "how", "reserved"], rows, "on H200")
+    text = dense_table_text(table, Screen(width), "--format json")
+    assert max(map(len, text.splitlines())) <= width
+    words = set(re.split(r"[\s=,.]+", text))
+    for settings, _ in rows:
+        assert words >= set(settings.values())
+        assert all(key in words or words >= set(key.split("_")) for key in settings)
+    assert text.count("1,234.50") + text.count("1234.50") == len(rows)
+    assert text.count("borderline") == len(rows)
+    assert ("more column" in text) == (text.count("tracked") < len(rows) or "1.00" not in text)

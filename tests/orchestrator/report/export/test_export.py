@@ -437,7 +437,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     lines = command("status", run).stdout.splitlines()
     copied = "results/own/config.yaml" if at_home else "c.yaml"
     assert lines[2:-1] == [
-        "this run is published and closed: 1 of the 2 cells asked for were measured",
+        "this run is published and closed: 1 of 2 cells were measured",
         f"to continue, copy it: cp -r {run} results/own",
         f"then: sweep run {copied} --set size=tiny --out results/own",
         "which measures 1 cell:",
@@ -452,7 +452,15 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     whole = command("status", tmp_path / "whole" / "own").stdout.splitlines()
     assert whole == [
         "     2 ok",
-        "this run is published and closed: 2 of the 2 cells asked for were measured",
+        "this run is published and closed: 2 of 2 cells were measured",
+    ]
+
+
+def test_the_status_of_what_is_published_counts_the_cells_of_all_commands() -> None:
+    """The last command of this run asked for one cell."""
+    assert command("status", ROOT / "results/published/h200/compile").stdout.splitlines() == [
+        "    10 ok",
+        "this run is published and closed: 10 of 10 cells were measured",
     ]
 
 
