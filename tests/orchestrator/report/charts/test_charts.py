@@ -60,7 +60,7 @@ def test_a_slice_has_usual_values_and_the_run_with_most_cells() -> None:
     chosen, note = choose_slice(cells_of(*rows), AXES, ["context_length"])
     assert set(chosen["run"]) == {"full"}
     assert list(chosen["context_length"]) == [128, 256, 512]
-    assert note == "training step, fp32, eager, batch 4, naive attention"
+    assert note == "training step, fp32, eager, batch 4, naive attention, run full"
 
 
 def test_few_of_many_values_have_the_first_and_the_last() -> None:
