@@ -24,7 +24,6 @@ from orchestrator.report.text.cell_names import (
     SCOPE_COLUMNS,
     axis_title,
     cell_keys,
-    ordered,
     scope_of,
     setting_text,
     value_text,
@@ -33,6 +32,7 @@ from orchestrator.report.text.numbers import number, ratio
 from orchestrator.report.text.pairs import TIME
 from orchestrator.report.text.slices import (
     NOT_SHOWN,
+    axis_values,
     choose_slice,
     free_axes,
     main_cells,
@@ -159,7 +159,7 @@ def heat_map(results: Results) -> HeatMap | None:
     places, switched = _places(cells, free, row_axis)
     if len(places) < 2:
         return None
-    axes = [axis for axis in results.axes if axis not in (RUN, *TIMING_AXES)]
+    axes = (*others, *timing, "seed")
     cells, note = choose_slice(cells, axes, [*places, *switched])
     first = _first_view(cells, switched)
     grid = {axis: _fullest(axis, first, count) for axis, count in places.items()}
@@ -241,12 +241,7 @@ def _places(
 def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
     """Return the values that most cells have, in their order."""
     counts = cells[axis].map(axis_text).value_counts()
-    return [one for one in _values(axis, cells) if axis_text(one) in counts.index[:most]]
-
-
-def _values(axis: str, cells: pd.DataFrame) -> list[Any]:
-    """Return the distinct values of an axis in their order; None first if a cell has no value."""
-    return [None] * bool(cells[axis].isna().any()) + ordered(axis, cells)
+    return [one for one in axis_values(axis, cells) if axis_text(one) in counts.index[:most]]
 
 
 def _map(
@@ -308,7 +303,7 @@ def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:
 
 def _switch(axis: str, cells: pd.DataFrame) -> Switch:
     """Return the switch of an axis. The usual value is first; of timing, the most steps are."""
-    values, texts = _values(axis, cells), cells[axis].map(axis_text)
+    values, texts = axis_values(axis, cells), cells[axis].map(axis_text)
     first = axis_text(MAIN[axis]) if axis in MAIN else ""
     if axis in TIMING_AXES:
         first = axis_text(values[-1])

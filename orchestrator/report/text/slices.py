@@ -10,7 +10,7 @@ import pandas as pd
 
 from orchestrator.analysis.axes import COMPILE_AXES, MAIN, NOTHING, RUN, axis_text, is_null
 from orchestrator.analysis.results import Results
-from orchestrator.report.text.cell_names import NAME, NAMING, names_of, setting_text
+from orchestrator.report.text.cell_names import NAME, NAMING, names_of, ordered, setting_text
 from tasks.spec.parameters import TIMING_AXES
 
 _NAMED = ("pass", "precision", "compile", "batch_size", "attention", "memory_limit_gib")
@@ -95,6 +95,11 @@ def free_axes(cells: pd.DataFrame, axes: Iterable[str]) -> list[str]:
             free.append(axis)
             group = texts.fillna(NOTHING).groupby([group, texts.fillna(NOTHING)]).ngroup()
     return free
+
+
+def axis_values(axis: str, cells: pd.DataFrame) -> list[Any]:
+    """Return the distinct values of an axis in their order; None first if a cell has no value."""
+    return [None] * bool(cells[axis].isna().any()) + ordered(axis, cells)
 
 
 def evenly(values: Sequence[Any], most: int) -> list[Any]:
