@@ -8,7 +8,6 @@ import pandas as pd
 
 from orchestrator.analysis.axes import MAIN, Row, is_null
 from orchestrator.analysis.results import Results
-from orchestrator.common.text import shorten
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.chart import (
     Drawn,
@@ -37,6 +36,7 @@ from orchestrator.report.text.cell_names import (
 )
 from orchestrator.report.text.numbers import number, rounded
 from orchestrator.report.text.slices import NOT_SHOWN, choose_slice, evenly, free_axes
+from tasks.spec.messages import shorten
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.tables import OUTSIDE_OPERATORS
 
@@ -188,7 +188,7 @@ def longest_kernels(results: Results) -> Drawn | None:
 
 def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     # Templates make names long; kernels differ at the beginning.
-    names = sums["name"].map(short_kernel_name).str.split("<").str[0]
+    names = sums["name"].map(short_kernel_name).str.replace("<.*", "<…>", regex=True)
     shown = [shorten(name, _LONGEST_NAME) for name in names]
     unique = (sums.index + 1).astype(str) + ". " + shown
     texts, counts = sums["ms"].map(number), sums["count"].map("{:,}".format)

@@ -101,7 +101,9 @@ class Lines:
         is_number = _is_number(points[across])
         scale = ", log scale" if is_number and points[across].min() > 0 else ""
         notes = [f"across: {axis_title(across)}{scale}", note]
-        points = sort_by(points, (across,)).assign(x=points[across])
+        points = sort_by(points, (across,))
+        # Numbers of Python, which a specification can hold, not those of NumPy.
+        points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
         names: dict[str, list[str]] = {}
         for role, axis, most in (("part", colour, MOST_COLOURS), ("panel", panel, MOST_PANELS)):
             values, few = some_of(axis, points, most)

@@ -11,10 +11,13 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,6 +25,7 @@ from markupsafe import Markup, escape
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import shell_command
+from orchestrator.report.charts.memory_timeline import role_colours
 from orchestrator.report.charts.registry import Figure
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
@@ -29,6 +33,7 @@ from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
+from orchestrator.report.text.cell_names import NAME, axis_title, setting_text
 from orchestrator.report.text.heat_map import heat_map
 from orchestrator.report.text.leads import counts_by_status, headline
 from orchestrator.report.text.provenance import labelled, measured_days, values_of
@@ -36,9 +41,22 @@ from orchestrator.report.text.provenance import labelled, measured_days, values_
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
 _MOST_ANSWERS, _MOST_COMMANDS = 5, 8
-_PHONE_COLUMNS = 4
-# Axes that readers filter by, besides those that vary.
-_FILTERS = ("run", "name", "precision", "compile", "attention", "pass", "status")
+# Pixels of a phone for a table, of a letter in it, and of the space around a column.
+_PHONE, _LETTER, _SPACE = 358, 8.6, 8
+# Columns of all cells if they vary, before other axes that do.
+_FIRST = (
+    "run",
+    "what",
+    "name",
+    "context_length",
+    "precision",
+    "compile",
+    "attention",
+    "batch_size",
+)
+_AXES = {"name": NAME, "context_length": "context"}
+_COVERED = ("seed", "model", "size", "d_head", "pass")  # by the columns of the model and `what`
+_MOST_AXES = 8  # columns of all cells besides two measures; one more holds the values of other axes
 _LIBRARY = Path(__file__).parent / "vendor"
 
 
@@ -74,6 +92,7 @@ def to_html(
         "run": report.run_argument,
         **cell_columns(results),
     }
+    data |= {"roles": role_colours(results.live()), **_columns_of_cells(data)}
     found = sections(results, report.figures, report.pages)
     environment = _environment()
     script = environment.get_template("page.js").render()
@@ -91,8 +110,9 @@ def to_html(
         grid=grid,
         sections=found,
         links={section.question.name for section in found},
-        filters=[name for name in _FILTERS if name in data["columns"] or name in data["axes"]],
+        filters=[name for name, _ in data["shown"] if name != "what"] + ["status"],
         count=len(results.cells),
+        same=data["same"],
         run=report.run_argument,
         citation=_citation(results),
         commands=_commands(results),
@@ -129,14 +149,56 @@ def _policy_digest(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
+def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of the table of all cells: those that vary, and what all cells share.
+
+    more: name, title and usual value of the axes whose other values share the last column.
+    """
+    known = {**cells["columns"], **cells["axes"]}
+    indices = {
+        name: column["i"] if "w" in column else column["v"] for name, column in known.items()
+    }
+    varying = {name for name, values in indices.items() if len(set(values)) > 1} | {"name"}
+    if varying & {"task", "pass"}:
+        varying.add("what")
+    names = [name for name in dict.fromkeys((*_FIRST, *cells["axes"])) if name not in _COVERED]
+    shown = [(name, axis_title(_AXES.get(name, name))) for name in names if name in varying]
+    more = []
+    for name, title in shown[_MOST_AXES:]:
+        ((usual, _),) = Counter(index for index in indices[name] if index != -1).most_common(1)
+        more.append((name, title, known[name]["w"][usual]))
+    same = []
+    for name in ("pass", *names):
+        if name in known and name not in (*varying, "run") and indices[name][:1] not in ([], [-1]):
+            word = known[name]["w"][indices[name][0]] if "w" in known[name] else indices[name][0]
+            same += [setting_text(name, word)] if name in ("pass", *_FIRST) else []
+    return {"shown": shown[:_MOST_AXES], "more": more, "same": ", ".join(same)}
+
+
 def _columns_of(view: TableView) -> list[dict[str, str]]:
-    """Return title and style of each column. A phone hides the wide ones."""
+    """Return title and style of each column. A phone hides the wide ones, which have no room."""
+    shown = view.rows or [[]]
     columns = [{"title": title, "style": "text"} for title in view.key_titles]
-    order = sorted(range(len(view.measures)), key=lambda index: view.measures[index].priority)
-    on_phones = order[: max(_PHONE_COLUMNS - len(columns), 1)]
+    widths = []
+    for title, entries in zip(view.header, zip(*shown, strict=True), strict=False):
+        words = [*title.split(), *chain(*(f"{one.text}† {one.spread}".split() for one in entries))]
+        widths.append(_LETTER * max(map(len, words), default=0) + _SPACE)
+    groups = [measure.group for measure in view.measures]
+    # Of the compared values the last one matters most, then the baseline, which is the first.
+    ranks = {group: index for index, group in enumerate(dict.fromkeys([*groups[-1:], *groups]))}
+    order = sorted(
+        range(len(view.measures)),
+        key=lambda index: (view.measures[index].priority, ranks[groups[index]]),
+    )
+    room, on_phones = _PHONE - sum(widths[: len(columns)]), set(order[:1])
+    for index in order:
+        if widths[len(view.keys) + index :]:
+            room -= widths[len(view.keys) + index]
+        if room < 0:
+            break
+        on_phones.add(index)
     for index, measure in enumerate(view.measures):
-        styles = ["text"] if measure.is_text else []
-        styles += [] if index in on_phones else ["wide"]
+        styles = ["text"] * measure.is_text + ["wide"] * (index not in on_phones)
         columns.append({"title": measure.title, "style": " ".join(styles)})
     return columns
 

@@ -129,6 +129,11 @@ class HeatMap:
     has_failures: bool
     is_bound_known: bool
 
+    @property
+    def is_usual(self) -> bool:
+        """True if the headings of rows and columns say of what they are: models and contexts."""
+        return (self.row_title, self.column_title) == (axis_title(NAME), axis_title(LENGTH))
+
     def first_view(self, place: Sequence[int], measure: str = "") -> HeatCell:
         """Return what a place shows before a switch is used, of a measure or of the first one."""
         views = self.views.get(_position(place, [one.options[0][0] for one in self.switches]), {})

@@ -125,7 +125,7 @@ def test_the_speed_up_of_compiling_is_a_ratio_with_an_interval() -> None:
     assert drawn("compile-speed-up", results_of(*eager)) is None
 
 
-def test_the_speed_up_of_a_precision_has_a_row_for_each_size_and_context() -> None:
+def test_the_speed_up_of_a_precision_has_a_panel_for_each_size_with_one_scale() -> None:
     rows = [
         {"size": size, "context_length": n, "precision": precision, "step_ms_median": ms}
         for size in ("xl", "small")
@@ -133,11 +133,15 @@ def test_the_speed_up_of_a_precision_has_a_row_for_each_size_and_context() -> No
         for precision, ms in (("fp32", 100.0), ("bf16", 25.0))
     ]
     chart = drawn("precision-speed-up", results_of(*rows))
-    (panel,) = chart.panels
-    assert panel["title"] == "bf16 over fp32"
-    names = [point["row"] for point in values_of(panel)]
-    assert names == ["small  128", "small  512", "xl  128", "xl  512"]
-    assert {point["shown"] for point in values_of(panel)} == {4.0}
+    assert [panel["title"] for panel in chart.panels] == ["small", "xl"]
+    for panel in chart.panels:
+        points = values_of(panel)
+        assert [(one["x"], one["part"], one["shown"]) for one in points] == [
+            (128, "bf16", 4.0), (512, "bf16", 4.0),
+        ]  # fmt: skip
+    scales = {json.dumps(panel["layer"][1]["encoding"]["y"]["scale"]) for panel in chart.panels}
+    assert len(scales) == 1  # so that panels can be compared
+    assert "as fast as in fp32" in [one.text for one in chart.legend if one.mark == "dash"]
 
 
 def kernel(cell: str, name: str, ms: float, of: str = "GEMM") -> dict[str, Any]:

@@ -88,8 +88,11 @@ def test_texts_of_somebody_else_run_nothing(opened: Any, tmp_path: Path) -> None
         rows = run.read(table)
         if table == "attempts":
             texts = [
-                json.dumps({**json.loads(text), "precision": harm, "attention": harm, "pass": harm})
-                for text in rows["params"]
+                json.dumps(
+                    {**json.loads(text), "precision": f"{harm}{index % 2}", "attention": harm}
+                    | {"pass": harm}
+                )
+                for index, text in enumerate(rows["params"])
             ]
             rows = rows.assign(params=texts, contents=None)
         received_tables[table] = rows
@@ -101,10 +104,11 @@ def test_texts_of_somebody_else_run_nothing(opened: Any, tmp_path: Path) -> None
     opened.get("about:blank")
     opened.get(path.as_uri())
     show_all_cells(opened)
-    wait(
-        opened, f"document.querySelector('#all td:nth-child(4)').textContent === {json.dumps(harm)}"
-    )
-    opened.execute_script("document.querySelector('#all th:nth-child(4)').click()")
+    place = column_of(opened, "precision")
+    shown = f"document.querySelector('#all td:nth-child({place})').textContent"
+    wait(opened, f"{shown} === {json.dumps(harm + '0')}")
+    assert f"all cells: {harm}" in opened.find_element("css selector", "#cells .key").text
+    opened.execute_script(f"document.querySelector('#all th:nth-child({place})').click()")
     assert opened.title != "harmed"
     assert opened.get_log("browser") == []
 
@@ -130,6 +134,13 @@ def wait(browser: Any, script: str) -> Any:
 def show_all_cells(browser: Any) -> None:
     browser.execute_script("document.getElementById('cells').scrollIntoView()")
     wait(browser, "document.querySelectorAll('#all tbody tr').length === 25")
+
+
+def column_of(browser: Any, title: str) -> int:
+    """Return the number of a column of all cells, from 1."""
+    titles = "[...document.querySelectorAll('#all th')].map((one) => one.textContent.trim())"
+    found: list[str] = browser.execute_script(f"return {titles}")
+    return found.index(title) + 1
 
 
 def count_of_cells(browser: Any) -> str:
@@ -250,7 +261,8 @@ def test_sizes_sort_from_small_to_large_and_missing_times_are_last(browser: Any)
     )
     sizes = [name for name in names if name]
     assert sizes == ["small", "medium", "large", "xl", "2.7B", "10B"]
-    head = browser.find_element("css selector", "#all th:nth-child(7) [role=button]")
+    place = column_of(browser, "ms")
+    head = browser.find_element("css selector", f"#all th:nth-child({place}) [role=button]")
     browser.execute_script("arguments[0].click()", head)
     times = browser.execute_script(
         "return new DataTable('#all').rows({order: 'applied'}).data().toArray().map((one) => one.step ?? null)"
@@ -283,9 +295,10 @@ def test_the_limit_switch_shows_where_memory_ran_out(browser: Any) -> None:
     script = (
         "[...document.querySelectorAll('.heat a.bad')].map((one) => one.getAttribute('aria-label'))"
     )
+    cell = "xl, context 1,024, limit 40 GiB, run oom-map"
     labels = wait(browser, f"({script}).length ? {script} : null")
-    assert "xl, context 1,024, fp32, eager, training step: out of memory in forward" in labels
-    assert "xl, context 1,024, bf16, eager, training step: out of memory in forward" in labels
+    assert f"{cell}, fp32, eager, training step: out of memory in forward" in labels
+    assert f"{cell}, bf16, eager, training step: out of memory in forward" in labels
 
 
 def test_the_switches_show_what_the_first_view_shows(browser: Any) -> None:
