@@ -89,7 +89,7 @@ class Lines:
         across, colour, panel = self._axes(points, results.axes)
         if not across:
             return None
-        dash = ["compile"] * self.dashed
+        dash = ["compile"] * (self.dashed and points["compile"].nunique() > 1)
         shown = list(filter(None, dict.fromkeys((across, colour, panel, *dash))))
         points, note = choose_slice(points, results.axes, shown)
         points = points[points[across].notna()]
@@ -98,9 +98,12 @@ class Lines:
         points = points[by_line[across].transform("nunique") > 1]
         if points.empty:
             return None
-        is_number = _is_number(points[across])
-        scale = ", log scale" if is_number and points[across].min() > 0 else ""
-        notes = [f"across: {axis_title(across)}{scale}", note]
+        scales = {"across": _is_log(points[across]), "upwards": self.is_log}
+        logs = [name for name, is_log in scales.items() if is_log]
+        notes = [
+            "log scales" if len(logs) == 2 else "".join(f"log scale {name}" for name in logs),
+            note,
+        ]
         points = sort_by(points, (across,))
         # Numbers of Python, which a specification can hold, not those of NumPy.
         points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
@@ -134,7 +137,8 @@ class Lines:
         chosen = []
         for axis in (self.colour, self.panel):
             is_open = axis not in free or axis == across
-            chosen.append(next(unused, axis) if is_open else axis)
+            # All cells of a chart are of one task.
+            chosen.append(next(unused, "task" if axis == across else axis) if is_open else axis)
         return across, *chosen
 
     def draw(
@@ -196,16 +200,20 @@ class Lines:
 
 def _across(values: pd.Series[Any], title: str) -> Channel:
     """Return the channel of the horizontal axis: logarithmic if all values are positive numbers."""
-    axis = {"labelAngle": 0, "labelOverlap": True, "labelSeparation": 4, "grid": False}
+    axis = {"labelAngle": 0, "labelOverlap": True, "labelSeparation": 8, "grid": False}
     ticks = values.drop_duplicates().to_list()
     if not _is_number(values):
         return channel("x:N", sort=ticks, title=title, scale={"domain": ticks}, axis=axis)
-    low, high = float(min(ticks)), float(max(ticks))
-    pad = (high / low) ** _MARGIN if low > 0 else (high - low) * _MARGIN
-    domain = [low / pad, high * pad] if low > 0 else [low - pad, high + pad]
-    scale = {"type": "log" if low > 0 else "linear", "domain": domain, "nice": False, "zero": False}
+    low, high, is_log = float(min(ticks)), float(max(ticks)), _is_log(values)
+    pad = (high / low) ** _MARGIN if is_log else (high - low) * _MARGIN
+    domain = [low / pad, high * pad] if is_log else [low - pad, high + pad]
+    scale = {"type": "log" if is_log else "linear", "domain": domain, "nice": False, "zero": False}
     axis |= {"values": ticks, "format": NUMBER_FORMAT if high < _HUGE else "~s"}
     return channel("x:Q", title=title, scale=scale, axis=axis)
+
+
+def _is_log(values: pd.Series[Any]) -> bool:
+    return _is_number(values) and bool(values.min() > 0)
 
 
 def _is_number(values: pd.Series[Any]) -> bool:
@@ -333,7 +341,7 @@ def over_commits(results: Results) -> Drawn | None:
         x=runs,
         dash="",
         part=[", ".join(text) or name for text, name in zip(texts, points[NAME], strict=True)],
-        scope=pd.Series(scopes_of(points, free)) + ", " + runs + "," + values,
+        scope=pd.Series(scopes_of(points, free)) + ", " + runs + ", " + values,
     )
     numbers = points.columns.intersection(list(_NUMBERS))
     first = points.groupby(["panel", "own"])["shown"].transform("first")

@@ -58,14 +58,14 @@ PLOTS: tuple[Plot, ...] = (
         "step-time",
         "time",
         "Step time",
-        "median ms of a step, log scale; bars: 95% interval",
+        "median ms of a step; bars: 95% interval",
         Lines(step_times("train_step"), " ms", "ms of a step"),
     ),
     Plot(
         "precision-speed-up",
         "time",
         "Speed-up over fp32",
-        "times as fast as in fp32, log scale; bars: interval from both medians",
+        "times as fast as in fp32; bars: interval from both medians",
         Lines(ratios("precision", "fp32", _NARROW), RATIO, "times as fast as in fp32"),
     ),
     Plot(
@@ -101,7 +101,7 @@ PLOTS: tuple[Plot, ...] = (
         "compile-speed-up",
         "compile",
         "Speed-up of compiled steps",
-        "times as fast as eager, log scale; bars: interval from both medians",
+        "times as fast as eager; bars: interval from both medians",
         Lines(
             ratios("compile", "eager", ("blocks", "model")),
             RATIO,
@@ -135,7 +135,7 @@ PLOTS: tuple[Plot, ...] = (
         "attention-scaling",
         "attention",
         "Attention",
-        "median ms, log scale; n^: exponent of the three longest contexts",
+        "median ms; n^: exponent of the three longest contexts",
         Lines(step_times("attention"), " ms", "ms", colour="attention", has_slopes=True),
     ),
 )

@@ -24,7 +24,7 @@ NAME = "model_name"  # column with the name of a cell's model, which charts and 
 NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
 NAME_COLUMNS = (*dict(NAMING), "task")
 SCOPE_COLUMNS = (*NAME_COLUMNS, LENGTH, "precision", "compile", "pass")
-_PLAIN = (NAME, "precision", "compile", "pass")  # axes whose values say of what they are
+_PLAIN = (NAME, "task", "precision", "compile", "pass")  # axes whose values say of what they are
 _TITLES = {NAME: "model", "memory_limit_gib": "memory limit", "compile": "code"}
 
 

@@ -161,7 +161,7 @@ const showAllCells = once(async () => {
     if (name === "context_length") return column(title, name, style, (value) => value?.toLocaleString("en") ?? "–");
     return column(title, name, `text${style}${name === "what" ? " whole-words" : ""}`);
   });
-  if (more.length) shown.push({ title: "more", className: "text wide", orderable: false, data: (cell, type) => (type === "display" ? element("small", settings(cell, more).map(([title, value]) => `${title} ${value}`).join(", ")) : "") });
+  if (more.length) shown.push({ title: "other settings", className: "text wide", orderable: false, data: (cell, type) => (type === "display" ? element("small", settings(cell, more).map(([title, value]) => `${title} ${value}`).join(", ")) : "") });
   shown.push({ ...column("ms", "step", "", (value, cell) => timeOf(cell)) }, column("peak GiB", "peak", "", (value) => number(value)));
   const haystacks = cells.map((cell) => Object.values({ ...cell, ...cell.axes, title: "", axes: "" }).map((value) => String(value).toLowerCase()));
   const filters = find("#filters").dataset.filters.split(" ");
@@ -301,12 +301,14 @@ function section(title, values) {
   if (!known.length) return [];
   const list = document.createElement("dl");
   for (const [name, value] of known) list.append(element("dt", name.replaceAll("_", " ")), element("dd", String(value)));
-  return [element("h3", title), list];
+  const heading = element("h3", title);
+  if (title === "Set-up") heading.id = "set-up";
+  return [heading, list];
 }
 
 function describeDetails(cell, { attempts, samples, live, log }, roles) {
   const parts = [];
-  if (live) parts.push(element("h3", "Live memory during a step"), timeline(live, roles));
+  if (live) find("#set-up").before(element("h3", "Live memory during a step"), timeline(live, roles));
   if (samples?.length > 1) parts.push(element("h3", `The ${samples.length} measured steps, ms`), strip(samples, cell));
   for (const attempt of attempts) {
     const hasEvidence = Object.keys(attempt.evidence).length > 0;
@@ -348,7 +350,8 @@ function strip(samples, cell) {
 
 // ---- live memory of a cell, which a reader can zoom
 function timeline({ at, phases, roles: curves }, colours) {
-  const [left, right, top, bottom, width, height] = [44, 6, 14, 22, 520, 240];
+  const [left, right, top, bottom, height] = [44, 6, 14, 22, 240];
+  const width = innerWidth < 560 ? 340 : 520; // so that letters are not scaled
   const names = Object.keys(colours).filter((role) => curves[role]);
   const totals = at.map((_, index) => names.reduce((sum, role) => sum + curves[role][index], 0));
   const [begin, end] = [at[0], at.at(-1) > at[0] ? at.at(-1) : at[0] + 1];
