@@ -57,11 +57,15 @@ _SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
 _MARGIN = 0.06  # between the first point and the axis, as a share of the width
 _DASHED = [4, 3]
 _HUGE = 1e6  # longer numbers are abbreviated on the horizontal axis
-_FUSED, _UNFUSED = "bf16", "fp32"  # colours of implementations of attention
-_KERNEL_LEGEND = (
-    LegendEntry("full", "one fused kernel", _FUSED),
-    LegendEntry("full", "separate kernels", _UNFUSED),
-)
+# Which scales are logarithmic: the horizontal and the vertical one.
+_SCALES = {
+    (True, True): "log scales",
+    (True, False): "log scale across",
+    (False, True): "log scale upwards",
+    (False, False): "",
+}
+# Implementations of attention, with the colours of their points.
+_KERNELS = {"one fused kernel": "bf16", "separate kernels": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ class Lines:
 
     unit: if it is RATIO, a line goes across at 1. title: of the vertical axis. colour, panel: axes;
     one that does not vary gives way to another that does. dashed: the eager lines are dashed. top:
-    of a linear scale. has_zero: a linear scale begins there. has_slopes: the exponent stands at the end of a line.
+    of a linear scale. has_zero: a linear scale begins at 0. has_slopes: the exponent stands at the
+    end of a line.
     """
 
     points: Points
@@ -98,12 +103,7 @@ class Lines:
         points = points[by_line[across].transform("nunique") > 1]
         if points.empty:
             return None
-        scales = {"across": _is_log(points[across]), "upwards": self.is_log}
-        logs = [name for name, is_log in scales.items() if is_log]
-        notes = [
-            "log scales" if len(logs) == 2 else "".join(f"log scale {name}" for name in logs),
-            note,
-        ]
+        notes = [_SCALES[_is_log(points[across]), self.is_log], note]
         points = sort_by(points, (across,))
         # Numbers of Python, which a specification can hold, not those of NumPy.
         points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
@@ -134,12 +134,13 @@ class Lines:
         if across not in free:
             return "", "", ""
         unused = iter([axis for axis in left if axis not in (across, NAME)])
-        chosen = []
-        for axis in (self.colour, self.panel):
-            is_open = axis not in free or axis == across
-            # All cells of a chart are of one task.
-            chosen.append(next(unused, "task" if axis == across else axis) if is_open else axis)
-        return across, *chosen
+
+        def free_or_other(axis: str) -> str:
+            if axis in free and axis != across:
+                return axis
+            return next(unused, "task" if axis == across else axis)  # all are of one task
+
+        return across, free_or_other(self.colour), free_or_other(self.panel)
 
     def draw(
         self,
@@ -200,7 +201,8 @@ class Lines:
 
 def _across(values: pd.Series[Any], title: str) -> Channel:
     """Return the channel of the horizontal axis: logarithmic if all values are positive numbers."""
-    axis = {"labelAngle": 0, "labelOverlap": True, "labelSeparation": 8, "grid": False}
+    axis: dict[str, object] = {"labelAngle": 0}
+    axis |= {"labelOverlap": True, "labelSeparation": 8, "grid": False}
     ticks = values.drop_duplicates().to_list()
     if not _is_number(values):
         return channel("x:N", sort=ticks, title=title, scale={"domain": ticks}, axis=axis)
@@ -268,42 +270,40 @@ def _slopes(own: pd.DataFrame, shared: Mapping[str, Channel]) -> list[Layer]:
 
 def attention_dots(results: Results) -> Drawn | None:
     """Return time and peak of each implementation at the longest context with most of them."""
-    panels, note, bound = [], "", []
     peaks = of_column("attention", "peak_allocated_bytes", scale=1 / GIB)
-    context = None
-    for title, points in (("ms", step_times("attention")), ("peak GiB", peaks)):
+    shown, note, context = {}, "", None
+    for unit, points in (("ms", step_times("attention")), ("GiB", peaks)):
         cells = points(results)
-        if cells.empty:
-            continue
-        context = context or fullest_context(cells, "attention")
-        cells = cells[cells[LENGTH] == context]
-        cells, note = choose_slice(cells, results.axes, ["attention"])
-        if len(cells) > 1:
-            cells = sort_by(cells, ("attention",))
-            panels.append({**_dots(cells, title), "title": f"{title}, context {context:,}"})
-            bound.append(cells)
-    if not panels:
-        return None
-    every = pd.concat(bound, ignore_index=True)
-    return Drawn(panels, [*_KERNEL_LEGEND, *bound_legend(every)], note)
+        if len(cells):
+            context = context or fullest_context(cells, "attention")
+            cells = cells[cells[LENGTH] == context]
+            cells, note = choose_slice(cells, results.axes, ["attention"])
+            shown[unit] = sort_by(cells, ("attention",))
+    panels = []
+    for unit, cells in shown.items():
+        title = f"{'peak ' * (unit == 'GiB')}{unit}, context {context:,}"
+        panels += [{**_dots(cells, unit), "title": title}] * (len(cells) > 1)
+    bound = bound_legend(pd.concat(shown.values())) if shown else ()
+    return Drawn(panels, [*legend("box", _KERNELS), *bound], note)
 
 
-def _dots(cells: pd.DataFrame, title: str) -> Panel:
+def _dots(cells: pd.DataFrame, unit: str) -> Panel:
     """Return a dot with its interval for each implementation of attention, on a logarithmic axis."""
-    cells = cells.assign(scope=scopes_of(cells, ["attention"]))
-    data = _mark_data(cells, f" {title}" if title == "ms" else " GiB")
+    fused, separate = _KERNELS
+    kinds = np.where(cells["attention"].isin(FUSED), fused, separate)
+    data = cells.assign(scope=scopes_of(cells, ["attention"]), kind=kinds)
+    data = _mark_data(data, f" {unit}")
     order = list(data["attention"])
     scale, ticks = log_scale(_numbers(data))
     axis = {"values": ticks, "format": NUMBER_FORMAT}
-    colours = {name: _FUSED if name in FUSED else _UNFUSED for name in order}
     shared = {
-        "x": channel("shown:Q", title=title, scale=scale, axis=axis),
+        "x": channel("shown:Q", title=unit, scale=scale, axis=axis),
         "y": channel("attention:N", sort=order, title=None, axis={"labelLimit": 140}),
-        "color": {**colour_channel("attention:N", colours), "legend": None},
+        "color": colour_channel("kind:N", _KERNELS),
     }
-    chosen = ["attention", "label", "href", "hollow", *_NUMBERS]
+    rows = data_of(data, ["attention", "kind", "label", "href", "hollow", *_NUMBERS])
     size = {"width": _WIDTHS[2], "height": max(15 * len(order), 60)}
-    return with_data(data_of(data, chosen), {"layer": _points(data, shared, "x"), **size})
+    return with_data(rows, {"layer": _points(data, shared, "x"), **size})
 
 
 def _numbers(points: pd.DataFrame) -> pd.Series[float]:

@@ -7,6 +7,7 @@ they merge, so that no peak is lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,9 +65,9 @@ def role_colours(live: pd.DataFrame) -> dict[str, str]:
     return dict(zip((role for role in ROLES if role in occurring), _COLOURS, strict=False))
 
 
-def timelines(live: pd.DataFrame) -> dict[str, dict[str, object]]:
+def timelines(live: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Return for each cell the moments in ms, the begin of each phase, and MiB by role."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     each = _ALL_POINTS // max(live["cell"].nunique(), 1)
     for cell, own in live.groupby("cell"):
         curves = _highest(own, min(max(each, _FEWEST_POINTS), _MOST_POINTS))

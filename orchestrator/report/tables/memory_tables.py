@@ -84,7 +84,7 @@ def by_context(results: Results) -> TableGrid:
     for group in groups(results.cells, axes):
         entries = {row[_LENGTH]: show.memory_need(row) for row in group}
         found.append((group[0], [entries.get(length, MISSING) for length in lengths]))
-    return grid_of(axes, (), map(str, lengths), found)
+    return grid_of(axes, (), map("context {}".format, lengths), found)
 
 
 def _moments(results: Results, allocations: pd.DataFrame) -> Iterator[tuple[Row, str, str]]:
