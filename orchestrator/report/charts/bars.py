@@ -43,7 +43,7 @@ from tasks.spec.tables import OUTSIDE_OPERATORS
 _WIDTH = 330
 _ROW = 26  # pixels of a bar
 _MOST_ROWS, _MOST_PANELS, _TOP = 8, 4, 10
-_MOST_AXES = 2  # of which a row has values
+_MOST_AXES = 2  # that name a bar
 _LONGEST_NAME = 36  # characters of a kernel's name
 _NEAR = 1.15  # a GPU with up to this much more memory than the largest peak is marked
 _OTHER = "other"
@@ -83,10 +83,7 @@ def kernel_classes(results: Results) -> Drawn | None:
     own = own.assign(part=parts.fillna(_OTHER))
     panels = []
     names, few = some_of(NAME, cells, _MOST_PANELS)
-    order, few_rows = list(dict.fromkeys(cells["variant"])), ""
-    if len(order) > _MOST_ROWS:
-        few_rows = f"{_MOST_ROWS} of {len(order)} bars"
-        order = order[:_MOST_ROWS]
+    order, few_bars = _order(cells)
     for name in names:
         rows = own[(own[NAME] == name) & own["variant"].isin(order)]
         by_part = rows.groupby(["variant", KEY, "scope", "part"], sort=False)
@@ -98,7 +95,7 @@ def kernel_classes(results: Results) -> Drawn | None:
         panels.append({"layer": layers, "title": title, **size})
     occurring = set(own["part"])
     colours = {part: colour for part, colour in _CLASS_COLOURS.items() if part in occurring}
-    notes = "; ".join(filter(None, (note, few, few_rows)))
+    notes = "; ".join(filter(None, (note, few, few_bars)))
     return Drawn(panels, legend("box", colours), notes)
 
 
@@ -120,10 +117,7 @@ def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     cells = cells[counts == counts.groupby(cells[NAME]).transform("max")]
     cells = cells[cells[LENGTH] == cells.groupby(NAME)[LENGTH].transform("max")]
     cells = sort_by(cells, variants)
-    texts = cells[list(variants)].apply(
-        lambda row: " ".join(map(setting_text, variants, row)), axis=1
-    )
-    return kernels, cells.assign(variant=texts, scope=scopes_of(cells, variants)), note
+    return kernels, _named(cells, variants), note
 
 
 def _row_axes(cells: pd.DataFrame, results: Results, usual: tuple[str, ...]) -> tuple[str, ...]:
@@ -134,6 +128,20 @@ def _row_axes(cells: pd.DataFrame, results: Results, usual: tuple[str, ...]) -> 
         return usual
     left = [axis for axis in free if axis not in (NAME, LENGTH, "precision")]
     return tuple(left[:_MOST_AXES]) or usual
+
+
+def _named(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+    """Return the cells with the names of their bars, and their settings."""
+    rows = cells[list(axes)].to_dict("records")
+    names = [" ".join(setting_text(axis, row[axis]) for axis in axes) for row in rows]
+    return cells.assign(variant=names, scope=scopes_of(cells, axes))
+
+
+def _order(cells: pd.DataFrame) -> tuple[list[str], str]:
+    """Return the names of at most as many bars as there is room for, and a note on the others."""
+    names = list(dict.fromkeys(cells["variant"]))
+    few = f"{_MOST_ROWS} of {len(names)} bars" if len(names) > _MOST_ROWS else ""
+    return evenly(names, _MOST_ROWS), few
 
 
 def _stacked(
@@ -224,11 +232,8 @@ def memory_parts(results: Results) -> Drawn | None:
     axes = [axis for axis in results.axes if axis not in TIMING_AXES]
     cells, note = choose_slice(cells, axes, list(dict.fromkeys((*rows, NAME, LENGTH, "precision"))))
     context = fullest_context(cells, "cell")
-    cells = sort_by(cells[cells[LENGTH] == context], rows)
-    texts = cells[list(rows)].apply(lambda row: " ".join(map(setting_text, rows, row)), axis=1)
-    cells = cells.assign(variant=texts, scope=scopes_of(cells, rows))
-    order = evenly(list(dict.fromkeys(texts)), _MOST_ROWS)
-    few = f"{len(order)} of {texts.nunique()} bars" if len(order) < texts.nunique() else ""
+    cells = _named(sort_by(cells[cells[LENGTH] == context], rows), rows)
+    order, few = _order(cells)
     cells = cells[cells["variant"].isin(order)]
     panels = []
     precisions, few_panels = some_of("precision", cells, 2)

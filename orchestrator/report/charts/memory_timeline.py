@@ -82,7 +82,7 @@ def timelines(live: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def _highest(live: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return the bytes of each role at no more moments, each the highest of its interval."""
+    """Return the bytes of each role at most at `most` moments, the highest of their intervals."""
     curves = live.pivot_table(index=_MOMENT, columns="role", values="live_bytes", fill_value=0)
     curves = curves[[role for role in ROLES if role in curves]]
     phases = curves.index.get_level_values("phase")

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from orchestrator.analysis.axes import RUN
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import shell_command
 from orchestrator.report.charts.memory_timeline import role_colours
@@ -30,7 +30,7 @@ from orchestrator.report.charts.registry import Figure
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.sections import sections
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.table import RenderedTable, columns_of
 from orchestrator.report.tables.views import TableView, view_of
 from orchestrator.report.text.answers import Answer
 from orchestrator.report.text.cell_names import NAME, axis_title, setting_text
@@ -168,35 +168,30 @@ def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
         ((usual, _),) = Counter(index for index in indices[name] if index != -1).most_common(1)
         more.append((name, title, known[name]["w"][usual]))
     same = []
-    for name in ("pass", *names):
-        if name in known and name not in (*varying, "run") and indices[name][:1] not in ([], [-1]):
-            word = known[name]["w"][indices[name][0]] if "w" in known[name] else indices[name][0]
-            same += [setting_text(name, word)] if name in ("pass", *_FIRST) else []
+    for name in ("pass", *_FIRST):
+        first = next(iter(indices.get(name, ())), -1)
+        if name not in (*varying, RUN) and first != -1:
+            word = known[name]["w"][first] if "w" in known[name] else first
+            same.append(setting_text(name, word))
     return {"shown": shown[:_MOST_AXES], "more": more, "same": ", ".join(same)}
 
 
 def _columns_of(view: TableView) -> list[dict[str, str]]:
     """Return title and style of each column. A phone hides the wide ones, which have no room."""
-    shown = view.rows or [[]]
-    columns = [{"title": title, "style": "text"} for title in view.key_titles]
     widths = []
-    for title, entries in zip(view.header, zip(*shown, strict=True), strict=False):
-        words = [*title.split(), *chain(*(f"{one.text}† {one.spread}".split() for one in entries))]
-        widths.append(_LETTER * max(map(len, words), default=0) + _SPACE)
+    for title, entries in zip(view.header, columns_of(view.rows, len(view.header)), strict=True):
+        texts = [title, *(f"{entry.text}† {entry.spread}" for entry in entries)]
+        widths.append(_LETTER * max(map(len, " ".join(texts).split())) + _SPACE)
     groups = [measure.group for measure in view.measures]
     # Of the compared values the last one matters most, then the baseline, which is the first.
-    ranks = {group: index for index, group in enumerate(dict.fromkeys([*groups[-1:], *groups]))}
-    order = sorted(
-        range(len(view.measures)),
-        key=lambda index: (view.measures[index].priority, ranks[groups[index]]),
-    )
-    room, on_phones = _PHONE - sum(widths[: len(columns)]), set(order[:1])
-    for index in order:
-        if widths[len(view.keys) + index :]:
-            room -= widths[len(view.keys) + index]
-        if room < 0:
-            break
-        on_phones.add(index)
+    ranks = {group: rank for rank, group in enumerate(dict.fromkeys([*groups[-1:], *groups]))}
+    by_priority = sorted((one.priority, ranks[one.group], n) for n, one in enumerate(view.measures))
+    room, on_phones = _PHONE - sum(widths[: len(view.keys)]), set[int]()
+    for _, _, index in by_priority:
+        room -= widths[len(view.keys) + index]
+        if room >= 0 or not on_phones:
+            on_phones.add(index)
+    columns = [{"title": title, "style": "text"} for title in view.key_titles]
     for index, measure in enumerate(view.measures):
         styles = ["text"] * measure.is_text + ["wide"] * (index not in on_phones)
         columns.append({"title": measure.title, "style": " ".join(styles)})
