@@ -45,7 +45,13 @@ from orchestrator.report.text.cell_names import (
     sort_by,
 )
 from orchestrator.report.text.numbers import number, rounded
-from orchestrator.report.text.slices import NOT_SHOWN, choose_slice, evenly, free_axes
+from orchestrator.report.text.slices import (
+    NOT_SHOWN,
+    choose_slice,
+    evenly,
+    free_axes,
+    shared_settings,
+)
 from tasks.spec.parameters import TIMING_AXES
 
 RATIO = "×"  # the unit of speed-ups
@@ -353,5 +359,6 @@ def over_commits(results: Results) -> Drawn | None:
     look = Lines(of_column("", ""), "× the first", "over the first", is_log=False, has_zero=False)
     drawn = look.draw(points, colours, list(tables), "run and commit, in order of time")
     hosts = points["host"].nunique()
-    note = f"{counted(len(names), 'cell')} on {counted(hosts, 'host')}"
+    count = f"{counted(len(names), 'cell')} on {counted(hosts, 'host')}"
+    note = ", ".join(filter(None, (count, shared_settings(points, free))))
     return replace(drawn, note=note)

@@ -121,7 +121,7 @@ PLOTS: tuple[Plot, ...] = (
         "memory-timeline",
         "memory",
         "Live memory during a step",
-        "requested GiB by role over the ms of a step; dashed: beginning of a phase; open one to zoom",
+        "requested GiB by role over the ms of a step; dashed: beginning of a phase",
         live_memory,
     ),
     Plot(
@@ -175,9 +175,10 @@ def _specs(figure: Figure) -> list[dict[str, object]]:
     # Vega draws the legend of colours only.
     signs = [f"{_SIGNS[one.mark]} {one.text}" for one in drawn.legend if one.mark in _SIGNS]
     read = "; ".join(filter(None, (figure.plot.read, drawn.note)))
+    lines = list(filter(None, (read, " · ".join(signs))))
     whole = {
         "config": {**CONFIG, "background": "#ffffff"},
-        "title": {"text": figure.title, "subtitle": [read, "   ".join(signs)], "fontSize": 14},
+        "title": {"text": figure.title, "subtitle": lines, "fontSize": 14},
         "concat": drawn.panels,
         "columns": min(drawn.columns, 3),
         "resolve": {"scale": {"color": "shared"}},

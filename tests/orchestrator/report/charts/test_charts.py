@@ -195,7 +195,7 @@ def test_the_same_cells_are_lines_over_commits_in_the_order_of_time() -> None:
     assert (large["shown"], large["low"], large["high"]) == (1.05, 0.945, 1.155)
     assert "new 1bcdef0, 210 ms: 1.05× the first [0.945 to 1.16], GPU-bound" in large["label"]
     assert found["small", "newest"]["hollow"]
-    assert chart.note == "2 cells on 1 host"
+    assert chart.note == ("2 cells on 1 host, training step, fp32, eager, batch 4, naive attention")
     assert drawn("commits", of_commits({"xl": (200.0,)})) is None
 
 
@@ -275,7 +275,7 @@ def test_a_long_name_of_a_kernel_ends_in_an_ellipsis() -> None:
     kernels = pd.DataFrame([kernel("c0", name, 10.0 - n) for n, name in enumerate(names)])
     (panel,) = longest_kernels(results_of({}, kernels=kernels)).panels  # type: ignore[union-attr]
     shown = [bar["name"] for bar in values_of(panel)]
-    assert shown == ["1. sm80_xmma_gemm_f32f32_f32f32_f32_tn…", "2. cutlass::Kernel2<…>"]
+    assert shown == ["1. sm80_xmma_gemm_f32f32_f32f32_f3…", "2. cutlass::Kernel2<…>"]
     assert names[0] in values_of(panel)[0]["label"]
 
 
@@ -311,7 +311,7 @@ def test_a_panel_for_the_page_follows_the_theme_and_links_to_cells() -> None:
     assert ">bf16</text>" not in panel
     assert ">Step time by context length</text>" in figure.picture.svg
     # Its axes have titles, and its signs are explained; on the page, the caption does both.
-    for text in ("context length", "ms of a step", "● GPU-bound   ○ CPU-bound"):
+    for text in ("context length", "ms of a step", "● GPU-bound · ○ CPU-bound"):
         assert f">{text}</text>" in figure.picture.svg
         assert f">{text}</text>" not in panel
     assert "href" not in figure.picture.svg
