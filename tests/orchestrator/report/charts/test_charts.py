@@ -312,8 +312,8 @@ def test_a_panel_for_the_page_follows_the_theme_and_links_to_cells() -> None:
     assert ">Step time by context length</text>" in figure.picture.svg
     # Its axes have titles, and its signs are explained; on the page, the caption does both.
     for text in ("context length", "ms of a step", "● GPU-bound · ○ CPU-bound"):
-        assert f">{text}</text>" in figure.picture.svg
-        assert f">{text}</text>" not in panel
+        assert f">{text}</t" in figure.picture.svg
+        assert f">{text}</t" not in panel
     assert "href" not in figure.picture.svg
     assert "var(" not in figure.picture.svg
     assert figure.picture.png.startswith(b"\x89PNG")
