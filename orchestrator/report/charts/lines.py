@@ -103,6 +103,7 @@ class Lines:
         dash = ["compile"] * (self.dashed and points["compile"].nunique() > 1)
         shown = list(filter(None, dict.fromkeys((across, colour, panel, *dash))))
         points, note = choose_slice(points, results.axes, shown)
+        nowhere = int(points[across].isna().sum())
         points = points[points[across].notna()]
         # A line of a single point is invisible.
         by_line = points.groupby([colour, panel, *dash], dropna=False)
@@ -110,6 +111,9 @@ class Lines:
         if points.empty:
             return None
         notes = [_SCALES[_is_log(points[across]), self.is_log], note]
+        notes += [f"{counted(nowhere, 'cell')} without {axis_title(across)} left out"] * bool(
+            nowhere
+        )
         points = sort_by(points, (across,))
         # Numbers of Python, which a specification can hold, not those of NumPy.
         points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))

@@ -138,6 +138,13 @@ def test_arguments_of_a_model_are_the_axes_of_a_chart() -> None:
     assert "naive" not in chart.note  # a model of the user has its own attention
 
 
+def test_a_chart_counts_the_cells_that_have_no_place_on_its_axis() -> None:
+    rows = [{"size": None, "model": "gpt:GPT", "model_args.depth": n} for n in (None, 1, 2)]
+    chart = drawn("step-time", with_axes(results_of(*rows), "model", "model_args.depth"))
+    assert chart.note.endswith("1 cell without depth left out")
+    assert len(values_of(chart.panels[0])) == 2
+
+
 def test_contexts_are_where_their_logarithms_are() -> None:
     lengths = (256, 1024, 4096, 8192, 16384)
     rows = [
