@@ -41,8 +41,11 @@ from orchestrator.report.text.provenance import labelled, measured_days, values_
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
 _MOST_ANSWERS, _MOST_COMMANDS = 5, 8
-# Pixels of a phone for a table, of a letter in it, and of the space around a column.
-_PHONE, _LETTER, _SPACE = 358, 8.6, 8
+# Pixels for a table by the style of the columns that a narrower screen hides: of a phone, and of a
+# tablet with the same letters. Then those of a letter, and of the space around a column.
+_ROOM = {"wide": 358, "wider": 660}
+_LETTER, _SPACE = 8.6, 8
+_BREAKABLE = 16  # letters of a text from which on the page breaks words; see `long` in the template
 # Columns of all cells if they vary, before other axes that do.
 _FIRST = (
     "run",
@@ -177,24 +180,26 @@ def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns_of(view: TableView) -> list[dict[str, str]]:
-    """Return title and style of each column. A phone hides the wide ones, which have no room."""
+    """Return title and style of each column; narrow screens hide those without room."""
     widths = []
     for title, entries in zip(view.header, columns_of(view.rows, len(view.header)), strict=True):
-        texts = [title, *(f"{entry.text}† {entry.spread}" for entry in entries)]
+        whole = [entry for entry in entries if len(entry.text) <= _BREAKABLE]
+        texts = [title, *(f"{entry.text}† {entry.spread}" for entry in whole)]
         widths.append(_LETTER * max(map(len, " ".join(texts).split())) + _SPACE)
     groups = [measure.group for measure in view.measures]
     # Of the compared values the last one matters most, then the baseline, which is the first.
     ranks = {group: rank for rank, group in enumerate(dict.fromkeys([*groups[-1:], *groups]))}
     by_priority = sorted((one.priority, ranks[one.group], n) for n, one in enumerate(view.measures))
-    room, on_phones = _PHONE - sum(widths[: len(view.keys)]), set[int]()
-    for _, _, index in by_priority:
-        room -= widths[len(view.keys) + index]
-        if room >= 0 or not on_phones:
-            on_phones.add(index)
     columns = [{"title": title, "style": "text"} for title in view.key_titles]
-    for index, measure in enumerate(view.measures):
-        styles = ["text"] * measure.is_text + ["wide"] * (index not in on_phones)
-        columns.append({"title": measure.title, "style": " ".join(styles)})
+    for measure in view.measures:
+        columns.append({"title": measure.title, "style": "text" * measure.is_text})
+    for style, room in _ROOM.items():
+        room -= sum(widths[: len(view.keys)])
+        for _, _, index in by_priority:
+            room -= widths[len(view.keys) + index]
+            if room < 0 and index != by_priority[0][-1]:
+                column = columns[len(view.keys) + index]
+                column["style"] = f"{column['style']} {style}".strip()
     return columns
 
 
