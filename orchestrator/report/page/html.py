@@ -43,7 +43,7 @@ _DAY = "%d %b %Y"
 _MOST_ANSWERS, _MOST_COMMANDS = 5, 8
 # Pixels for a table by the style of the columns that a narrower screen hides: of a phone, and of a
 # tablet with the same letters. Then those of a letter, and of the space around a column.
-_ROOM = {"wide": 358, "wider": 660}
+_ROOM = {"wide": 358.0, "wider": 660.0}
 _LETTER, _SPACE = 8.6, 8
 _BREAKABLE = 16  # letters of a text from which on the page breaks words; see `long` in the template
 # Columns of all cells if they vary, before other axes that do.
