@@ -1,4 +1,4 @@
-"""Charts of bars and areas: kernels by class, the longest kernels, and parts of the memory."""
+"""Charts of bars: kernels by class, the longest kernels, and parts of the memory."""
 
 from __future__ import annotations
 
@@ -6,40 +6,46 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row
+from orchestrator.analysis.axes import MAIN, Row, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.chart import (
     Drawn,
     Layer,
+    LegendEntry,
     Panel,
     channel,
     colour_channel,
     data_of,
     legend,
     marks,
+    some_of,
     with_data,
 )
 from orchestrator.report.charts.measures import KEY, of_column
 from orchestrator.report.charts.theme import light
 from orchestrator.report.tables.formatters import short_kernel_name
 from orchestrator.report.text.cell_names import (
-    COMPILED,
     LENGTH,
     NAME,
     fullest_context,
     ordered,
-    scope_of,
     scopes_of,
+    setting_text,
     sort_by,
 )
 from orchestrator.report.text.numbers import number, rounded
-from orchestrator.report.text.slices import choose_slice, evenly
-from tasks.spec.tables import OUTSIDE_OPERATORS, ROLES
+from orchestrator.report.text.slices import NOT_SHOWN, choose_slice, evenly, free_axes
+from tasks.spec.messages import shorten
+from tasks.spec.parameters import TIMING_AXES
+from tasks.spec.tables import OUTSIDE_OPERATORS
 
-_WIDTH = 260
+_WIDTH = 330
 _ROW = 26  # pixels of a bar
 _MOST_ROWS, _MOST_PANELS, _TOP = 8, 4, 10
+_MOST_AXES = 2  # that name a bar
+_LONGEST_NAME = 32  # characters of a kernel's name
+_NEAR = 1.15  # a GPU with up to this much more memory than the largest peak is marked
 _OTHER = "other"
 _CLASSES: Mapping[str, tuple[str, str]] = {
     "GEMM": ("matrix products", "k1"),
@@ -65,7 +71,6 @@ _PARTS: Mapping[str, tuple[str, str]] = {
 _PART_COLOURS = dict(_PARTS.values())
 _PART_COLUMNS = {f"predicted_of_{name}_bytes": part for name, (part, _) in _PARTS.items()}
 _CARDS = (24, 40, 80, 140)  # GiB of common GPUs
-_ROLE_COLOURS = ("m1", "m2", "m3", "m5", "m6", "m4", "m7", "k5", "k4", "k2", "k3", "k6")
 
 
 def kernel_classes(results: Results) -> Drawn | None:
@@ -73,24 +78,25 @@ def kernel_classes(results: Results) -> Drawn | None:
     kernels, cells, note = _profiled(results)
     if cells.empty:
         return None
-    own = kernels.merge(cells[["cell", NAME, LENGTH, KEY, "variant", "scope"]], on="cell")
+    own = kernels.merge(cells[["cell", NAME, KEY, "variant", "scope"]], on="cell")
     parts = own["kernel_class"].map(_CLASSES).str[0]
     own = own.assign(part=parts.fillna(_OTHER))
     panels = []
-    for name in evenly(ordered(NAME, cells), _MOST_PANELS):
-        rows = own[own[NAME] == name]
+    names, few = some_of(NAME, cells, _MOST_PANELS)
+    order, few_bars = _order(cells)
+    for name in names:
+        rows = own[(own[NAME] == name) & own["variant"].isin(order)]
         by_part = rows.groupby(["variant", KEY, "scope", "part"], sort=False)
         bars = by_part["ms"].sum().reset_index(name="value")
         context = cells.loc[cells[NAME] == name, LENGTH].iloc[0]
-        title = f"{name}, context {context:,}" if context == context else str(name)
-        order = list(dict.fromkeys(cells["variant"]))[:_MOST_ROWS]
-        bars = bars[bars["variant"].isin(order)]
+        title = str(name) if is_null(context) else f"{name}, context {context:,}"
         layers = _stacked(bars, order, _CLASS_COLOURS, " ms")
         size = {"width": _WIDTH, "height": _ROW * len(order)}
         panels.append({"layer": layers, "title": title, **size})
     occurring = set(own["part"])
     colours = {part: colour for part, colour in _CLASS_COLOURS.items() if part in occurring}
-    return Drawn(panels, legend("box", colours), note)
+    notes = "; ".join(filter(None, (note, few, few_bars)))
+    return Drawn(panels, legend("box", colours), notes)
 
 
 def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -105,16 +111,37 @@ def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     cells = cells[cells["cell"].isin(kernels["cell"])]
     if cells.empty or LENGTH not in cells:
         return kernels, cells.iloc[:0], ""
-    shown = [NAME, LENGTH, "precision", "compile"]
-    cells, note = choose_slice(cells, results.axes, shown)
-    variants = cells.groupby([NAME, LENGTH])["cell"].transform("count")
-    fullest = variants == variants.groupby(cells[NAME]).transform("max")
-    cells = cells[fullest]
+    variants = _row_axes(cells, results, ("precision", "compile"))
+    cells, note = choose_slice(cells, results.axes, [NAME, LENGTH, *variants])
+    counts = cells.groupby([NAME, LENGTH])["cell"].transform("count")
+    cells = cells[counts == counts.groupby(cells[NAME]).transform("max")]
     cells = cells[cells[LENGTH] == cells.groupby(NAME)[LENGTH].transform("max")]
-    cells = sort_by(cells, ("precision", "compile"))
-    words = cells["compile"].replace(COMPILED)
-    cells = cells.assign(variant=cells["precision"] + " " + words, scope=scopes_of(cells))
-    return kernels, cells, note
+    cells = sort_by(cells, variants)
+    return kernels, _named(cells, variants), note
+
+
+def _row_axes(cells: pd.DataFrame, results: Results, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the usual axes of rows, or others that vary if none of these does."""
+    others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES, *MAIN)]
+    free = free_axes(cells, (*usual, NAME, LENGTH, "precision", *others))
+    if any(axis in free for axis in usual):
+        return usual
+    left = [axis for axis in free if axis not in (NAME, LENGTH, "precision")]
+    return tuple(left[:_MOST_AXES]) or usual
+
+
+def _named(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+    """Return the cells with the names of their bars, and their settings."""
+    rows = cells[list(axes)].to_dict("records")
+    names = [" ".join(setting_text(axis, row[axis]) for axis in axes) for row in rows]
+    return cells.assign(variant=names, scope=scopes_of(cells, axes))
+
+
+def _order(cells: pd.DataFrame) -> tuple[list[str], str]:
+    """Return the names of at most as many bars as there is room for, and a note on the others."""
+    names = list(dict.fromkeys(cells["variant"]))
+    few = f"{_MOST_ROWS} of {len(names)} bars" if len(names) > _MOST_ROWS else ""
+    return evenly(names, _MOST_ROWS), few
 
 
 def _stacked(
@@ -134,7 +161,7 @@ def _stacked(
     scale = {"domain": [0, highest], "nice": False}
     axis = {"tickCount": 5, "format": ",~r"}
     encoding = {
-        "x": channel("value:Q", title=None, stack="zero", scale=scale, axis=axis),
+        "x": channel("value:Q", title=unit.split()[0], stack="zero", scale=scale, axis=axis),
         "y": y,
         "color": colour_channel("part:N", colours),
         "order": "rank:Q",
@@ -169,8 +196,9 @@ def longest_kernels(results: Results) -> Drawn | None:
 
 def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     # Templates make names long; kernels differ at the beginning.
-    names = sums["name"].map(short_kernel_name).str.split("<").str[0]
-    unique = (sums.index + 1).astype(str) + ". " + names.str[:34]
+    names = sums["name"].map(short_kernel_name).str.replace("<.*", "<…>", regex=True)
+    shown = [shorten(name, _LONGEST_NAME) for name in names]
+    unique = (sums.index + 1).astype(str) + ". " + shown
     texts, counts = sums["ms"].map(number), sums["count"].map("{:,}".format)
     noun = "calls" if row.get("device") == "cpu" else "launches"  # of operators, or of kernels
     data = pd.DataFrame(
@@ -180,13 +208,13 @@ def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     scale = {"domain": [0, float(data["value"].max()) * 1.18]}
     axis = {"tickCount": 4, "format": ",~r"}
     shared = {
-        "x": channel("value:Q", title=None, scale=scale, axis=axis),
+        "x": channel("value:Q", title="ms", scale=scale, axis=axis),
         "y": channel("name:N", sort=list(unique), title=None, axis={"labelLimit": 220}),
     }
     linked = {**shared, "description": "label:N", "href": "href:N"}
     bars = marks("bar", linked, height=11, color=light("k1"))
     layers = [bars, _texts({**shared, "text": "text:N"})]
-    size = {"width": 180, "height": 17 * len(data)}
+    size = {"width": _WIDTH - 90, "height": 17 * len(data)}
     rows = data_of(data, ["name", "value", "text", "label", "href"])
     return with_data(rows, {"layer": layers, **size})
 
@@ -197,22 +225,30 @@ def memory_parts(results: Results) -> Drawn | None:
     if LENGTH not in cells:
         return None
     cells = cells[cells.filter(items=list(_PART_COLUMNS)).notna().any(axis=1)]
-    cells, note = choose_slice(cells, results.axes, [NAME, LENGTH, "precision"])
     if cells.empty:
         return None
+    rows = _row_axes(cells, results, (NAME,))
+    # No peak depends on the number of steps.
+    axes = [axis for axis in results.axes if axis not in TIMING_AXES]
+    cells, note = choose_slice(cells, axes, list(dict.fromkeys((*rows, NAME, LENGTH, "precision"))))
     context = fullest_context(cells, "cell")
-    cells = cells[cells[LENGTH] == context]
+    cells = _named(sort_by(cells[cells[LENGTH] == context], rows), rows)
+    order, few = _order(cells)
+    cells = cells[cells["variant"].isin(order)]
     panels = []
-    for precision in evenly(ordered("precision", cells), 2):
+    precisions, few_panels = some_of("precision", cells, 2)
+    for precision in precisions:
         own = cells[cells["precision"] == precision]
-        panels.append({**_memory_bars(own), "title": f"{precision}, context {context:,}"})
-    return Drawn(panels, legend("box", _PART_COLOURS), f"{note}; tick: measured peak")
+        bars = _memory_bars(own, [one for one in order if one in set(own["variant"])])
+        panels.append({**bars, "title": f"{precision}, context {context:,}"})
+    entries = [*legend("box", _PART_COLOURS), LegendEntry("tick", "measured peak", "ink")]
+    cards = [f"{card}" for card in _CARDS if card < cells["shown"].max() * _NEAR]
+    if cards:
+        entries.append(LegendEntry("dash", f"GPUs with {', '.join(cards)} GiB"))
+    return Drawn(panels, entries, "; ".join(filter(None, (note, few, few_panels))))
 
 
-def _memory_bars(own: pd.DataFrame) -> Panel:
-    order = evenly(ordered(NAME, own), _MOST_ROWS)
-    own = own[own[NAME].isin(order)]
-    own = own.assign(variant=own[NAME], scope=scopes_of(own))
+def _memory_bars(own: pd.DataFrame, order: Sequence[str]) -> Panel:
     keys = ["variant", KEY, "scope"]
     predicted = own.set_index(keys).filter(items=list(_PART_COLUMNS)).astype(float) / GIB
     values = pd.Series(predicted.rename_axis(columns="part").stack(future_stack=True))
@@ -233,52 +269,8 @@ def _memory_bars(own: pd.DataFrame) -> Panel:
         {"layer": stacked},
         with_data(data_of(ticks, ["variant", "measured", "label"]), peaks),
     ]
-    cards = [{"card": card} for card in _CARDS if card < own["shown"].max() * 1.15]
+    cards = [{"card": card} for card in _CARDS if card < own["shown"].max() * _NEAR]
     if cards:
         rule = marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))
         layers.insert(0, with_data(cards, rule))
     return {"layer": layers, "width": _WIDTH, "height": _ROW * len(order)}
-
-
-def live_memory(results: Results) -> Drawn | None:
-    """Return areas of live memory by role during one step, for the cells that recorded it."""
-    live = results.live()
-    if live.empty:
-        return None
-    most = live.groupby(["cell", "event"])["live_bytes"].sum().groupby("cell").max()
-    cells = results.cells.set_index("cell").loc[most.nlargest(_MOST_PANELS).index]
-    roles = [role for role in ROLES if (live["role"] == role).any()]
-    colours = dict(zip(roles, _ROLE_COLOURS, strict=False))
-    panels = []
-    for cell, row in cells.iterrows():
-        own = live[live["cell"] == cell]
-        panels.append({**_areas(own, colours), "title": scope_of(row)})
-    return Drawn(panels, legend("box", colours), "GiB over the milliseconds of one step")
-
-
-def _areas(live: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
-    named = live.assign(at=live["at_ms"].round(3), gib=rounded(live["live_bytes"] / GIB))
-    wide = named.pivot_table(
-        index=["event", "at", "phase"], columns="role", values="gib", fill_value=0.0
-    )
-    # A stacked chart adds up rows of the same time, so that only the highest of them may remain.
-    order = wide.sum(axis=1).sort_values(ascending=False, kind="stable").index
-    highest = wide.loc[order].reset_index().drop_duplicates("at").sort_values("event")
-    roles = [role for role in colours if role in highest]
-    long = highest.melt(["at", "phase"], roles, "role", "gib")
-    ranks = long["role"].map(list(colours).index)
-    encoding = {
-        "x": channel("at:Q", title="ms into the step"),
-        "y": channel("gib:Q", title=None, stack="zero"),
-        "color": colour_channel("role:N", colours),
-        "order": "rank:Q",
-    }
-    areas = marks("area", encoding, interpolate="step-after", aria=False)
-    rows = data_of(long.assign(rank=ranks), ["at", "role", "gib", "rank"])
-    begins = highest[highest["phase"] != ""].groupby("phase")[["at"]].min().reset_index()
-    rules = marks("rule", {"x": "at:Q"}, strokeDash=[4, 3], aria=False, color=light("ink2"))
-    words = {"x": "at:Q", "y": {"value": 2}, "text": "phase:N"}
-    look = {"align": "left", "baseline": "top", "dx": 3, "fontSize": 10, "color": light("ink")}
-    layers = [with_data(rows, areas), rules, marks("text", words, **look)]
-    phases = data_of(begins, ["phase", "at"])
-    return with_data(phases, {"layer": layers, "width": 320, "height": 180})

@@ -14,8 +14,9 @@ import pandas as pd
 from orchestrator.analysis.axes import Row, has_value
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.theme import FONT, light
-from orchestrator.report.text.cell_names import scope_of
+from orchestrator.report.text.cell_names import axis_title
 from orchestrator.report.text.numbers import number
+from orchestrator.report.text.slices import axis_values, evenly
 
 # Parts of Vega-Lite: https://vega.github.io/vega-lite/docs
 Channel = Mapping[str, object]
@@ -71,12 +72,17 @@ def legend(mark: str, colours: Mapping[str, str]) -> list[LegendEntry]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart as panels. note: what all marks share. columns: panels in a row on a wide page."""
+    """A chart as panels.
+
+    note: what all marks share. columns: panels in a row on a wide page. across: the axis over which
+    a value is shown, for the title.
+    """
 
     panels: Sequence[Panel]
     legend: Sequence[LegendEntry] = ()
     note: str = ""
     columns: int = 2
+    across: str = ""
 
 
 # Turns results into a chart, or into None if they have too little to show.
@@ -101,8 +107,11 @@ def log_scale(values: pd.Series[float]) -> tuple[dict[str, object], list[float]]
 
 
 def mark_label(row: Row, unit: str) -> str:
-    """Return what a mark shows: its cell, the value, its interval, and what limits the cell."""
-    text = f"{scope_of(row)}: {number(row['shown'])}{unit}"
+    """Return what a mark shows: its cell, the value, its interval, and what limits the cell.
+
+    The row has the settings of the cell as `scope`.
+    """
+    text = f"{row['scope']}: {number(row['shown'])}{unit}"
     if has_value(row, "low") and has_value(row, "high"):
         text += f" [{number(row['low'])} to {number(row['high'])}]"
     if has_value(row, "cpu_bound"):
@@ -115,6 +124,14 @@ def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
     if "cpu_bound" not in cells or cells["cpu_bound"].isna().all():
         return ()
     return (LegendEntry("full", "GPU-bound"), LegendEntry("hollow", "CPU-bound"))
+
+
+def some_of(axis: str, cells: pd.DataFrame, most: int) -> tuple[list[Any], str]:
+    """Return at most `most` values of an axis, and a note if there are others."""
+    values = axis_values(axis, cells)
+    chosen = evenly(values, most)
+    few = len(chosen) < len(values)
+    return chosen, f"{len(chosen)} of {len(values)} values of {axis_title(axis)}" if few else ""
 
 
 def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> list[dict[Any, Any]]:

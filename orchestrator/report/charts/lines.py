@@ -1,16 +1,18 @@
-"""Charts of points and lines: a value over the context length, and ratios with their intervals."""
+"""Charts of points and lines: a value over an axis that varies, and the same cells over commits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import MAIN, RUN
+from orchestrator.analysis.axes import RUN, axis_text
 from orchestrator.analysis.results import Results
+from orchestrator.common.text import counted
+from orchestrator.common.units import GIB
 from orchestrator.report.charts.chart import (
     MOST_PANELS,
     NUMBER_FORMAT,
@@ -27,103 +29,172 @@ from orchestrator.report.charts.chart import (
     log_scale,
     mark_label,
     marks,
+    some_of,
     with_data,
 )
-from orchestrator.report.charts.measures import KEY, Points
+from orchestrator.report.charts.measures import KEY, Points, of_column, step_times
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colours_of, light
 from orchestrator.report.text.cell_names import (
+    COMPILED,
     LENGTH,
     NAME,
-    NAMING,
+    axis_title,
     fullest_context,
-    ordered,
+    scopes_of,
+    setting_text,
     sort_by,
 )
-from orchestrator.report.text.numbers import rounded
-from orchestrator.report.text.slices import choose_slice, evenly
+from orchestrator.report.text.numbers import number, rounded
+from orchestrator.report.text.slices import (
+    NOT_SHOWN,
+    choose_slice,
+    evenly,
+    free_axes,
+    shared_settings,
+)
 from tasks.spec.parameters import TIMING_AXES
 
 RATIO = "×"  # the unit of speed-ups
 _HEIGHT = 140
+_WIDTHS = {1: 380, 2: 380, 3: 300, 4: 190}  # of a panel by their number in a row
+_NARROW = 150  # of more than four
 _NUMBERS = ("shown", "low", "high")  # columns of a value and its interval
-_HORIZONTAL = ("context_length", "batch_size", "num_layers", "d_model", "d_head")
-# Axes that name a model, or that a caption does not mention or names otherwise.
-_NO_PANELS = (*dict(NAMING), "seed", "pass", "precision", RUN, *TIMING_AXES)
 _SLOPE_LENGTHS = 3  # lengths from which on a slope is printed
-# Colours of rows that are implementations of attention.
-_FUSED, _UNFUSED = "bf16", "fp32"
-_KERNEL_LEGEND = (
-    LegendEntry("full", "one fused kernel", _FUSED),
-    LegendEntry("full", "separate kernels", _UNFUSED),
-)
+_MARGIN = 0.06  # between the first point and the axis, as a share of the width
+_DASHED = [4, 3]
+_HUGE = 1e6  # longer numbers are abbreviated on the horizontal axis
+# Which scales are logarithmic: the horizontal and the vertical one.
+_SCALES = {
+    (True, True): "log scales",
+    (True, False): "log scale across",
+    (False, True): "log scale upwards",
+    (False, False): "",
+}
+# Implementations of attention, with the colours of their points.
+_KERNELS = {"one fused kernel": "bf16", "separate kernels": "fp32"}
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of a value over the context length, in panels.
+    """Lines of a value over the context length or another axis that varies, in panels.
 
-    unit: if it is RATIO, a line goes across at 1. colour, panel: axes; an empty `panel` is the
-    model. dashed: the eager lines are dashed. has_slopes: the exponent stands at the end of a line.
+    unit: if it is RATIO, a line goes across at 1. title: of the vertical axis. colour, panel: axes;
+    one that does not vary gives way to another that does. dashed: the eager lines are dashed. top:
+    of a linear scale. has_zero: a linear scale begins at 0. has_slopes: the exponent stands at the
+    end of a line.
     """
 
     points: Points
     unit: str
-    colour: str
-    panel: str = ""
+    title: str
+    colour: str = "precision"
+    panel: str = NAME
     is_log: bool = True
     dashed: bool = False
     top: float | None = None
+    has_zero: bool = True
     has_slopes: bool = False
 
     def __call__(self, results: Results) -> Drawn | None:
         points = self.points(results)
-        across = _first_varying(points, _HORIZONTAL)
-        if not across or self.colour not in points:
+        across, colour, panel = self._axes(points, results.axes)
+        if not across:
             return None
-        dash = ("compile",) if self.dashed and points["compile"].nunique() > 1 else ()
-        panel = self.panel or _panel_axis(points, results.axes, (across, self.colour))
-        shown = list(dict.fromkeys((across, self.colour, panel, *dash)))
+        dash = ["compile"] * (self.dashed and points["compile"].nunique() > 1)
+        shown = list(filter(None, dict.fromkeys((across, colour, panel, *dash))))
         points, note = choose_slice(points, results.axes, shown)
+        nowhere = int(points[across].isna().sum())
+        points = points[points[across].notna()]
         # A line of a single point is invisible.
-        by_line = points.groupby([panel, self.colour, *dash], dropna=False)
+        by_line = points.groupby([colour, panel, *dash], dropna=False)
         points = points[by_line[across].transform("nunique") > 1]
         if points.empty:
             return None
-        values = evenly(ordered(self.colour, points), MOST_COLOURS)
-        points = points[points[self.colour].isin(values)]
-        colours = colours_of(self.colour, values)
-        points = points.assign(across=points[across].astype(str), order=points[across])
-        points = _mark_data(points, self.unit)
-        panels = evenly(ordered(panel, points), MOST_PANELS)
-        width = 150 if len(panels) > 3 else 250
-        parts = []
-        for value in panels:
-            title = value if isinstance(value, str) else f"{panel} {value}"
-            drawn = self._panel(points, points[points[panel] == value], colours)
-            parts.append({**drawn, "title": title, "width": width, "height": _HEIGHT})
-        entries = legend("line", colours)
-        if dash:
-            entries += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
-        return Drawn(parts, [*entries, *bound_legend(points)], note, min(len(parts), 5))
+        notes = [_SCALES[_is_log(points[across]), self.is_log], note]
+        notes += [f"{counted(nowhere, 'cell')} without {axis_title(across)} left out"] * bool(
+            nowhere
+        )
+        points = sort_by(points, (across,))
+        # Numbers of Python, which a specification can hold, not those of NumPy.
+        points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
+        names: dict[str, list[str]] = {}
+        for role, axis, most in (("part", colour, MOST_COLOURS), ("panel", panel, MOST_PANELS)):
+            values, few = some_of(axis, points, most)
+            notes.append(few)
+            names[role] = [_legend_text(axis, value) for value in values]
+            texts = dict(zip(map(axis_text, values), names[role], strict=True))
+            points[role] = points[axis].map(axis_text).map(texts)
+            if role == "part":
+                colours = dict(zip(names[role], colours_of(axis, values).values(), strict=True))
+        points = points.dropna(subset=["part", "panel"])
+        points["dash"] = points["compile"] if dash else ""
+        points["scope"] = scopes_of(points, shown)
+        drawn = self.draw(points, colours, names["panel"], axis_title(across))
+        return replace(drawn, note="; ".join(filter(None, notes)))
 
-    def _panel(self, points: pd.DataFrame, own: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
-        ticks = list(map(str, sorted(points["order"].unique())))
-        axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
-        x = channel("across:N", sort=ticks, title=None, scale={"domain": ticks}, axis=axis)
-        colour = colour_channel(f"{self.colour}:N", colours)
-        shared = {"x": x, "y": self._vertical(points), "color": colour}
-        lines = {**shared, "order": channel("order:Q")}
-        if self.dashed:
-            dashes = {"domain": ["eager", "blocks", "model"], "range": [[4, 3], [1, 0], [1, 0]]}
-            lines["strokeDash"] = channel("compile:N", scale=dashes, legend=None)
+    def _axes(self, points: pd.DataFrame, axes: Sequence[str]) -> tuple[str, str, str]:
+        """Return the axes across, of colours and of panels; the first is empty without a chart."""
+        dash = ["compile"] * self.dashed
+        others = [axis for axis in axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
+        first = (self.panel, self.colour, *dash, NAME, LENGTH, "batch_size")
+        free = free_axes(points, (*first, *others, *TIMING_AXES))
+        left = [axis for axis in free if axis not in (*dash, self.panel, self.colour)]
+        # Models are in a row only if no number varies.
+        across = next((axis for axis in left if _is_number(points[axis])), NAME)
+        if across not in free:
+            return "", "", ""
+        unused = iter([axis for axis in left if axis not in (across, NAME)])
+
+        def free_or_other(axis: str) -> str:
+            if axis in free and axis != across:
+                return axis
+            return next(unused, "task" if axis == across else axis)  # all are of one task
+
+        return across, free_or_other(self.colour), free_or_other(self.panel)
+
+    def draw(
+        self,
+        points: pd.DataFrame,
+        colours: Mapping[str, str],
+        panels: Sequence[str],
+        x_title: str,
+    ) -> Drawn:
+        """Return the chart of points with `x`, `part` for the colour, `panel`, `dash` and `scope`."""
+        points = _mark_data(points, self.unit)
+        titles = [title for title in panels if title in set(points["panel"])]
+        columns = min(len(titles), 5)
+        channels = {
+            "x": _across(points["x"], x_title),
+            "y": self._vertical(points),
+            "color": colour_channel("part:N", colours),
+        }
+        size = {"width": _WIDTHS.get(columns, _NARROW), "height": _HEIGHT}
+        parts = []
+        for title in titles:
+            layers = self._layers(points[points["panel"] == title], channels)
+            parts.append({**layers, "title": title, **size})
+        entries = legend("line", colours)
+        if points["dash"].nunique() > 1:
+            entries += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
+        if self.unit == RATIO:
+            entries.append(LegendEntry("dash", self.title.removeprefix("times ")))
+        return Drawn(parts, [*entries, *bound_legend(points)], "", columns, x_title)
+
+    def _layers(self, own: pd.DataFrame, shared: Mapping[str, Channel]) -> Panel:
+        lines = dict(shared)
+        if (own["dash"] != "").any():
+            dashes = {"domain": ["eager", *COMPILED], "range": [_DASHED, [1, 0], [1, 0]]}
+            lines["strokeDash"] = channel("dash:N", scale=dashes, legend=None)
         layers = [marks("line", lines, strokeWidth=1.6, aria=False), *_points(own, shared, "y")]
         if self.unit == RATIO:
-            rule = marks("rule", {"y": "one:Q"}, aria=False, strokeDash=[4, 3], color=light("ink2"))
+            rule = marks(
+                "rule", {"y": "one:Q"}, aria=False, strokeDash=_DASHED, color=light("ink2")
+            )
             layers.insert(0, with_data([{"one": 1.0}], rule))
         if self.has_slopes:
-            layers += _slopes(own, self.colour, shared)
-        columns = ["across", "order", "shown", "low", "high", "label", "href", "hollow"]
-        return with_data(data_of(own, (*columns, self.colour, "compile")), {"layer": layers})
+            layers += _slopes(own, shared)
+        columns = ["x", "part", "dash", *_NUMBERS, "label", "href", "hollow"]
+        return with_data(data_of(own, columns), {"layer": layers})
 
     def _vertical(self, points: pd.DataFrame) -> Channel:
         values = _numbers(points)
@@ -131,19 +202,46 @@ class Lines:
             scale, ticks = log_scale(values[values > 0])
             axis: Channel = {"values": ticks, "format": NUMBER_FORMAT}
         else:
-            scale = {"domain": [0, self.top or float(values.max()) * 1.05]}
+            low, high = float(values.min()), self.top or float(values.max()) * 1.05
+            low = 0.0 if self.has_zero else low - (high - low) * _MARGIN
+            scale = {"domain": [low, high], "zero": self.has_zero, "nice": False}
             axis = {"tickCount": 5, "format": NUMBER_FORMAT if self.unit else "%"}
-        return channel("shown:Q", title=None, scale=scale, axis=axis)
+        return channel("shown:Q", title=self.title, scale=scale, axis=axis)
+
+
+def _across(values: pd.Series[Any], title: str) -> Channel:
+    """Return the channel of the horizontal axis: logarithmic if all values are positive numbers."""
+    axis: dict[str, object] = {"labelAngle": 0}
+    axis |= {"labelOverlap": True, "labelSeparation": 8, "grid": False}
+    ticks = values.drop_duplicates().to_list()
+    if not _is_number(values):
+        return channel("x:N", sort=ticks, title=title, scale={"domain": ticks}, axis=axis)
+    low, high, is_log = float(min(ticks)), float(max(ticks)), _is_log(values)
+    pad = (high / low) ** _MARGIN if is_log else (high - low) * _MARGIN
+    domain = [low / pad, high * pad] if is_log else [low - pad, high + pad]
+    scale = {"type": "log" if is_log else "linear", "domain": domain, "nice": False, "zero": False}
+    axis |= {"values": ticks, "format": NUMBER_FORMAT if high < _HUGE else "~s"}
+    return channel("x:Q", title=title, scale=scale, axis=axis)
+
+
+def _is_log(values: pd.Series[Any]) -> bool:
+    return _is_number(values) and bool(values.min() > 0)
+
+
+def _is_number(values: pd.Series[Any]) -> bool:
+    kinds = set(map(type, values.dropna().to_list()))
+    return bool(kinds) and kinds <= {int, float}
+
+
+def _legend_text(axis: str, value: object) -> str:
+    return str(value) if axis == "attention" else setting_text(axis, value)
 
 
 def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Return the points with rounded numbers, and what `_points` draws: label, link and filling."""
     is_bound = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
-    points = points.assign(
-        label=list(map(mark_label, points.to_dict("records"), repeat(unit))),
-        href="#cell=" + points[KEY],
-        hollow=is_bound,
-    )
+    labels = [mark_label(row, unit) for row in points.to_dict("records")]
+    points = points.assign(label=labels, href="#cell=" + points[KEY], hollow=is_bound)
     numbers = points.columns.intersection(list(_NUMBERS))
     points[numbers] = points[numbers].apply(rounded)
     return points
@@ -164,84 +262,58 @@ def _points(rows: pd.DataFrame, shared: Mapping[str, Channel], along: str) -> li
     return [*layers, marks("point", encoding, size=36, strokeWidth=1.4, opacity=1)]
 
 
-def _slopes(own: pd.DataFrame, axis: str, shared: Mapping[str, Channel]) -> list[Layer]:
-    """Return the exponents with which lines end, written behind their last points."""
+def _slopes(own: pd.DataFrame, shared: Mapping[str, Channel]) -> list[Layer]:
+    """Return the exponents with which lines end, written before their last points."""
     rows = []
-    for value, line in own.groupby(axis, observed=True):
-        line = line.sort_values("order").tail(_SLOPE_LENGTHS)
+    for part, line in own.groupby("part", sort=False):
+        line = line.sort_values("x").tail(_SLOPE_LENGTHS)
         if len(line) == _SLOPE_LENGTHS:
-            logs = np.log(line[["order", "shown"]].astype(float))
-            slope = np.polyfit(logs["order"], logs["shown"], 1)[0]
+            logs = np.log(line[["x", "shown"]].astype(float))
+            slope = np.polyfit(logs["x"], logs["shown"], 1)[0]
             last = line.iloc[-1]
-            rows.append({"across": last["across"], "shown": last["shown"], axis: value,
-                         "slope": f"n^{slope:.1f}"})  # fmt: skip
-    if not rows:
-        return []
+            end = {"x": last["x"], "shown": last["shown"], "part": part}
+            rows.append({**end, "slope": f"n^{slope:.1f}"})
     encoding = {**shared, "text": "slope:N"}
-    texts = marks("text", encoding, align="left", dx=7, fontSize=10, aria=False)
-    return [with_data(rows, texts)]
+    texts = marks("text", encoding, align="right", dx=-8, dy=-2, fontSize=10, aria=False)
+    return [with_data(rows, texts)] if rows else []
 
 
-@dataclass(frozen=True)
-class Dots:
-    """A dot with its interval for each row, on a logarithmic axis.
+def attention_dots(results: Results) -> Drawn | None:
+    """Return time and peak of each implementation at the longest context with most of them."""
+    peaks = of_column("attention", "peak_allocated_bytes", scale=1 / GIB)
+    shown, note, context = {}, "", None
+    for unit, points in (("ms", step_times("attention")), ("GiB", peaks)):
+        cells = points(results)
+        if len(cells):
+            context = context or fullest_context(cells, "attention")
+            cells = cells[cells[LENGTH] == context]
+            cells, note = choose_slice(cells, results.axes, ["attention"])
+            shown[unit] = sort_by(cells, ("attention",))
+    panels = []
+    for unit, cells in shown.items():
+        title = f"{'peak ' * (unit == 'GiB')}{unit}, context {context:,}"
+        panels += [{**_dots(cells, unit), "title": title}] * (len(cells) > 1)
+    bound = bound_legend(pd.concat(shown.values())) if shown else ()
+    return Drawn(panels, [*legend("box", _KERNELS), *bound], note)
 
-    points: of each panel, with its title. unit: if it is RATIO, a line goes across at 1. rows: axes
-    whose values name a row; without the context, all are of the longest one with most rows.
-    colour: an axis.
-    """
 
-    points: tuple[tuple[str, Points], ...]
-    unit: str
-    rows: tuple[str, ...]
-    colour: str
-
-    def __call__(self, results: Results) -> Drawn | None:
-        parts, note, longest = {}, "", None
-        for title, points in self.points:
-            cells = points(results)
-            shown = list(dict.fromkeys((*self.rows, self.colour)))
-            if cells.empty or not set(shown) <= set(cells):
-                continue
-            if LENGTH not in self.rows:
-                longest = longest or fullest_context(cells, self.rows[0])
-                cells = cells[cells[LENGTH] == longest]
-                title += f", context {longest:,}"
-            cells, note = choose_slice(cells, results.axes, shown)
-            if len(cells) > 1:
-                parts[title] = cells
-        if not parts:
-            return None
-        every = pd.concat(parts.values(), ignore_index=True)
-        values = ordered(self.colour, every)
-        colours = colours_of(self.colour, values)
-        entries = [*legend("full", colours), *bound_legend(every)]
-        if self.colour in self.rows:
-            colours = {name: _FUSED if name in FUSED else _UNFUSED for name in values}
-            entries = [one for one in _KERNEL_LEGEND if one.colour in colours.values()]
-        panels = []
-        for title, cells in parts.items():
-            panels.append({**self._panel(cells, colours), "title": title})
-        return Drawn(panels, entries, note)
-
-    def _panel(self, cells: pd.DataFrame, colours: Mapping[str, str]) -> Panel:
-        cells = sort_by(cells, self.rows)
-        row_names = cells[list(self.rows)].map(_with_commas).agg("  ".join, axis=1)
-        data = _mark_data(cells, self.unit).assign(row=row_names)
-        scale, ticks = log_scale(_numbers(data))
-        axis = {"values": ticks, "format": NUMBER_FORMAT}
-        x = channel("shown:Q", title=None, scale=scale, axis=axis)
-        order = list(dict.fromkeys(row_names))
-        y = channel("row:N", sort=order, title=None, axis={"labelLimit": 140})
-        shared = {"x": x, "y": y, "color": colour_channel(f"{self.colour}:N", colours)}
-        layers = []
-        if self.unit == RATIO:
-            rule = marks("rule", {"x": "one:Q"}, aria=False, color=light("ink2"))
-            layers.append(with_data([{"one": 1.0}], rule))
-        layers += _points(data, shared, "x")
-        chosen = ["row", "label", "href", "hollow", *_NUMBERS, self.colour]
-        size = {"width": 260, "height": max(15 * len(order), 60)}
-        return with_data(data_of(data, chosen), {"layer": layers, **size})
+def _dots(cells: pd.DataFrame, unit: str) -> Panel:
+    """Return a dot with its interval for each implementation of attention, on a logarithmic axis."""
+    fused, separate = _KERNELS
+    kinds = np.where(cells["attention"].isin(FUSED), fused, separate)
+    data = cells.assign(scope=scopes_of(cells, ["attention"]), kind=kinds)
+    data = _mark_data(data, f" {unit}")
+    order = list(data["attention"])
+    scale, ticks = log_scale(_numbers(data))
+    axis = {"values": ticks, "format": NUMBER_FORMAT}
+    shared = {
+        "x": channel("shown:Q", title=unit, scale=scale, axis=axis),
+        "y": channel("attention:N", sort=order, title=None, axis={"labelLimit": 140}),
+        "color": colour_channel("kind:N", _KERNELS),
+    }
+    rows = data_of(data, ["attention", "kind", "label", "href", "hollow", *_NUMBERS])
+    size = {"width": _WIDTHS[2], "height": max(15 * len(order), 60)}
+    return with_data(rows, {"layer": _points(data, shared, "x"), **size})
 
 
 def _numbers(points: pd.DataFrame) -> pd.Series[float]:
@@ -250,20 +322,47 @@ def _numbers(points: pd.DataFrame) -> pd.Series[float]:
     return pd.Series(values.ravel()).dropna()
 
 
-def _with_commas(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def over_commits(results: Results) -> Drawn | None:
+    """Return time and peak of the same cells in runs of several commits, over those of the first.
 
-
-def _first_varying(cells: pd.DataFrame, axes: Iterable[str]) -> str:
-    """Return the first of these axes that has several values; empty if none has."""
-    for axis in axes:
-        if axis in cells and cells[axis].astype("string").nunique() > 1:
-            return axis
-    return ""
-
-
-def _panel_axis(cells: pd.DataFrame, axes: Sequence[str], taken: Collection[str]) -> str:
-    """Return the axis whose values are panels: the model, or else another axis that varies."""
-    skipped = {*taken, *_NO_PANELS, *MAIN}
-    others = [axis for axis in axes if axis not in skipped]
-    return _first_varying(cells, (NAME, *others)) or NAME
+    The cells are some of those in most runs, from the shortest step to the longest.
+    """
+    facts = results.cells.filter(items=["commit", "started_at", "host"])
+    if RUN not in results.cells or len(facts.columns) < 3:
+        return None
+    peaks = of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)
+    tables = {"step time, ms": step_times("train_step"), "peak memory, GiB": peaks}
+    points = pd.concat([of(results).assign(panel=title) for title, of in tables.items()])
+    points = points.join(facts).assign(own=points["cell"].str.rpartition(":")[2])
+    by_cell = points.groupby(["panel", "own"])
+    points = points[by_cell["commit"].transform("nunique") > 1].sort_values("started_at")
+    if points.empty:
+        return None
+    timed = points[points["panel"] == points["panel"].iloc[0]].sort_values("shown")
+    counts = timed.groupby("own")[RUN].nunique()
+    names = [own for own in dict.fromkeys(timed["own"]) if counts[own] == counts.max()]
+    names = evenly(names, MOST_COLOURS)
+    points = points[points["own"].isin(names)].reset_index(drop=True)
+    free = free_axes(points, (NAME, LENGTH, *(axis for axis in results.axes if axis != RUN)))
+    texts = [[setting_text(axis, row[axis]) for axis in free] for row in points.to_dict("records")]
+    runs = points[RUN] + " " + points["commit"].str[:7]
+    values = points["shown"].map(number) + points["panel"].str.split(",").str[1]
+    points = points.assign(
+        x=runs,
+        dash="",
+        part=[", ".join(text) or name for text, name in zip(texts, points[NAME], strict=True)],
+        scope=pd.Series(scopes_of(points, free)) + ", " + runs + ", " + values,
+    )
+    numbers = points.columns.intersection(list(_NUMBERS))
+    first = points.groupby(["panel", "own"])["shown"].transform("first")
+    points[numbers] = points[numbers].astype(float).div(first, axis=0)
+    # Runs are in the order of their first cells; a run that went on with another commit is two.
+    points = points.iloc[points.groupby("x")["started_at"].transform("min").argsort(kind="stable")]
+    of_names = dict(zip(points["own"], points["part"], strict=True))
+    colours = colours_of("", list(map(of_names.get, names)))
+    look = Lines(of_column("", ""), "× the first", "over the first", is_log=False, has_zero=False)
+    drawn = look.draw(points, colours, list(tables), "run and commit, in order of time")
+    hosts = points["host"].nunique()
+    count = f"{counted(len(names), 'cell')} on {counted(hosts, 'host')}"
+    note = ", ".join(filter(None, (count, shared_settings(points, free))))
+    return replace(drawn, note=note)

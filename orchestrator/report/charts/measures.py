@@ -51,6 +51,8 @@ def ratios(axis: str, base: str, others: tuple[str, ...]) -> Points:
         if found.empty:
             return found
         found = found.merge(cells[["cell", KEY, NAME]], on="cell")
+        # A pair may have no times, where only memory was measured.
+        found = found[found["ratio"] > 0]
         is_known = found[["bound", "bound" + BASE]].notna().all(axis=1)
         is_bound = found["is_cpu_bound"].astype("boolean").where(is_known)
         return found.rename(columns={"ratio": "shown"}).assign(cpu_bound=is_bound)

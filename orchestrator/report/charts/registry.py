@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from orchestrator.analysis.results import Results
-from orchestrator.common.units import GIB
 from orchestrator.report.charts.bars import (
     kernel_classes,
-    live_memory,
     longest_kernels,
     memory_parts,
 )
 from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
-from orchestrator.report.charts.lines import RATIO, Dots, Lines
+from orchestrator.report.charts.lines import RATIO, Lines, attention_dots, over_commits
 from orchestrator.report.charts.measures import of_column, ratios, step_times
+from orchestrator.report.charts.memory_timeline import live_memory
 from orchestrator.report.charts.rendering import Picture, begin, draw
 from orchestrator.report.text.cell_names import NAME
 from tasks.spec.messages import typed_error_text
 
 PICTURES = ("svg", "png")
 _NARROW = ("tf32", "bf16", "fp16", "bf16_pure")
+# Marks of a legend as signs in the text of a file.
+_SIGNS = {"full": "●", "hollow": "○", "dash": "- -", "tick": "|"}
 _NOT_DRAWN, _NO_PICTURE = Drawn(()), Picture()
 
 
@@ -45,40 +47,47 @@ class Figure:
     drawn: Drawn = _NOT_DRAWN
     picture: Picture = _NO_PICTURE
 
+    @property
+    def title(self) -> str:
+        across = self.drawn.across
+        return f"{self.plot.title} by {across}" if across else self.plot.title
+
 
 PLOTS: tuple[Plot, ...] = (
     Plot(
         "step-time",
         "time",
-        "Step time by context length",
-        "median ms of a step, log scale; bars: 95% interval",
-        Lines(step_times("train_step"), " ms", "precision"),
+        "Step time",
+        "median ms of a step; bars: 95% interval",
+        Lines(step_times("train_step"), " ms", "ms of a step"),
     ),
     Plot(
         "precision-speed-up",
         "time",
         "Speed-up over fp32",
-        "times as fast as in fp32, log scale; bars: interval from both medians",
-        Dots(
-            tuple((f"{one} over fp32", ratios("precision", "fp32", (one,))) for one in _NARROW),
-            RATIO,
-            (NAME, "context_length"),
-            "precision",
-        ),
+        "times as fast as in fp32; bars: interval from both medians",
+        Lines(ratios("precision", "fp32", _NARROW), RATIO, "times as fast as in fp32"),
+    ),
+    Plot(
+        "commits",
+        "time",
+        "The same cells",
+        "times the median of the first run; bars: 95% interval of each median",
+        over_commits,
     ),
     Plot(
         "gpu-busy",
         "where",
         "Share of the step in which GPU kernels run",
         "kernel time over step time",
-        Lines(of_column("train_step", "busy_timed"), "", "precision", is_log=False, top=1.0),
+        Lines(of_column("train_step", "busy_timed"), "", "GPU busy", is_log=False, top=1.0),
     ),
     Plot(
         "mfu",
         "where",
         "Share of the GPU's peak that a step reaches",
         "model FLOPs over the dense peak in that precision (MFU)",
-        Lines(of_column("train_step", "mfu"), "", "precision", is_log=False, dashed=True),
+        Lines(of_column("train_step", "mfu"), "", "MFU", is_log=False, dashed=True),
     ),
     Plot(
         "kernel-classes",
@@ -91,12 +100,13 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         "compile-speed-up",
         "compile",
-        "Speed-up by compiling",
-        "times as fast as eager, log scale; bars: interval from both medians",
+        "Speed-up of compiled steps",
+        "times as fast as eager; bars: interval from both medians",
         Lines(
             ratios("compile", "eager", ("blocks", "model")),
             RATIO,
-            NAME,
+            "times as fast as eager",
+            colour=NAME,
             panel="precision",
         ),
     ),
@@ -104,14 +114,14 @@ PLOTS: tuple[Plot, ...] = (
         "memory-parts",
         "memory",
         "What the peak is made of",
-        "predicted GiB by part",
+        "GiB by part, predicted",
         memory_parts,
     ),
     Plot(
         "memory-timeline",
         "memory",
         "Live memory during a step",
-        "requested GiB by role; dashed lines mark the beginning of a phase",
+        "requested GiB by role over the ms of a step; dashed: beginning of a phase",
         live_memory,
     ),
     Plot(
@@ -119,22 +129,14 @@ PLOTS: tuple[Plot, ...] = (
         "attention",
         "Implementations of attention",
         "log scales; bars: 95% interval",
-        Dots(
-            (
-                ("ms", step_times("attention")),
-                ("peak GiB", of_column("attention", "peak_allocated_bytes", scale=1 / GIB)),
-            ),
-            "",
-            ("attention",),
-            "attention",
-        ),
+        attention_dots,
     ),
     Plot(
         "attention-scaling",
         "attention",
-        "Attention by context length",
-        "median ms, log scales; n^: exponent of the three longest contexts",
-        Lines(step_times("attention"), " ms", "attention", has_slopes=True),
+        "Attention",
+        "median ms; n^: exponent of the three longest contexts",
+        Lines(step_times("attention"), " ms", "ms", colour="attention", has_slopes=True),
     ),
 )
 
@@ -146,7 +148,7 @@ def begin_drawing(results: Results) -> Callable[[], list[Figure]]:
         try:
             drawn = plot.layout(results)
             if drawn is not None and drawn.panels:
-                charts.append(_specs(plot, drawn))
+                charts.append(_specs(Figure(plot, drawn)))
                 # The specifications hold the data; the panels would hold them a second time.
                 figures.append(Figure(plot, replace(drawn, panels=())))
         except Exception as error:
@@ -163,21 +165,33 @@ def _with_picture(figure: Figure, picture: Picture) -> Figure:
     return figure if figure.picture.problem else replace(figure, picture=picture)
 
 
-def _specs(plot: Plot, drawn: Drawn) -> list[dict[str, object]]:
+def _specs(figure: Figure) -> list[dict[str, object]]:
     """Return the specification of each panel, and of the whole chart as the last."""
-    specs = []
+    specs, drawn = [], figure.drawn
     for panel in drawn.panels:
-        text = ", ".join(filter(None, (plot.title, str(panel.get("title", "")))))
-        specs.append({**panel, "description": text, "config": PANEL_CONFIG})
-    subtitle = ": ".join(filter(None, (plot.read, drawn.note)))
+        text = ", ".join(filter(None, (figure.title, str(panel.get("title", "")))))
+        # The caption on the page names the axes; a file has their titles.
+        specs.append({**_untitled(panel), "description": text, "config": PANEL_CONFIG})
+    # Vega draws the legend of colours only.
+    signs = [f"{_SIGNS[one.mark]} {one.text}" for one in drawn.legend if one.mark in _SIGNS]
+    read = "; ".join(filter(None, (figure.plot.read, drawn.note)))
+    lines = list(filter(None, (read, " · ".join(signs))))
     whole = {
         "config": {**CONFIG, "background": "#ffffff"},
-        "title": {"text": plot.title, "subtitle": subtitle, "fontSize": 14},
+        "title": {"text": figure.title, "subtitle": lines, "fontSize": 14},
         "concat": drawn.panels,
         "columns": min(drawn.columns, 3),
         "resolve": {"scale": {"color": "shared"}},
     }
     return [*specs, whole]
+
+
+def _untitled(part: Any) -> Any:
+    """Return a specification without the titles of axes."""
+    if isinstance(part, Mapping):
+        own = {**part, "title": None} if {"field", "title"} <= set(part) else part
+        return {key: _untitled(value) for key, value in own.items()}
+    return list(map(_untitled, part)) if isinstance(part, list) else part
 
 
 def figure_files(

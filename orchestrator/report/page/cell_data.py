@@ -75,8 +75,14 @@ def cell_columns(results: Results) -> dict[str, Any]:
             columns[name] = {"v": _or_null(rounded(values.where(values.abs() < float("inf"))))}
     axes = {}
     for axis in results.axes:
-        if axis not in (RUN, LENGTH) and axis in cells and cells[axis].notna().any():
-            axes[axis] = _words(cells[axis], ordered_values(axis, cells[axis].astype(str)))
+        if axis in (RUN, LENGTH) or axis not in cells or cells[axis].isna().all():
+            continue
+        values = cells[axis]
+        if axis == "attention" and "model" in cells:
+            # A model of the user computes its own; one of Hugging Face has a choice of two.
+            models = cells["model"].astype("string")
+            values = values.mask(models.notna() & ~models.str.startswith("hf:").fillna(False))
+        axes[axis] = _words(values, ordered_values(axis, values.astype(str)))
     if LENGTH in cells:
         axes[LENGTH] = {"v": _or_null(cells[LENGTH].astype("Int64"))}
     if "started_at" in cells:

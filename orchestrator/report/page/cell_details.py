@@ -1,4 +1,4 @@
-"""Details of each cell for its drawer: attempts with evidence, samples of the step, end of the log."""
+"""Details of each cell for its drawer: attempts with evidence, samples, live memory, end of the log."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from orchestrator.analysis.cells import rows_of
 from orchestrator.analysis.results import Results, read_attempts
 from orchestrator.common.files import trim_memory
 from orchestrator.common.text import evidence_text
+from orchestrator.report.charts.memory_timeline import timelines
 from orchestrator.report.tables.formatters import end_location
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
@@ -34,11 +35,14 @@ def read_details(run: Run, results: Results) -> Iterator[dict[str, object]]:
     by_cell: dict[str, list[Row]] = defaultdict(list)
     for row in attempts.sort_values("attempt").to_dict("records"):
         by_cell[row["cell"]].append(row)
+    live = timelines(results.live())
     trim_memory()  # the samples of other attempts are free now
     for cell, attempt in zip(shown["cell"], shown["attempt"], strict=True):
         details: dict[str, object] = {"attempts": [_attempt(row) for row in by_cell[cell]]}
         if cell in samples:
             details["samples"] = samples[cell]
+        if cell in live:
+            details["live"] = live[cell]
         if not pd.isna(attempt):
             log = "\n".join(read_artifacts(run, cell, int(attempt)).log)
             is_ok = all(row["status"] == "ok" for row in by_cell[cell])

@@ -11,25 +11,30 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from orchestrator.analysis.axes import RUN
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import shell_command
+from orchestrator.report.charts.memory_timeline import role_colours
 from orchestrator.report.charts.registry import Figure
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.sections import sections
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.table import RenderedTable, columns_of
 from orchestrator.report.tables.views import TableView, view_of
+from orchestrator.report.text.cell_names import NAME, axis_title, setting_text
 from orchestrator.report.text.headline import counts_by_status, headline
 from orchestrator.report.text.heat_map import heat_map
 from orchestrator.report.text.provenance import labelled, measured_days, values_of
@@ -37,9 +42,25 @@ from orchestrator.report.text.provenance import labelled, measured_days, values_
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
 _MOST_FINDINGS, _MOST_COMMANDS = 5, 8
-_PHONE_COLUMNS = 4
-# Axes that readers filter by, besides those that vary.
-_FILTERS = ("run", "name", "precision", "compile", "attention", "pass", "status")
+# Pixels for a table by the style of the columns that a narrower screen hides: of a phone, and of a
+# tablet with the same letters. Then those of a letter, and of the space around a column.
+_ROOM = {"wide": 358.0, "wider": 660.0}
+_LETTER, _SPACE = 8.6, 8
+_BREAKABLE = 16  # letters of a text from which on the page breaks words; see `long` in the template
+# Columns of all cells if they vary, before other axes that do.
+_FIRST = (
+    "run",
+    "what",
+    "name",
+    "context_length",
+    "precision",
+    "compile",
+    "attention",
+    "batch_size",
+)
+_AXES = {"name": NAME, "context_length": "context"}
+_COVERED = ("seed", "model", "size", "d_head", "pass")  # by the columns of the model and `what`
+_MOST_AXES = 8  # columns of all cells besides two measures; one more holds the values of other axes
 _LIBRARY = Path(__file__).parent / "vendor"
 
 
@@ -75,6 +96,7 @@ def to_html(
         "run": report.run_argument,
         **cell_columns(results),
     }
+    data |= {"roles": role_colours(results.live()), **_columns_of_cells(data)}
     found = sections(results, report.findings, report.figures, report.pages)
     environment = _environment()
     script = environment.get_template("page.js").render()
@@ -92,8 +114,9 @@ def to_html(
         grid=grid,
         sections=found,
         links={section.question.name for section in found},
-        filters=[name for name in _FILTERS if name in data["columns"] or name in data["axes"]],
+        filters=[name for name, _ in data["shown"] if name != "what"] + ["status"],
         count=len(results.cells),
+        same=data["same"],
         run=report.run_argument,
         citation=_citation(results),
         commands=_commands(results),
@@ -130,15 +153,54 @@ def _policy_digest(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
+def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of the table of all cells: those that vary, and what all cells share.
+
+    more: name, title and usual value of the axes whose other values share the last column.
+    """
+    known = {**cells["columns"], **cells["axes"]}
+    indices = {
+        name: column["i"] if "w" in column else column["v"] for name, column in known.items()
+    }
+    varying = {name for name, values in indices.items() if len(set(values)) > 1} | {"name"}
+    if varying & {"task", "pass"}:
+        varying.add("what")
+    names = [name for name in dict.fromkeys((*_FIRST, *cells["axes"])) if name not in _COVERED]
+    shown = [(name, axis_title(_AXES.get(name, name))) for name in names if name in varying]
+    more = []
+    for name, title in shown[_MOST_AXES:]:
+        ((usual, _),) = Counter(index for index in indices[name] if index != -1).most_common(1)
+        more.append((name, title, known[name]["w"][usual]))
+    same = []
+    for name in ("pass", *_FIRST):
+        first = next(iter(indices.get(name, ())), -1)
+        if name not in (*varying, RUN) and first != -1:
+            word = known[name]["w"][first] if "w" in known[name] else first
+            same.append(setting_text(name, word))
+    return {"shown": shown[:_MOST_AXES], "more": more, "same": ", ".join(same)}
+
+
 def _columns_of(view: TableView) -> list[dict[str, str]]:
-    """Return title and style of each column. A phone hides the wide ones."""
+    """Return title and style of each column; narrow screens hide those without room."""
+    widths = []
+    for title, entries in zip(view.header, columns_of(view.rows, len(view.header)), strict=True):
+        whole = [entry for entry in entries if len(entry.text) <= _BREAKABLE]
+        texts = [title, *(f"{entry.text}† {entry.spread}" for entry in whole)]
+        widths.append(_LETTER * max(map(len, " ".join(texts).split())) + _SPACE)
+    groups = [measure.group for measure in view.measures]
+    # Of the compared values the last one matters most, then the baseline, which is the first.
+    ranks = {group: rank for rank, group in enumerate(dict.fromkeys([*groups[-1:], *groups]))}
+    by_priority = sorted((one.priority, ranks[one.group], n) for n, one in enumerate(view.measures))
     columns = [{"title": title, "style": "text"} for title in view.key_titles]
-    order = sorted(range(len(view.measures)), key=lambda index: view.measures[index].priority)
-    on_phones = order[: max(_PHONE_COLUMNS - len(columns), 1)]
-    for index, measure in enumerate(view.measures):
-        styles = ["text"] if measure.is_text else []
-        styles += [] if index in on_phones else ["wide"]
-        columns.append({"title": measure.title, "style": " ".join(styles)})
+    for measure in view.measures:
+        columns.append({"title": measure.title, "style": "text" * measure.is_text})
+    for style, room in _ROOM.items():
+        room -= sum(widths[: len(view.keys)])
+        for _, _, index in by_priority:
+            room -= widths[len(view.keys) + index]
+            if room < 0 and index != by_priority[0][-1]:
+                column = columns[len(view.keys) + index]
+                column["style"] = f"{column['style']} {style}".strip()
     return columns
 
 

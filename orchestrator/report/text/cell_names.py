@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import RUN, Row, has_value, ordered_values
+from orchestrator.analysis.axes import RUN, Row, axis_text, has_value, is_null, ordered_values
 from orchestrator.analysis.results import Results
+from orchestrator.common.text import KEY_NAME, short_names
 
 PASSES = {
     "train_step": "training step",
@@ -24,6 +25,8 @@ NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
 MODEL_ARGS = "model_args."
 NAME_COLUMNS = (*dict(NAMING), "task")
 SCOPE_COLUMNS = (*NAME_COLUMNS, LENGTH, "precision", "compile", "pass")
+_PLAIN = (NAME, "task", "precision", "compile", "pass")  # axes whose values say of what they are
+_TITLES = {NAME: "model", "memory_limit_gib": "memory limit", "compile": "code"}
 
 
 def name_of(row: Row) -> str:
@@ -76,21 +79,48 @@ def fullest_context(cells: pd.DataFrame, column: str) -> Any:
     return counts[counts == counts.max()].index.max()
 
 
-def scope_of(row: Row) -> str:
-    """Return the settings of a cell that readers look for, such as `xl, context 512, bf16`."""
+def axis_title(axis: str) -> str:
+    """Return the words for an axis; the key of a mapping as the user wrote it."""
+    short = short_names([axis], KEY_NAME)[axis]
+    return _TITLES.get(axis, axis.replace("_", " ")) if short == axis else short
+
+
+def value_text(axis: str, value: object) -> str:
+    """Return the value of an axis for a heading, such as `1,024`."""
+    return f"{value:,}" if axis == LENGTH and not is_null(value) else axis_text(value)
+
+
+def setting_text(axis: str, value: object) -> str:
+    """Return the value of an axis for a caption, such as `no limit`, `compiled` or `width 64`."""
+    if axis == "memory_limit_gib":
+        return "no limit" if is_null(value) else f"limit {value:g} GiB"
+    if axis in _PLAIN:
+        return PASSES.get(str(value), COMPILED.get(str(value), str(value)))
+    if axis == "attention":
+        return f"{axis_text(value)} attention"
+    words = {LENGTH: "context", "batch_size": "batch"}.get(axis, axis_title(axis))
+    return f"{words} {value_text(axis, value)}"
+
+
+def scope_of(row: Row, others: Collection[str] = ()) -> str:
+    """Return the settings of a cell that readers look for, such as `xl, context 512, bf16`.
+
+    others: axes that are named too, where the cell has a value.
+    """
     parts = [name_of(row)]
-    if has_value(row, LENGTH):
-        parts.append(f"context {row[LENGTH]:,}")
-    for axis in ("precision", "compile", "pass"):
+    # The name of the cell has the arguments of its model.
+    named = (*SCOPE_COLUMNS, NAME)
+    more = [axis for axis in others if axis not in named and not axis.startswith(MODEL_ARGS)]
+    for axis in (LENGTH, *more, "precision", "compile", "pass"):
         if has_value(row, axis):
-            text = str(row[axis])
-            parts.append(PASSES.get(text, COMPILED.get(text, text)))
+            parts.append(setting_text(axis, row[axis]))
     return ", ".join(parts)
 
 
-def scopes_of(cells: pd.DataFrame) -> list[str]:
-    """Return the settings of each cell that readers look for."""
-    return list(map(scope_of, cells.filter(items=SCOPE_COLUMNS).to_dict("records")))
+def scopes_of(cells: pd.DataFrame, others: Collection[str] = ()) -> list[str]:
+    """Return the settings of each cell that readers look for. others: see `scope_of`."""
+    rows = cells.filter(items=list(dict.fromkeys((*SCOPE_COLUMNS, *others)))).to_dict("records")
+    return [scope_of(row, others) for row in rows]
 
 
 def cell_keys(results: Results) -> pd.Series[str]:

@@ -1,44 +1,54 @@
 """The heat map of the first screen: every cell of the main task as a number and a shade.
 
-Rows are models, columns contexts and panels precisions. The page holds what each switch shows; the
-first view is in the HTML, so that the map needs no script.
+Rows are models, columns contexts and panels precisions, or else other axes that vary; the axes left
+over are switches. What no switch can choose has one value for all cells, which the note names. The
+page holds what each switch shows; the first view is in the HTML, so that the map needs no script.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from orchestrator.analysis.axes import MAIN, RUN, Row, axis_text, has_value, is_null
+from orchestrator.analysis.axes import COMPILE_AXES, MAIN, RUN, Row, axis_text, has_value
 from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import (
-    COMPILED,
     LENGTH,
     NAME,
-    PASSES,
     SCOPE_COLUMNS,
+    axis_title,
     cell_keys,
-    ordered,
     scope_of,
+    setting_text,
+    value_text,
 )
 from orchestrator.report.text.numbers import number, ratio
-from orchestrator.report.text.slices import choose_slice, main_cells, shared_settings
+from orchestrator.report.text.slices import (
+    NOT_SHOWN,
+    axis_values,
+    choose_slice,
+    free_axes,
+    main_cells,
+    shared_settings,
+)
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.status import OUT_OF_MEMORY
 
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 3
+_MOST_SWITCHES, _MOST_OPTIONS = 4, 6
+_LEAST_SHARE = 0.25  # of the most common value's cells that another value of a shown axis has
 _LEAST_SHADE, _MOST_SHADE = 6, 100
 _DARK_SHADE = 78  # above it, white text has more contrast than black text
 _LARGEST_GAIN = 4.0  # of the speed-ups that have different shades
-# Axes that a reader can switch, with their labels.
-_SWITCHED = {"compile": "Code", "pass": "Pass", "memory_limit_gib": "Memory limit", NAME: "Model"}
+# Axes that are switches rather than rows or columns.
+_SWITCHED = ("compile", "pass", "memory_limit_gib")
 _SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
@@ -77,11 +87,15 @@ _READ = (
 
 @dataclass(frozen=True)
 class Switch:
-    """A choice of the reader: the values of an axis, and their labels. The first one is shown."""
+    """A choice of the reader: the values of an axis, and their labels. The first one is shown.
+
+    is_labelled: true if the labels of the values do not say of what they are.
+    """
 
     axis: str
     label: str
     options: Sequence[tuple[str, str]]
+    is_labelled: bool = False
 
 
 class HeatCell(NamedTuple):
@@ -103,6 +117,7 @@ class HeatMap:
     """
 
     row_title: str
+    column_title: str
     panels: Sequence[str]
     rows: Sequence[str]
     columns: Sequence[str]
@@ -113,6 +128,11 @@ class HeatMap:
     first_note: str
     has_failures: bool
     is_bound_known: bool
+
+    @property
+    def is_usual(self) -> bool:
+        """True if the headings of rows and columns say of what they are: models and contexts."""
+        return (self.row_title, self.column_title) == (axis_title(NAME), axis_title(LENGTH))
 
     def first_view(self, place: Sequence[int], measure: str = "") -> HeatCell:
         """Return what a place shows before a switch is used, of a measure or of the first one."""
@@ -134,34 +154,34 @@ def heat_map(results: Results) -> HeatMap | None:
     # The resident set on a CPU. A column that no run has is of another type, which pandas refuses.
     peaks = cells["peak_rss_bytes"].astype("Float64").fillna(cells[_PEAK])
     cells = cells.assign(key=cell_keys(results), **{_PEAK: peaks})
-    cells = cells[cells[LENGTH].notna() & (cells["status"] != "skipped")]
-    if cells.empty or (cells[row_axis].nunique() < 2 and cells[LENGTH].nunique() < 2):
+    cells = cells[cells["status"] != "skipped"]
+    if cells.empty:
         return None
-    most = {"precision": _MOST_PANELS, row_axis: _MOST_ROWS, LENGTH: _MOST_COLUMNS}
-    switched = _varying(cells, set(_SWITCHED) - set(most))
-    # Runs may repeat cells with other numbers of steps: the best measured one is shown.
-    axes = [axis for axis in results.axes if axis not in (RUN, *TIMING_AXES)]
-    cells, note = choose_slice(_best_first(cells), axes, [*most, *switched])
+    # Runs may repeat cells: those of the run with most times are shown.
+    cells, timing, notes = _with_one_timing(_best_first(cells), results.axes)
+    others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
+    free = free_axes(cells, (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing))
+    places, switched = _places(cells, free, row_axis)
+    if len(places) < 2:
+        return None
+    axes = (*others, *timing, "seed")
+    cells, note = choose_slice(cells, axes, [*places, *switched])
     first = _first_view(cells, switched)
-    grid = {axis: _fullest(axis, first, count) for axis, count in most.items()}
+    grid = {axis: _fullest(axis, first, count) for axis, count in places.items()}
     for axis, values in grid.items():
-        cells = cells[cells[axis].isin(values)]
+        cells = cells[cells[axis].map(axis_text).isin(map(axis_text, values))]
+        total = first[axis].nunique(dropna=False)
+        if len(values) < total:
+            notes.append(f"{len(values)} of {total} values of {axis_title(axis)}")
     # The only cells with another value may be outside of the grid.
-    switched = _varying(cells, switched)
-    return _map(cells, grid, switched, note)
-
-
-def _varying(cells: pd.DataFrame, axes: Iterable[str]) -> list[str]:
-    """Return the axes of switches that have several values."""
-    counts = cells.filter(items=list(axes)).nunique(dropna=False)
-    return sorted(counts[counts > 1].index, key=list(_SWITCHED).index)
-
-
-def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
-    """Return the values that most cells have, in their order."""
-    counts = cells[axis].value_counts()
-    chosen = set(counts.index[:most])
-    return [value for value in ordered(axis, cells) if value in chosen]
+    switched = [axis for axis in switched if cells[axis].nunique(dropna=False) > 1]
+    if RUN in cells and results.cells[RUN].nunique() > 1:
+        main, *rest = cells[RUN].value_counts().index
+        count = int((cells[RUN] != main).sum())
+        notes.append(
+            f"run {main}" + (f", and {count} cells of {', '.join(sorted(rest))}" * bool(rest))
+        )
+    return _map(cells, grid, switched, ", ".join(filter(None, (note, *notes))))
 
 
 def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
@@ -172,16 +192,78 @@ def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
     return cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
 
 
+def _with_one_timing(
+    cells: pd.DataFrame, axes: Collection[str]
+) -> tuple[pd.DataFrame, list[str], list[str]]:
+    """Return cells whose times can be compared, the axes of timing to switch, and what is fixed.
+
+    An axis that varies within the run of the last cell, which has most times, is a switch. Cells
+    without a time remain: no peak depends on the number of steps.
+    """
+    switched, notes = [], []
+    for axis in (axis for axis in TIMING_AXES if axis in axes):
+        timed = cells[cells[TIME].notna() & cells[axis].notna()]
+        if timed[axis].nunique() < 2:
+            continue
+        own = timed[timed[RUN] == timed[RUN].iloc[-1]] if RUN in timed else timed
+        if own[axis].nunique() > 1 and _is_common(own[axis]):
+            switched.append(axis)
+            cells = cells[cells[axis].isin(own[axis].unique()) | cells[TIME].isna()]
+        else:
+            usual = own[axis].mode().iloc[0]
+            cells = cells[(cells[axis] == usual).fillna(False) | cells[TIME].isna()]
+            notes.append(setting_text(axis, usual))
+    return cells, switched, notes
+
+
+def _is_common(values: pd.Series[Any]) -> bool:
+    """Return True if enough cells have other values than the most common one for a view."""
+    counts = values.value_counts(dropna=False)
+    return len(counts) > 1 and bool(counts.iloc[1] >= _LEAST_SHARE * counts.iloc[0])
+
+
+def _places(
+    cells: pd.DataFrame, free: list[str], row_axis: str
+) -> tuple[dict[str, int], list[str]]:
+    """Return the axes of panels, rows and columns with their largest numbers, and of switches."""
+    most = (_MOST_PANELS, _MOST_ROWS, _MOST_COLUMNS)
+    usual = ("precision", row_axis, LENGTH)
+    left = [axis for axis in free if axis not in (*usual, *COMPILE_AXES)]
+    plain = [axis for axis in left if axis not in _SWITCHED and _is_common(cells[axis])]
+    switched = [axis for axis in left if axis in _SWITCHED]
+    chosen = {axis: axis if axis in free else "" for axis in usual}
+    # The only axis makes columns, of two the first makes rows.
+    for axis in (row_axis, LENGTH, "precision") if len(plain) > 1 else (LENGTH, row_axis):
+        if plain and not chosen[axis]:
+            chosen[axis] = plain.pop(0)
+    if not chosen[LENGTH] and not chosen[row_axis]:
+        return {}, []
+    switched += [axis for axis in plain if cells[axis].nunique() <= _MOST_OPTIONS]
+    places = {name or axis: count for (axis, name), count in zip(chosen.items(), most, strict=True)}
+    return places, switched[:_MOST_SWITCHES]
+
+
+def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
+    """Return the values that most cells have, in their order."""
+    counts = cells[axis].map(axis_text).value_counts()
+    return [one for one in axis_values(axis, cells) if axis_text(one) in counts.index[:most]]
+
+
 def _map(
     cells: pd.DataFrame, grid: Mapping[str, list[Any]], switched: list[str], note: str
 ) -> HeatMap:
     """Return the map of cells. grid: axes of panels, rows and columns, with their values."""
-    measures = _measures(cells, grid["precision"])
+    (panel_axis, row_axis, column_axis), values = grid, list(grid.values())
+    measures = _measures(cells, values[0])
+    texts = {axis: list(map(axis_text, of_axis)) for axis, of_axis in grid.items()}
+    # The names say the run of a cell if they are of several.
+    named = [row_axis, column_axis, panel_axis, *switched]
+    named += [RUN] if RUN in cells and cells[RUN].nunique() > 1 else []
     positions: dict[str, dict[Any, Any]] = {}
     for record in cells.to_dict("records"):
-        place = [values.index(record[axis]) for axis, values in grid.items()]
+        place = [of_axis.index(axis_text(record[axis])) for axis, of_axis in texts.items()]
         options = [axis_text(record[axis]) for axis in switched]
-        positions[_position(place, options)] = record
+        positions[_position(place, options)] = {**record, "label": scope_of(record, named)}
     for position, record in positions.items():
         base = positions.get(_position([0], [position.partition(",")[2]]), {})
         if has_value(base, TIME) and has_value(record, TIME) and record[TIME] > 0:
@@ -194,18 +276,17 @@ def _map(
         views[position] = {m.name: _cell(record, m, ranges[m.name]) for m in measures}
         if not measures:
             views[position] = {"": _cell(record, None, (0.0, 1.0))}
-    panels, rows, columns = (list(map(_heading, values)) for values in grid.values())
-    _, row_axis, _ = grid
     return HeatMap(
-        row_title="model" if row_axis == NAME else row_axis,
-        panels=panels,
-        rows=rows,
-        columns=columns,
+        row_title=axis_title(row_axis),
+        column_title=axis_title(column_axis),
+        panels=[setting_text(panel_axis, value) for value in values[0]],
+        rows=[value_text(row_axis, value) for value in values[1]],
+        columns=[value_text(column_axis, value) for value in values[2]],
         measures=measures,
         switches=[_switch(axis, cells) for axis in switched],
         views=views,
         note=note,
-        first_note=shared_settings(first, grid),
+        first_note=shared_settings(first, grid, named),
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known=bool(cells["cpu_bound"].notna().any()),
     )
@@ -218,10 +299,6 @@ def _measures(cells: pd.DataFrame, precisions: Sequence[object]) -> list[HeatMea
     return [measure for measure in MEASURES if measure.column in known]
 
 
-def _heading(value: object) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
-
-
 def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:
     """Return the cells with the first option of each switch."""
     for axis in switched:
@@ -230,21 +307,17 @@ def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:
 
 
 def _switch(axis: str, cells: pd.DataFrame) -> Switch:
-    values = ordered(axis, cells)
-    if cells[axis].isna().any():
-        values = [None, *values]
-    first = cells[axis].value_counts().index[0] if axis == NAME else MAIN.get(axis)
-    if first in values:
-        values = [first, *(value for value in values if value != first)]
-    options = [(axis_text(value), _option(axis, value)) for value in values]
-    return Switch(axis, _SWITCHED[axis], options)
-
-
-def _option(axis: str, value: object) -> str:
-    if axis == "memory_limit_gib":
-        return "no limit" if is_null(value) else f"{value:g} GiB"
-    text = axis_text(value)
-    return PASSES.get(text, COMPILED.get(text, text))
+    """Return the switch of an axis. The usual value is first; of timing, the most steps are."""
+    values, texts = axis_values(axis, cells), cells[axis].map(axis_text)
+    first = axis_text(MAIN[axis]) if axis in MAIN else ""
+    if axis in TIMING_AXES:
+        first = axis_text(values[-1])
+    if first not in set(texts):
+        first = texts.value_counts().index[0]
+    values.sort(key=lambda value: axis_text(value) != first)
+    show = setting_text if axis in _SWITCHED else value_text
+    options = [(axis_text(value), show(axis, value).removeprefix("limit ")) for value in values]
+    return Switch(axis, axis_title(axis), options, is_labelled=axis not in _SWITCHED)
 
 
 def _range(cells: pd.DataFrame, measure: HeatMeasure) -> tuple[float, float]:
@@ -259,7 +332,7 @@ def _range(cells: pd.DataFrame, measure: HeatMeasure) -> tuple[float, float]:
 
 def _cell(row: Row, measure: HeatMeasure | None, ends: tuple[float, float]) -> HeatCell:
     """Return a cell of the map as a measure shows it."""
-    name = scope_of(row)
+    name = row["label"]
     if row["status"] in OUT_OF_MEMORY:
         where = f" in {row['phase']}" if row.get("phase") else ""
         phase = _SHORT_PHASES.get(str(row.get("phase")), "out")

@@ -305,9 +305,9 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
     )
     assert list(table(results, "timings")["total"]) == ["11.00 ± 1.000", "11.00 ± 1.000", "OOM"]
     plan = table(results, "oom-map").set_index("size")
-    assert plan.loc["xl", "128"] == "22.0 GiB: 24 GB (RTX 4090, 3090)"
-    assert plan.loc["xl", "256"] == "OOM (asked 2.00 GiB more)"
-    assert plan.loc["small", "256"] == "–"
+    assert plan.loc["xl", "context 128"] == "22.0 GiB: 24 GB (RTX 4090, 3090)"
+    assert plan.loc["xl", "context 256"] == "OOM (asked 2.00 GiB more)"
+    assert plan.loc["small", "context 256"] == "–"
     assert list(table(results, "failures")["why"]) == ["it was oom"]
 
 

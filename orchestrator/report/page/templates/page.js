@@ -1,6 +1,9 @@
 const find = (selector, within = document) => within.querySelector(selector);
 const findAll = (selector, within = document) => [...within.querySelectorAll(selector)];
 const PAGE_ROWS = 25;
+// Columns of all cells on a phone, besides the measures: these first, if they vary.
+const PHONE_AXES = 3;
+const PHONE_FIRST = ["name", "context_length", "precision"];
 const OUT_OF_MEMORY = ["oom", "oom_inferred", "host_oom"];
 const STATUS = { ok: "measured", oom: "out of memory", oom_inferred: "out of memory (inferred)", host_oom: "out of CPU memory", skipped: "impossible" };
 const SLICE = "slice:"; // begins the part of the address that holds the filters of all cells
@@ -121,46 +124,55 @@ addEventListener("click", async (event) => {
 
 // ---- all cells
 function valueOf(cell, name) {
-  return name in cell ? cell[name] : cell.axes[name];
+  if (name === "what") return (cell.axes.pass ?? cell.task ?? "").replaceAll("_", " ");
+  return name in cell.axes ? cell.axes[name] : cell[name]; // an axis may have the name of a measure
 }
 
 const showAllCells = once(async () => {
   const cells = await readCells();
-  const { columns, axes } = await readData();
+  const { columns, axes, shown: shownAxes, more } = await readData();
   const source = new Blob([await unpack("library")], { type: "text/javascript" });
   await import(URL.createObjectURL(source));
-  const rank = (name, value) => (columns[name] ?? axes[name])?.w?.indexOf(value) ?? value;
+  const rank = (name, value) => (axes[name] ?? columns[name])?.w?.indexOf(value) ?? value;
   const column = (title, name, className, show = (value) => value ?? "–") => ({
     title,
     className,
     data: (cell, type) => {
       const value = valueOf(cell, name) ?? null;
-      if (type === "sort" || type === "type") return value === null ? Infinity : (columns[name] ?? axes[name])?.w ? rank(name, value) : value;
+      if (type === "sort" || type === "type") return value === null ? Infinity : (axes[name] ?? columns[name])?.w ? rank(name, value) : value;
       if (type !== "display") return ""; // DataTables would parse a text for its search as HTML
       const content = show(value, cell);
       return content instanceof Node ? content : document.createTextNode(content); // and a text to show
     },
   });
-  const shown = [
-    column("what", "task", "text wide", (task, cell) => (cell.axes.pass ?? task ?? "").replaceAll("_", " ")),
-    column("model", "name", "text", (name, cell) => linkTo(cell, name)),
-    column("context", "context_length", "", (value) => value?.toLocaleString("en") ?? "–"),
-    column("precision", "precision", "text"),
-    column("code", "compile", "text wide"),
-    column("attention", "attention", "text wide"),
-    { ...column("ms", "step", "", (value, cell) => timeOf(cell)) },
-    column("peak GiB", "peak", "", (value) => number(value)),
-  ];
+  const rankOnPhone = (name) => [...PHONE_FIRST, name].indexOf(name);
+  const narrow = shownAxes.map(([name]) => name).sort((a, b) => rankOnPhone(a) - rankOnPhone(b)).slice(0, PHONE_AXES);
+  const isNarrow = (index) => narrow.includes(shownAxes[index][0]);
+  const settings = (cell, names) => names.map(([name, title, usual]) => [title, valueOf(cell, name), usual]).filter(([, value, usual]) => ![null, undefined, "", usual].includes(value));
+  const nameOf = (cell) => {
+    const hidden = settings(cell, shownAxes.filter((_, index) => !isNarrow(index)));
+    const content = element("span");
+    content.append(linkTo(cell, cell.name), element("small", hidden.map(([title, value]) => (isFinite(value) ? `${title} ${value}` : value)).join(" · "), "phone"));
+    return content;
+  };
+  const shown = shownAxes.map(([name, title], index) => {
+    const style = isNarrow(index) ? "" : " wide";
+    if (name === "name") return column(title, name, "text", (value, cell) => nameOf(cell));
+    if (name === "context_length") return column(title, name, style, (value) => value?.toLocaleString("en") ?? "–");
+    return column(title, name, `text${style}${name === "what" ? " whole-words" : ""}`);
+  });
+  if (more.length) shown.push({ title: "other settings", className: "text wide", orderable: false, data: (cell, type) => (type === "display" ? element("small", settings(cell, more).map(([title, value]) => `${title} ${value}`).join(", ")) : "") });
+  shown.push({ ...column("ms", "step", "", (value, cell) => timeOf(cell)) }, column("peak GiB", "peak", "", (value) => number(value)));
   const haystacks = cells.map((cell) => Object.values({ ...cell, ...cell.axes, title: "", axes: "" }).map((value) => String(value).toLowerCase()));
   const filters = find("#filters").dataset.filters.split(" ");
-  const selects = Object.fromEntries(filters.map((name) => [name, addFilter(name, cells, rank)]));
+  const selects = Object.fromEntries(filters.map((name) => [name, addFilter(name, Object.fromEntries(shownAxes)[name] ?? name, cells, rank)]));
   const words = find("#words");
   const table = new window.DataTable("#all", {
     data: cells,
     columns: shown,
     pageLength: PAGE_ROWS,
     lengthChange: false,
-    order: [[1, "asc"], [2, "asc"], [3, "asc"], [4, "asc"]], // model, context, precision, code
+    order: shownAxes.map((_, index) => [index, "asc"]).filter(([index]) => !["run", "what"].includes(shownAxes[index][0])),
     pagingType: "simple_numbers",
     layout: { topStart: "info", topEnd: "paging", bottomStart: null, bottomEnd: null },
     deferRender: true,
@@ -180,8 +192,8 @@ const showAllCells = once(async () => {
   table.draw();
 });
 
-function addFilter(name, cells, rank) {
-  const label = element("label", { name: "model", compile: "code" }[name] ?? name);
+function addFilter(name, title, cells, rank) {
+  const label = element("label", title);
   const select = document.createElement("select");
   select.append(new Option("any", ""));
   const values = [...new Set(cells.map((cell) => valueOf(cell, name)).filter((value) => value !== null && value !== undefined))];
@@ -202,7 +214,7 @@ function linkTo(cell, text) {
 function timeOf(cell) {
   if (cell.status !== "ok") return statusBadge(cell);
   const text = element("span", number(cell.step));
-  if (cell.cpu === 1 && cell.step !== null) text.append(" ", element("small", "CPU"));
+  if (cell.cpu === 1 && cell.step !== null) text.append("†");
   return text;
 }
 
@@ -236,12 +248,12 @@ async function openCell() {
     if (dialog.open) dialog.close();
     return;
   }
-  const { run, columns } = await readData();
+  const { run, columns, roles } = await readData();
   find("#cell-content").replaceChildren(...describe(cell, run, columns.run.w.length > 1));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   const details = (await readDetails())[cell.row];
-  if (location.hash === `#cell=${wanted}` || decodeURIComponent(location.hash) === `#cell=${wanted}`) find("#cell-content").append(...describeDetails(cell, details));
+  if (location.hash === `#cell=${wanted}` || decodeURIComponent(location.hash) === `#cell=${wanted}`) find("#cell-content").append(...describeDetails(cell, details, roles));
 }
 
 function describe(cell, run, isCollection) {
@@ -289,11 +301,14 @@ function section(title, values) {
   if (!known.length) return [];
   const list = document.createElement("dl");
   for (const [name, value] of known) list.append(element("dt", name.replaceAll("_", " ")), element("dd", String(value)));
-  return [element("h3", title), list];
+  const heading = element("h3", title);
+  if (title === "Set-up") heading.id = "set-up";
+  return [heading, list];
 }
 
-function describeDetails(cell, { attempts, samples, log }) {
+function describeDetails(cell, { attempts, samples, live, log }, roles) {
   const parts = [];
+  if (live) find("#set-up").before(element("h3", "Live memory during a step"), timeline(live, roles));
   if (samples?.length > 1) parts.push(element("h3", `The ${samples.length} measured steps, ms`), strip(samples, cell));
   for (const attempt of attempts) {
     const hasEvidence = Object.keys(attempt.evidence).length > 0;
@@ -331,6 +346,121 @@ function strip(samples, cell) {
   const figure = document.createElement("div");
   figure.append(drawing, element("p", `${number(least, 4)} to ${number(most, 4)}, in order; the band is the interval of the median`, "key"));
   return figure;
+}
+
+// ---- live memory of a cell, which a reader can zoom
+function timeline({ at, phases, roles: curves }, colours) {
+  const [left, right, top, bottom, height] = [44, 6, 14, 22, 240];
+  const width = innerWidth < 560 ? 340 : 520; // so that letters are not scaled
+  const names = Object.keys(colours).filter((role) => curves[role]);
+  const totals = at.map((_, index) => names.reduce((sum, role) => sum + curves[role][index], 0));
+  const [begin, end] = [at[0], at.at(-1) > at[0] ? at.at(-1) : at[0] + 1];
+  let [from, to] = [begin, end];
+  const drawing = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Live memory by role over ${number(end - begin)} ms` });
+  const x = (ms) => left + ((width - left - right) * (ms - from)) / (to - from);
+  const timeAt = (event) => {
+    const box = drawing.getBoundingClientRect();
+    const share = ((event.clientX - box.left) * (width / box.width) - left) / (width - left - right);
+    return from + (to - from) * Math.min(Math.max(share, 0), 1);
+  };
+  const indexAt = (ms) => Math.max(at.findLastIndex((one) => one <= ms), 0);
+  const words = element("p", "", "key");
+  const pointer = shape("line", { class: "at", y1: top, y2: height - bottom, visibility: "hidden" });
+  const window_ = shape("rect", { class: "window", y: top, height: height - top - bottom, width: 0 });
+
+  function say(index) {
+    const phase = phases.findLast(([, ms]) => ms <= at[index])?.[0] ?? "";
+    words.replaceChildren(element("span", `${number(at[index])} ms${phase ? `, ${phase}` : ""}: ${number(totals[index] / 1024)} GiB`));
+    for (const role of names) {
+      const entry = element("span");
+      const box = element("i", "", "box");
+      box.style.color = `var(--${colours[role]})`;
+      entry.append(box, `${role} ${number(curves[role][index] / 1024)}`);
+      words.append(entry);
+    }
+  }
+
+  function draw() {
+    const [first, last] = [indexAt(from), indexAt(to)];
+    const most = Math.max(...totals.slice(first, last + 1), 1) * 1.05;
+    const y = (value) => height - bottom - ((height - top - bottom) * value) / most;
+    const parts = [];
+    let below = at.map(() => 0);
+    for (const role of names) {
+      const above = below.map((value, index) => value + curves[role][index]);
+      const edge = (levels) => {
+        const points = [[left, levels[first]]];
+        for (let index = first + 1; index <= last; index++) points.push([x(at[index]), levels[index - 1]], [x(at[index]), levels[index]]);
+        return [...points, [width - right, levels[last]]].map(([across, level]) => `${across.toFixed(1)},${y(level).toFixed(1)}`);
+      };
+      parts.push(shape("polygon", { points: [...edge(above), ...edge(below).reverse()].join(" "), fill: `var(--${colours[role]})` }));
+      below = above;
+    }
+    for (const [name, ms] of phases) {
+      if (ms < from || ms > to) continue;
+      parts.push(shape("line", { class: "phase", x1: x(ms), x2: x(ms), y1: top, y2: height - bottom }), label(x(ms) + 2, top - 3, name, "start"));
+    }
+    parts.push(shape("line", { class: "grid", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
+    for (const share of [0, 0.5, 1]) {
+      parts.push(label(left - 4, y((share * most) / 1.05) + 4, number((share * most) / 1.05 / 1024), "end"));
+      parts.push(label(left + (width - left - right) * share, height - 8, `${number(from + (to - from) * share, 4)}${share ? "" : " ms"}`, ["start", "middle", "end"][share * 2]));
+    }
+    drawing.replaceChildren(...parts, label(4, top - 3, "GiB", "start"), window_, pointer);
+    window_.setAttribute("width", 0);
+    say(totals.indexOf(Math.max(...totals.slice(first, last + 1)), first));
+  }
+
+  function zoom(a, b) {
+    const least = (end - begin) / 1000;
+    [from, to] = [Math.max(Math.min(a, b), begin), Math.min(Math.max(a, b), end)];
+    if (to - from < least) [from, to] = [Math.max(from - least, begin), Math.min(to + least, end)];
+    draw();
+  }
+
+  let pressed = null;
+  drawing.addEventListener("pointerdown", (event) => {
+    pressed = timeAt(event);
+    drawing.setPointerCapture(event.pointerId);
+  });
+  drawing.addEventListener("pointermove", (event) => {
+    const ms = timeAt(event);
+    for (const end_ of ["x1", "x2"]) pointer.setAttribute(end_, x(ms));
+    pointer.setAttribute("visibility", "visible");
+    say(indexAt(ms));
+    if (pressed === null) return;
+    window_.setAttribute("x", x(Math.min(ms, pressed)));
+    window_.setAttribute("width", Math.abs(x(ms) - x(pressed)));
+  });
+  drawing.addEventListener("pointerup", (event) => {
+    const ms = timeAt(event);
+    if (pressed !== null && Math.abs(x(ms) - x(pressed)) > 4) zoom(pressed, ms);
+    pressed = null;
+  });
+  drawing.addEventListener("pointercancel", () => (pressed = null));
+  const by = (share, shift) => () => {
+    const [middle, half] = [(from + to) / 2 + shift * (to - from), ((to - from) * share) / 2];
+    const centre = Math.min(Math.max(middle, begin + half), end - half);
+    zoom(centre - half, centre + half);
+  };
+  const controls = element("div", "", "controls");
+  for (const [text, name, act] of [["+", "Zoom in", by(0.5, 0)], ["−", "Zoom out", by(2, 0)], ["←", "Earlier", by(1, -0.5)], ["→", "Later", by(1, 0.5)], ["all", "Whole step", () => zoom(begin, end)]]) {
+    const button = element("button", text);
+    button.type = "button";
+    button.setAttribute("aria-label", name);
+    button.addEventListener("click", act);
+    controls.append(button);
+  }
+  controls.append(element("span", "or drag over the part to zoom into"));
+  draw();
+  const figure = element("div", "", "timeline");
+  figure.append(drawing, words, controls);
+  return figure;
+}
+
+function label(x, y, text, anchor) {
+  const made = shape("text", { x, y, "text-anchor": anchor });
+  made.textContent = text;
+  return made;
 }
 
 addEventListener("hashchange", (event) => {

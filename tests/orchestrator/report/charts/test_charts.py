@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -60,7 +62,7 @@ def test_a_slice_has_usual_values_and_the_run_with_most_cells() -> None:
     chosen, note = choose_slice(cells_of(*rows), AXES, ["context_length"])
     assert set(chosen["run"]) == {"full"}
     assert list(chosen["context_length"]) == [128, 256, 512]
-    assert note == "training step, fp32, eager, batch 4, naive attention"
+    assert note == "training step, fp32, eager, batch 4, naive attention, run full"
 
 
 def test_few_of_many_values_have_the_first_and_the_last() -> None:
@@ -108,8 +110,107 @@ def test_lines_have_a_point_for_each_cell_with_a_label_and_a_link() -> None:
     assert not any(point["hollow"] for point in values_of(chart.panels[1]))
 
 
-def test_lines_need_two_contexts() -> None:
-    assert drawn("step-time", results_of({"size": "small"}, {"size": "xl"})) is None
+def test_lines_need_two_points() -> None:
+    assert drawn("step-time", results_of({"size": "small"})) is None
+    sizes = drawn("step-time", results_of({"size": "xl"}, {"size": "small"}))
+    (panel,) = sizes.panels
+    assert sizes.across == "model"
+    assert [point["x"] for point in values_of(panel)] == ["small", "xl"]
+
+
+def with_axes(results: Results, *axes: str) -> Results:
+    return replace(results, axes=(*results.axes, *axes))
+
+
+def test_arguments_of_a_model_are_the_axes_of_a_chart() -> None:
+    names = ("model_args.depth", "model_args.width", "model_args.bias")
+    rows = []
+    for depth, width, bias in product((1, 2, 4), (16, 64), (True, False)):
+        values = dict(zip(names, (depth, width, bias), strict=True))
+        rows.append({"size": None, "model": "gpt:GPT", "step_ms_median": 10.0 * depth, **values})
+    chart = drawn("step-time", with_axes(results_of(*rows), "model", *names))
+    assert chart.across == "depth"
+    assert [entry.text for entry in chart.legend[:2]] == ["width 16", "width 64"]
+    assert [panel["title"] for panel in chart.panels] == ["bias False", "bias True"]
+    points = values_of(chart.panels[0])
+    assert [point["x"] for point in points] == [1, 1, 2, 2, 4, 4]
+    assert "gpt:GPT depth=1 width=16 bias=False," in points[0]["label"]
+    assert "naive" not in chart.note  # a model of the user has its own attention
+
+
+def test_a_chart_counts_the_cells_that_have_no_place_on_its_axis() -> None:
+    rows = [{"size": None, "model": "gpt:GPT", "model_args.depth": n} for n in (None, 1, 2)]
+    chart = drawn("step-time", with_axes(results_of(*rows), "model", "model_args.depth"))
+    assert chart.note.endswith("1 cell without depth left out")
+    assert len(values_of(chart.panels[0])) == 2
+
+
+def test_contexts_are_where_their_logarithms_are() -> None:
+    lengths = (256, 1024, 4096, 8192, 16384)
+    rows = [
+        {"task": "attention", "size": None, "context_length": n, "step_ms_median": (n / 256) ** 2}
+        for n in lengths
+    ]
+    chart = drawn("attention-scaling", results_of(*rows))
+    (panel,) = chart.panels
+    x = panel["layer"][0]["encoding"]["x"]
+    assert (x["type"], x["scale"]["type"]) == ("quantitative", "log")
+    assert x["axis"]["values"] == list(lengths)
+    assert x["axis"]["labelOverlap"]  # ticks without room are left out
+    assert chart.note.startswith("log scales; ")
+    assert "n^2.0" in json.dumps(panel)
+
+
+def test_steps_without_warm_up_are_on_a_linear_axis() -> None:
+    rows = [
+        {"size": size, "warmup_steps": steps, "step_ms_median": 100.0 - steps}
+        for size in ("small", "xl")
+        for steps in (0, 1, 5)
+    ]
+    chart = drawn("step-time", with_axes(results_of(*rows), "warmup_steps"))
+    assert chart.across == "warmup steps"
+    assert chart.panels[0]["layer"][0]["encoding"]["x"]["scale"]["type"] == "linear"
+    assert chart.note.startswith("log scale upwards; ")
+
+
+def of_commits(times: dict[str, tuple[float, ...]], **values: Any) -> Results:
+    """Return the step times of cells, by id, in runs of one commit each, the latest first."""
+    rows = []
+    for number, run in reversed(list(enumerate(("old", "new", "newest")))):
+        for cell, ms in times.items():
+            if number < len(ms):
+                rows.append(
+                    {"cell": f"{run}:{cell}", "run": run, "size": cell, "host": "h", **values,
+                     "step_ms_median": ms[number], "cpu_bound": cell == "small",
+                     "commit": f"{number}bcdef01234", "started_at": pd.Timestamp(2026, 1, 1 + number)}
+                )  # fmt: skip
+    return results_of(*rows)
+
+
+def test_the_same_cells_are_lines_over_commits_in_the_order_of_time() -> None:
+    times = {"xl": (200.0, 210.0, 190.0), "small": (10.0, 10.0, 12.0), "medium": (50.0,)}
+    chart = drawn("commits", of_commits(times, peak_allocated_bytes=2.0 * GIB))
+    assert [panel["title"] for panel in chart.panels] == ["step time, ms", "peak memory, GiB"]
+    assert [entry.text for entry in chart.legend] == ["small", "xl", "GPU-bound", "CPU-bound"]
+    points = values_of(chart.panels[0])
+    assert chart.panels[0]["layer"][0]["encoding"]["x"]["sort"] == [
+        "old 0bcdef0", "new 1bcdef0", "newest 2bcdef0",
+    ]  # fmt: skip
+    found = {(one["part"], one["x"].split()[0]): one for one in points}
+    assert len(points) == 6  # a cell of one commit has no line
+    large = found["xl", "new"]
+    assert (large["shown"], large["low"], large["high"]) == (1.05, 0.945, 1.155)
+    assert "new 1bcdef0, 210 ms: 1.05× the first [0.945 to 1.16], GPU-bound" in large["label"]
+    assert found["small", "newest"]["hollow"]
+    assert chart.note == ("2 cells on 1 host, training step, fp32, eager, batch 4, naive attention")
+    assert drawn("commits", of_commits({"xl": (200.0,)})) is None
+
+
+def test_at_most_six_cells_are_lines_over_commits() -> None:
+    times = {f"s{n:02}": (10.0 + n, 10.0 + n) for n in range(20)}
+    chart = drawn("commits", of_commits(times))
+    names = [entry.text for entry in chart.legend if entry.mark == "line"]
+    assert (len(names), names[0], names[-1]) == (6, "s00", "s19")
 
 
 def test_the_speed_up_of_compiling_is_a_ratio_with_an_interval() -> None:
@@ -125,7 +226,7 @@ def test_the_speed_up_of_compiling_is_a_ratio_with_an_interval() -> None:
     assert drawn("compile-speed-up", results_of(*eager)) is None
 
 
-def test_the_speed_up_of_a_precision_has_a_row_for_each_size_and_context() -> None:
+def test_the_speed_up_of_a_precision_has_a_panel_for_each_size_with_one_scale() -> None:
     rows = [
         {"size": size, "context_length": n, "precision": precision, "step_ms_median": ms}
         for size in ("xl", "small")
@@ -133,11 +234,15 @@ def test_the_speed_up_of_a_precision_has_a_row_for_each_size_and_context() -> No
         for precision, ms in (("fp32", 100.0), ("bf16", 25.0))
     ]
     chart = drawn("precision-speed-up", results_of(*rows))
-    (panel,) = chart.panels
-    assert panel["title"] == "bf16 over fp32"
-    names = [point["row"] for point in values_of(panel)]
-    assert names == ["small  128", "small  512", "xl  128", "xl  512"]
-    assert {point["shown"] for point in values_of(panel)} == {4.0}
+    assert [panel["title"] for panel in chart.panels] == ["small", "xl"]
+    for panel in chart.panels:
+        points = values_of(panel)
+        assert [(one["x"], one["part"], one["shown"]) for one in points] == [
+            (128, "bf16", 4.0), (512, "bf16", 4.0),
+        ]  # fmt: skip
+    scales = {json.dumps(panel["layer"][1]["encoding"]["y"]["scale"]) for panel in chart.panels}
+    assert len(scales) == 1  # so that panels can be compared
+    assert "as fast as in fp32" in [one.text for one in chart.legend if one.mark == "dash"]
 
 
 def kernel(cell: str, name: str, ms: float, of: str = "GEMM") -> dict[str, Any]:
@@ -169,6 +274,18 @@ def test_bars_of_kernels_add_up_to_the_kernel_time_of_the_longest_context() -> N
     assert values_of(first)[0]["label"].endswith("ms in 6 calls")
 
 
+def test_a_long_name_of_a_kernel_ends_in_an_ellipsis() -> None:
+    names = (
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8",
+        "void cutlass::Kernel2<A, B>",
+    )
+    kernels = pd.DataFrame([kernel("c0", name, 10.0 - n) for n, name in enumerate(names)])
+    (panel,) = longest_kernels(results_of({}, kernels=kernels)).panels  # type: ignore[union-attr]
+    shown = [bar["name"] for bar in values_of(panel)]
+    assert shown == ["1. sm80_xmma_gemm_f32f32_f32f32_f3…", "2. cutlass::Kernel2<…>"]
+    assert names[0] in values_of(panel)[0]["label"]
+
+
 def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
     rows = [
         {"size": size, "peak_allocated_bytes": 30.0 * GIB, "predicted_of_parameters_bytes": 8.0 * GIB,
@@ -181,6 +298,8 @@ def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
     assert '"part": "temporary, workspace", "value": 3.0' in text
     assert '"card": 24' in text
     assert '"card": 40' not in text
+    signs = [(one.mark, one.text) for one in memory_parts(results_of(*rows)).legend]  # type: ignore[union-attr]
+    assert signs[-2:] == [("tick", "measured peak"), ("dash", "GPUs with 24 GiB")]
 
 
 @pytest.mark.render
@@ -198,6 +317,10 @@ def test_a_panel_for_the_page_follows_the_theme_and_links_to_cells() -> None:
     assert ">bf16</text>" in figure.picture.svg
     assert ">bf16</text>" not in panel
     assert ">Step time by context length</text>" in figure.picture.svg
+    # Its axes have titles, and its signs are explained; on the page, the caption does both.
+    for text in ("context length", "ms of a step", "● GPU-bound · ○ CPU-bound"):
+        assert f">{text}</t" in figure.picture.svg
+        assert f">{text}</t" not in panel
     assert "href" not in figure.picture.svg
     assert "var(" not in figure.picture.svg
     assert figure.picture.png.startswith(b"\x89PNG")

@@ -20,7 +20,7 @@ from orchestrator.report.text.numbers import interval, number, percent, ratio
 AXES = (
     "device", "size", "context_length", "precision", "compile", "attention", "pass",
     "memory_limit_gib", "d_head", "run",
-    "checkpointing", "warmup_steps", "model", "model_args.experts", "model_args.width",
+    "checkpointing", "warmup_steps", "model", "model_args.experts", "model_args.hidden",
     "model_args.layers",
 )  # fmt: skip
 
@@ -36,9 +36,10 @@ def step(ms: float, spread: float = 0.01, **values: Any) -> dict[str, Any]:
 
 
 def results_of(*cells: dict[str, Any]) -> Results:
-    frame = pd.DataFrame([{"cell": f"id{index}", **cell} for index, cell in enumerate(cells)])
+    rows = [{"cell": f"id{index}", "attempt": 1, **cell} for index, cell in enumerate(cells)]
+    frame = pd.DataFrame(rows)
     axes = tuple(axis for axis in AXES if axis in frame)
-    return Results(frame, axes, {})
+    return Results(frame, axes, {"name": "mine"})
 
 
 def found(*cells: dict[str, Any]) -> list[Finding]:
@@ -363,7 +364,7 @@ def test_an_option_names_what_it_saves_and_what_it_costs() -> None:
 def test_arguments_of_an_own_model_are_compared_and_named() -> None:
     values = {"size": None, "model": "mine:Moe", "model_args.layers": 2}
     cells = [
-        step(ms, **values, **{"model_args.experts": experts, "model_args.width": width})
+        step(ms, **values, **{"model_args.experts": experts, "model_args.hidden": width})
         for experts, width, ms in (
             (2, 64, 10),
             (4, 64, 19),
@@ -376,7 +377,7 @@ def test_arguments_of_an_own_model_are_compared_and_named() -> None:
     assert (only.number, only.interval) == ("3.50×", "3.00 to 4.00")
     assert only.conclusion == "A step takes 3.50× as long with experts=8 as with experts=2."
     longest = answer("longest step", *cells)
-    assert longest.scope.startswith("mine:Moe experts=8 width=128,")  # layers is the same in all
+    assert longest.scope.startswith("mine:Moe experts=8 hidden=128,")  # layers is the same in all
 
 
 def test_warm_up_is_enough_when_steps_are_as_steady_as_after_the_longest() -> None:

@@ -36,7 +36,17 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of all published runs."""
-    run = open_runs([ROOT / "results" / "published" / "h200"])
+    return page_of("results/published/h200", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def page_with_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with recorded memory."""
+    return page_of("tests/data/h200_cells", tmp_path_factory)
+
+
+def page_of(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = open_runs([ROOT / folder])
     results = load_results(run)
     details = read_details(run, results)
     tables = lay_out(results)
@@ -88,8 +98,11 @@ def test_texts_of_somebody_else_run_nothing(opened: Any, tmp_path: Path) -> None
         rows = run.read(table)
         if table == "attempts":
             texts = [
-                json.dumps({**json.loads(text), "precision": harm, "attention": harm, "pass": harm})
-                for text in rows["params"]
+                json.dumps(
+                    {**json.loads(text), "precision": f"{harm}{index % 2}", "attention": harm}
+                    | {"pass": harm}
+                )
+                for index, text in enumerate(rows["params"])
             ]
             rows = rows.assign(params=texts, contents=None)
         received_tables[table] = rows
@@ -101,10 +114,11 @@ def test_texts_of_somebody_else_run_nothing(opened: Any, tmp_path: Path) -> None
     opened.get("about:blank")
     opened.get(path.as_uri())
     show_all_cells(opened)
-    wait(
-        opened, f"document.querySelector('#all td:nth-child(4)').textContent === {json.dumps(harm)}"
-    )
-    opened.execute_script("document.querySelector('#all th:nth-child(4)').click()")
+    place = column_of(opened, "precision")
+    shown = f"document.querySelector('#all td:nth-child({place})').textContent"
+    wait(opened, f"{shown} === {json.dumps(harm + '0')}")
+    assert f"all cells: {harm}" in opened.find_element("css selector", "#cells .key").text
+    opened.execute_script(f"document.querySelector('#all th:nth-child({place})').click()")
     assert opened.title != "harmed"
     assert opened.get_log("browser") == []
 
@@ -130,6 +144,13 @@ def wait(browser: Any, script: str) -> Any:
 def show_all_cells(browser: Any) -> None:
     browser.execute_script("document.getElementById('cells').scrollIntoView()")
     wait(browser, "document.querySelectorAll('#all tbody tr').length === 25")
+
+
+def column_of(browser: Any, title: str) -> int:
+    """Return the number of a column of all cells, from 1."""
+    titles = "[...document.querySelectorAll('#all th')].map((one) => one.textContent.trim())"
+    found: list[str] = browser.execute_script(f"return {titles}")
+    return found.index(title) + 1
 
 
 def count_of_cells(browser: Any) -> str:
@@ -250,7 +271,8 @@ def test_sizes_sort_from_small_to_large_and_missing_times_are_last(browser: Any)
     )
     sizes = [name for name in names if name]
     assert sizes == ["small", "medium", "large", "xl", "2.7B", "10B"]
-    head = browser.find_element("css selector", "#all th:nth-child(7) [role=button]")
+    place = column_of(browser, "ms")
+    head = browser.find_element("css selector", f"#all th:nth-child({place}) [role=button]")
     browser.execute_script("arguments[0].click()", head)
     times = browser.execute_script(
         "return new DataTable('#all').rows({order: 'applied'}).data().toArray().map((one) => one.step ?? null)"
@@ -277,15 +299,95 @@ def test_the_address_of_a_cell_opens_its_drawer(browser: Any, page: Path) -> Non
     assert browser.current_url == page.as_uri()
 
 
+def test_a_reader_can_zoom_the_memory_of_a_step(opened: Any, page_with_memory: Path) -> None:
+    resize(opened, DESKTOP)
+    opened.get("about:blank")
+    opened.get(page_with_memory.as_uri())
+    # Without a script, the chart is there, and leads to the cell that it shows.
+    link = opened.find_element("css selector", "#chart-memory-timeline svg a")
+    opened.execute_script("arguments[0].dispatchEvent(new MouseEvent('click'))", link)
+    wait(opened, "document.querySelectorAll('.timeline polygon').length > 3")
+    look = "return [...document.querySelectorAll('.timeline polygon, .timeline svg text')].map((one) => one.getAttribute('points') ?? one.textContent)"
+    whole, words = opened.execute_script(look), opened.find_element("css selector", ".timeline p")
+    assert re.fullmatch(r"19\.9 ms, backward: 2\.96 GiB", words.text.split("\n")[0])  # the peak
+    assert {"forward", "backward", "optimizer"} <= set(whole)
+    opened.find_element("css selector", ".timeline [aria-label='Zoom in']").click()
+    near = opened.execute_script(look)
+    assert near != whole
+    assert {"14.05 ms", "42.15"} <= set(near)  # the middle half of 56.20 ms
+    opened.find_element("css selector", ".timeline [aria-label='Whole step']").click()
+    assert opened.execute_script(look) == whole
+    drag_over(opened, "document.querySelector('.timeline svg')", (0.5, 0.9))
+    dragged = opened.execute_script(look)
+    assert dragged not in (whole, near)
+    assert "forward" not in dragged  # begins before the chosen part
+    opened.execute_script(AXE.read_text())
+    assert violations(opened) == []
+    assert opened.get_log("browser") == []
+
+
+def drag_over(browser: Any, element: str, shares: tuple[float, float]) -> None:
+    """Press the pointer at one share of an element's width, and release it at another."""
+    script = (
+        f"const box = {element}.getBoundingClientRect();"
+        "return [box.left, box.width, box.top + box.height / 2]"
+    )
+    left, width, y = browser.execute_script(script)
+    for kind, share in (("mousePressed", 0), ("mouseMoved", 1), ("mouseReleased", 1)):
+        event = {"type": kind, "x": left + width * shares[share], "y": y, "clickCount": 1}
+        browser.execute_cdp_cmd("Input.dispatchMouseEvent", {**event, "button": "left"})
+
+
+@pytest.mark.parametrize("size", [PHONE, TABLET])
+def test_a_narrow_screen_hides_columns_and_breaks_no_word(
+    browser: Any, size: tuple[int, int]
+) -> None:
+    resize(browser, size)
+    show_all_cells(browser)
+    broken = browser.execute_script(
+        "const found = [], range = document.createRange();"
+        "for (const cell of document.querySelectorAll('.table th, .table td:not(.long)')) {"
+        "  if (cell.closest('#all td.text')) continue;"
+        "  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);"
+        "  for (let node = walker.nextNode(); node; node = walker.nextNode())"
+        "    for (const word of node.data.matchAll(/[^\\s\\-/\\\\]+/g)) {"
+        "      range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);"
+        "      const tops = [...range.getClientRects()].map((one) => Math.round(one.top));"
+        "      if (new Set(tops).size > 1) found.push(word[0]);"
+        "    }"
+        "} return found"
+    )
+    assert broken == []
+    titles = (
+        "[...document.querySelectorAll('#table-precision th')].filter((one) => one.offsetWidth)"
+    )
+    shown = browser.execute_script(f"return {titles}.map((one) => one.textContent)")
+    assert {"size", "context length", "fp32 ms", "bf16 ms"} <= set(shown)
+    row = browser.find_element("css selector", "#all tbody tr").text
+    assert "train step" in row or "forward" in row  # a cell has its pass
+
+
+def test_all_cells_shows_the_run_and_the_batch(browser: Any) -> None:
+    show_all_cells(browser)
+    places = [column_of(browser, title) for title in ("run", "batch size", "other settings")]
+    row = "document.querySelector('#all tbody tr')"
+    texts = browser.execute_script(f"return [...{row}.cells].map((one) => one.textContent)")
+    assert texts[places[0] - 1] in {
+        path.name for path in (ROOT / "results/published/h200").iterdir()
+    }
+    assert texts[places[1] - 1] == "4"
+
+
 def test_the_limit_switch_shows_where_memory_ran_out(browser: Any) -> None:
     """Where does xl at context 1,024 run out on a card of 40 GB?"""
     browser.find_element("css selector", "[data-switch=memory_limit_gib] [value='40.0']").click()
     script = (
         "[...document.querySelectorAll('.heat a.bad')].map((one) => one.getAttribute('aria-label'))"
     )
+    cell = "xl, context 1,024, limit 40 GiB, run oom-map"
     labels = wait(browser, f"({script}).length ? {script} : null")
-    assert "xl, context 1,024, fp32, eager, training step: out of memory in forward" in labels
-    assert "xl, context 1,024, bf16, eager, training step: out of memory in forward" in labels
+    assert f"{cell}, fp32, eager, training step: out of memory in forward" in labels
+    assert f"{cell}, bf16, eager, training step: out of memory in forward" in labels
 
 
 def test_the_switches_show_what_the_first_view_shows(browser: Any) -> None:

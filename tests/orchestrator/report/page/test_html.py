@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.report.charts.registry import PLOTS, Plot, begin_drawing, figure_files
 from orchestrator.report.findings.registry import findings
+from orchestrator.report.page.cell_data import cell_columns
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import lay_out
@@ -30,6 +32,7 @@ from tasks.spec.attempt import LOG_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
+from tests.orchestrator.report.findings.test_findings import results_of, step
 from tests.test_architecture import a_run
 
 MakeOutcome = Callable[..., Outcome]
@@ -185,6 +188,46 @@ def test_a_cell_has_all_that_is_known_about_it(run: Run) -> None:
     assert slowest["samples"] == [1000, 1001, 1002]
     assert slowest["title"].endswith("context 64, fp32, eager, training step")
     assert slowest["step"] == 1001
+
+
+def test_all_cells_has_columns_for_what_varies_and_names_what_does_not(run: Run) -> None:
+    outline = Outline(page_of(run))
+    shown = dict(outline.data["data"]["shown"])
+    assert shown == {"name": "model", "context_length": "context", "precision": "precision"}
+    assert "all cells: training step, eager" in outline.text
+    assert outline.data["data"]["more"] == []
+
+
+def test_other_axes_share_a_column_that_has_their_unusual_values(
+    tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    axes: dict[str, tuple[Any, Any]] = {
+        "context_length": (16, 32), "precision": ("fp32", "bf16"), "batch_size": (2, 4),
+        "seed": (0, 1), "warmup_steps": (1, 2), "measured_steps": (3, 4), "vocab_size": (50, 60),
+        "attention": ("naive", "sdpa"), "memory_limit_gib": (1.0, 2.0),
+    }  # fmt: skip
+    first = {axis: values[0] for axis, values in axes.items()}
+    with open_for_writing(Run(tmp_path / "run")) as writer:
+        writer.write_manifest({"name": "run"})
+        writer.append(make_outcome(**first), None)
+        for axis, (_, other) in axes.items():
+            writer.append(make_outcome(**first | {axis: other}), None)
+    data = Outline(page_of(Run(tmp_path / "run"))).data["data"]
+    assert len(data["shown"]) == 8
+    varying = {*axes} - {"seed"} | {"name"}
+    assert {name for name, *_ in (*data["shown"], *data["more"])} == varying
+    assert all(usual == str(first[name]) for name, _, usual in data["more"])
+
+
+def test_attention_has_no_value_for_a_model_that_computes_its_own() -> None:
+    models = ("gpt:GPT", "hf:gpt2", None)
+    cells = [step(10, model=model, attention="naive") for model in models]
+    results = results_of(*cells)
+    results = replace(results, axes=(*results.axes, "model", "attention"))
+    attention = cell_columns(results)["axes"]["attention"]
+    assert [attention["w"][index] if index >= 0 else None for index in attention["i"]] == [
+        None, "naive", "naive",
+    ]  # fmt: skip
 
 
 def test_only_a_status_has_the_colour_of_failures(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
+from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.page.fit_map import fit_panels
 from orchestrator.report.text.heat_map import HeatMap, heat_map, shade_of
-from tests.orchestrator.report.text.test_answers import step
-from tests.orchestrator.report.text.test_leads import results_of
+from orchestrator.report.text.numbers import number
+from tests.orchestrator.report.findings.test_findings import results_of, step
 
 
 def out_of_memory(phase: str, **values: Any) -> dict[str, Any]:
@@ -68,6 +70,83 @@ def test_there_is_no_switch_with_one_option() -> None:
     found = heat_map(results_of(*cells))
     assert found is not None
     assert (found.switches, found.columns) == ([], ["128", "256"])
+
+
+def run_of(*cells: dict[str, Any], axes: tuple[str, ...]) -> Results:
+    """Return results with further axes."""
+    results = results_of(*cells)
+    return replace(results, axes=(*results.axes, *axes))
+
+
+def test_axes_of_timing_are_columns_or_a_switch_so_that_no_cell_mixes_them() -> None:
+    counts = (0, 1, 2, 5)
+    cells = [
+        step(100 + steps, size=size, warmup_steps=steps) for size in ("small", "xl") for steps in counts
+    ]  # fmt: skip
+    found = heat_map(run_of(*cells, axes=("warmup_steps",)))
+    assert found is not None
+    assert (found.column_title, found.columns) == ("warmup steps", ["0", "1", "2", "5"])
+    assert [found.first_view((0, 1, column)).text for column in range(4)] == [
+        "100",
+        "101",
+        "102",
+        "105",
+    ]
+    longer = [{**cell, "context_length": 1024} for cell in cells]
+    found = heat_map(run_of(*cells, *longer, axes=("warmup_steps",)))
+    assert found is not None
+    assert found.columns == ["512", "1,024"]
+    (switch,) = found.switches
+    assert (switch.axis, switch.options[0]) == ("warmup_steps", ("5", "5"))
+    assert {found.first_view((0, row, column)).text for row in (0, 1) for column in (0, 1)} == {
+        "105"
+    }
+    assert found.first_note == "training step, eager, warmup steps 5"
+
+
+def test_cells_of_other_runs_have_the_timing_of_the_main_run_and_name_their_run() -> None:
+    cells = [step(100, context_length=n, run="full", warmup_steps=5) for n in (128, 256, 512)]
+    cells.append(step(40, context_length=1024, run="cold", warmup_steps=0))
+    cells.append(step(90, context_length=2048, run="other", warmup_steps=5))
+    peak_only = step(float("nan"), context_length=4096, run="peaks", warmup_steps=1)
+    cells.append({**peak_only, "peak_allocated_bytes": 2.0 * GIB})
+    found = heat_map(run_of(*cells, axes=("warmup_steps", "run")))
+    assert found is not None
+    assert found.columns == ["128", "256", "512", "2,048", "4,096"]  # no time of a cold step
+    assert found.note.endswith("warmup steps 5, run full, and 2 cells of other, peaks")
+    assert found.first_view((0, 0, 3)).label == (
+        "small, context 2,048, run other, fp32, eager, training step: 90.0 ms per step"
+    )
+
+
+def test_arguments_of_a_model_are_rows_columns_panels_and_switches() -> None:
+    names = ("model_args.n_experts", "model_args.width", "model_args.depth", "model_args.bias")
+    cells = []
+    for experts, width, depth, bias in product((1, 2, 4), (16, 32), (3, 6), (True, False)):
+        values = dict(zip(names, (experts, width, depth, bias), strict=True))
+        cells.append(
+            step(1000 * experts + 10 * width + depth, size=None, model="gpt:GPT", **values)
+        )
+    found = heat_map(run_of(*cells, axes=("model", *names)))
+    assert found is not None
+    assert (found.row_title, found.rows) == ("n_experts", ["1", "2", "4"])
+    assert (found.column_title, found.columns) == ("width", ["16", "32"])
+    assert found.panels == ["depth 3", "depth 6"]
+    assert [(switch.axis, switch.is_labelled) for switch in found.switches] == [
+        ("model_args.bias", True)
+    ]
+    assert len(found.views) == 24  # no cell stands for another
+    shown = found.first_view((1, 2, 0))
+    assert shown.text == number(4166)
+    assert "gpt:GPT n_experts=4 width=16 depth=6 bias=" in shown.label
+
+
+def test_the_map_says_which_values_it_leaves_out() -> None:
+    cells = [step(n, size=None, model="gpt:GPT", **{"model_args.width": n}) for n in range(1, 21)]
+    found = heat_map(run_of(*cells, axes=("model", "model_args.width")))
+    assert found is not None
+    assert len(found.columns) == 8
+    assert found.note.endswith("8 of 20 values of width")
 
 
 @pytest.mark.parametrize(

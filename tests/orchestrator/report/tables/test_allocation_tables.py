@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
-from orchestrator.report.charts.bars import live_memory
+from orchestrator.report.charts.memory_timeline import live_memory
 from orchestrator.report.charts.registry import begin_drawing
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
