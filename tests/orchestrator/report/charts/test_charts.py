@@ -127,7 +127,8 @@ def test_arguments_of_a_model_are_the_axes_of_a_chart() -> None:
     rows = []
     for depth, width, bias in product((1, 2, 4), (16, 64), (True, False)):
         values = dict(zip(names, (depth, width, bias), strict=True))
-        rows.append({"size": None, "model": "gpt:GPT", "step_ms_median": 10.0 * depth, **values})
+        own = {"size": None, "model": "gpt:GPT", "attention": None}
+        rows.append({**own, "step_ms_median": 10.0 * depth, **values})
     chart = drawn("step-time", with_axes(results_of(*rows), "model", *names))
     assert chart.across == "depth"
     assert [entry.text for entry in chart.legend[:2]] == ["width 16", "width 64"]
