@@ -92,6 +92,8 @@ def _for_page(svg: str) -> str:
     svg = re.sub(r'(?:xlink:)?href="[^"#]*#', 'href="#', svg)
     svg = re.sub(r' font-family="[^"]*"| xmlns(:xlink)?="[^"]*"| opacity="1"', "", svg)
     svg = re.sub(r' target="[^"]*"', "", svg)
+    # Paths that paint nothing would take 3 % of the page.
+    svg = re.sub(r'<path [^>]*d="(M0,0h0v0h0Z)?"[^>]*/>', "", svg)
     return with_variables(svg)
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from orchestrator.report.formats.latex import to_latex
 from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.formats.records import Scalar, typed_columns
 from orchestrator.report.formats.typst import to_typst
-from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.table import Entry, RenderedTable
 from orchestrator.report.tables.views import MAX_ROWS, TableView, view_of
 from tasks.spec.messages import escape_controls
 
@@ -103,10 +104,21 @@ def copies_of(page: RenderedTable) -> dict[str, str]:
     view = view_of(page)
     return {
         "Markdown": to_markdown(view),
-        "CSV": to_csv(page, view),
+        "CSV": to_csv(page, replace(view, rows=[list(map(_as_shown, row)) for row in view.rows])),
         "LaTeX": to_latex(page, MAX_ROWS),
         "Typst": to_typst(page, MAX_ROWS),
     }
+
+
+def _as_shown(entry: Entry) -> Entry:
+    """Return an entry with six digits and shortened names: the page holds a copy of each table."""
+    number = entry.number if isinstance(entry.number, bool) else _rounded(entry.number)
+    low, high, deviation = map(_rounded, (entry.low, entry.high, entry.deviation))
+    return entry._replace(number=number, low=low, high=high, deviation=deviation, full="")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
 
 
 def files_of(
