@@ -83,7 +83,7 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
     detail = f"{_takes(best)}{_when_compiled(best, found)}"
     yield _of_pair(best, conclusion, detail, "time")
     worst = extreme(main[is_clear(main)], "ratio", largest=False)
-    if worst is not None and worst["cell"] != best["cell"] and worst["ratio"] < 1:
+    if worst is not None and worst["ratio"] < 1 < best["ratio"]:
         conclusion = f"{worst['precision']} is slower for {scope_of(worst)}."
         yield _of_pair(worst, conclusion, _takes(worst) + _reason(worst), "where")
 

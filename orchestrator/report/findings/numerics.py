@@ -50,9 +50,9 @@ def about_sums(results: Results) -> Iterator[Finding]:
         f"sum in {worst['accumulator']}",
         _signed(worst["error"]),
         f"of {number(value * count)}",
-        f"Adding {value:g} {count:,} times in {worst['accumulator']} loses {percent(share)}.",
+        f"A sum of {count:,} times {value:g} in {worst['accumulator']} loses {percent(share)}.",
         detail,
-        f"{value:g} added {count:,} times",
+        f"{count:,} times {value:g}",
         basis=basis_of_cells(pd.concat([narrow, wide])),
     )
 

@@ -131,42 +131,30 @@ def about_trust(results: Results) -> Iterator[Finding]:
     cells = results.cells
     steps = cells[cells[TIME].notna()] if TIME in cells else cells.iloc[:0]
     bound = bound_by(steps)
-    # Label, what is found, the rest of the sentence, and if measuring again could mend it.
+    # Label, what is found, the rest of the sentence, and what --retry calls it if it can be mended.
     kinds = [
-        (
-            "GPU-bound",
-            bound == BoundBy.GPU,
-            "GPU-bound: another machine with this GPU agrees",
-            False,
-        ),
-        (
-            "CPU-bound",
-            bound == BoundBy.CPU,
-            "CPU-bound: such a time holds for this CPU only",
-            False,
-        ),
+        ("GPU-bound", bound == BoundBy.GPU, "GPU-bound: another machine with this GPU agrees", ""),
+        ("CPU-bound", bound == BoundBy.CPU, "CPU-bound: such a time holds for this CPU only", ""),
         (
             "wide intervals",
             is_flagged(steps, "interval_wide"),
-            "so unsteady that the interval is wider than 5% of the median."
-            " To measure again: `sweep run --retry interval-wide`",
-            True,
+            "so unsteady that the interval is wider than 5% of the median",
+            "interval-wide",
         ),
         (
             "power-limited",
             is_flagged(steps, "power_capped_ns"),
             "slowed down by the power limit, which lowered the clock",
-            False,
+            "",
         ),
         (
             "disturbed",
             is_flagged(steps, "cpu_contended") | ran_with_others(steps),
-            "disturbed by other processes or cells on the same CPU. To measure again:"
-            " `sweep run --retry disturbed`",
-            True,
+            "disturbed by other processes or cells on the same CPU",
+            "disturbed",
         ),
     ]
-    for name, found, what, is_mendable in kinds:
+    for name, found, what, retry in kinds:
         if found.any():
             count, total = int(found.sum()), counted(len(steps), "timed cell")
             yield Finding(
@@ -175,6 +163,7 @@ def about_trust(results: Results) -> Iterator[Finding]:
                 f"{count:,}",
                 f"of {total}",
                 f"{count:,} of {total} {'is' if count == 1 else 'are'} {what}.",
-                gain=count / len(steps) if is_mendable else 0.0,
+                f"To measure again: `sweep run --retry {retry}`." if retry else "",
+                gain=count / len(steps) if retry else 0.0,
                 basis=basis_of_cells(steps[found]),
             )

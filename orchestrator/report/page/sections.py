@@ -49,7 +49,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question("trust", "Trust", "Can I trust these numbers?", ("warmup", "coverage")),
 )  # fmt: skip
 _LAST = QUESTIONS[-1]
-_WITH_TABLE = ("time", "attention")  # students hand in these tables
+_WITH_TABLE = ("time", "attention", "numerics")  # students hand in these tables
 
 
 @dataclass(frozen=True)

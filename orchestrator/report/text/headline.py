@@ -9,7 +9,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.text.provenance import values_of
 from tasks.spec.status import OUT_OF_MEMORY
 
-_PEAK = "peak_allocated_bytes"
+_PEAKS = ("peak_allocated_bytes", "peak_rss_bytes")  # on a GPU, and on a CPU
 
 
 def headline(results: Results) -> str:
@@ -23,7 +23,7 @@ def headline(results: Results) -> str:
         subject = ", ".join(sorted(task.replace("_", " ") for task in tasks)).capitalize()
     device = _device(cells)
     has_time = TIME in cells and cells[TIME].notna().any()
-    has_memory = _PEAK in cells and cells[_PEAK].notna().any()
+    has_memory = cells.filter(items=_PEAKS).notna().any(axis=None)
     has_limits = cells["status"].isin(OUT_OF_MEMORY).any()
     parts = [("time", has_time), ("memory", has_memory), ("limits", has_limits)]
     shown = ", ".join(name for name, present in parts if present)

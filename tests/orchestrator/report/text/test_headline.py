@@ -19,6 +19,8 @@ def test_the_headline_says_what_was_measured_on_what() -> None:
     assert headline(results_of({**on_a_cpu, "step_ms_median": None})) == "Accumulation on a CPU"
     own = step(1, model="my_package.gpt:GPT", device="cpu")
     assert headline(results_of(own)) == "Training my_package.gpt:GPT on a CPU: time"
+    resident = step(1, device="cpu", peak_rss_bytes=GIB)
+    assert headline(results_of(resident)) == "Training Transformers on a CPU: time, memory"
     two = headline(results_of(step(1, gpu="A100"), step(1, gpu="H200")))
     assert two == "Training Transformers on 2 kinds of GPU: time"
     assert headline(Results(pd.DataFrame(), (), {"name": "mine"})) == (
