@@ -17,8 +17,8 @@ TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in PAGES}
 
 
 def shell_lines(text: str) -> list[str]:
-    """Return the lines of all shell blocks, without comments."""
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    """Return the lines of all shell blocks, without comments; continued ones are joined."""
+    blocks = re.findall(r"```sh\n(.*?)```", text.replace("\\\n", ""), re.DOTALL)
     return [line.split("   #")[0].strip() for block in blocks for line in block.splitlines()]
 
 

@@ -26,6 +26,7 @@ from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.memory import about_memory, about_parts, about_predictions
 from orchestrator.report.findings.numerics import about_autocast, about_norms, about_sums
 from orchestrator.report.findings.trust import (
+    about_endings,
     about_failures,
     about_repetitions,
     about_times,
@@ -58,6 +59,7 @@ RULES: Sequence[Rule] = (
     about_backward,
     about_parts,
     about_predictions,
+    about_endings,
     about_trust,
 )
 

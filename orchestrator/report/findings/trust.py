@@ -27,6 +27,7 @@ from orchestrator.report.findings.finding import (
     warmest,
 )
 from orchestrator.report.text.cell_names import scope_of
+from orchestrator.report.text.headline import counts_by_status
 from orchestrator.report.text.numbers import confidence, number, percent, ratio
 from orchestrator.report.text.provenance import is_flagged
 from tasks.spec.status import OUT_OF_MEMORY
@@ -57,6 +58,23 @@ def about_failures(results: Results) -> Iterator[Finding]:
         listed,
         len(failed) / len(cells),
         basis_of_cells(failed),
+    )
+
+
+def about_endings(results: Results) -> Iterator[Finding]:
+    """Yield how many cells have no result, of a run in which others have one."""
+    cells = results.cells
+    unmeasured = cells[cells["status"] != "ok"]
+    if not 0 < len(unmeasured) < len(cells):
+        return
+    listed = ", ".join(text for text, kind in counts_by_status(results, 0) if kind != "ok")
+    yield Finding(
+        "failures",
+        "without a result",
+        f"{len(unmeasured):,}",
+        f"of {counted(len(cells), 'cell')}",
+        f"{counted(len(unmeasured), 'cell')} ended without a result: {listed}.",
+        basis=basis_of_cells(unmeasured),
     )
 
 

@@ -49,24 +49,29 @@ QUESTIONS: tuple[Question, ...] = (
     Question("trust", "Trust", "Can I trust these numbers?", ("warmup", "coverage")),
 )  # fmt: skip
 _LAST = QUESTIONS[-1]
-_WITH_TABLE = ("time", "attention", "numerics")  # students hand in these tables
+_WITH_TABLE = ("time", "attention")  # students hand in these tables
 
 
 @dataclass(frozen=True)
 class Section:
-    """A question with its answer: sentences, charts and tables."""
+    """A question with its answer: sentences, charts and tables.
+
+    is_alone: no chart is on the page, so that its numbers are in tables alone.
+    """
 
     question: Question
     findings: Sequence[Finding]
     figures: Sequence[Figure]
     fit: Sequence[FitPanel]
     tables: Sequence[RenderedTable]
+    is_alone: bool = False
 
     @property
     def open_tables(self) -> Sequence[RenderedTable]:
         """The table that is shown: none if sentences, a map or a chart answer the question."""
         is_answered = bool(self.figures or self.fit or self.findings)
-        return self.tables[: 0 if is_answered and self.question.name not in _WITH_TABLE else 1]
+        is_open = not is_answered or self.is_alone or self.question.name in _WITH_TABLE
+        return self.tables[: int(is_open)]
 
     @property
     def closed_tables(self) -> Sequence[RenderedTable]:
@@ -96,6 +101,7 @@ def sections(
             [figure for figure in figures if figure.plot.section == question.name],
             fit_panels(results) if question.name == "memory" else (),
             [by_name[name] for name in names if name in by_name],
+            is_alone=not figures,
         )
         if section.findings or section.figures or section.fit or section.tables:
             found.append(section)
