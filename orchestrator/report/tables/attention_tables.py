@@ -60,9 +60,8 @@ def _compared_rows(results: Results) -> TableGrid:
             bases = [row for row in cells if row[axis] == baseline]
             strict = [one for one in axes if one not in (axis, *without)]
             speed_ups.append((f"over {baseline}", _over(bases, strict)))
-    titles, formatters = zip(*_TIMES, *speed_ups, *_OTHERS, strict=True)
-    found = ((row, shown_by(formatters, row)) for row in cells)
-    return grid_of(axes, (), titles, found, compared)
+    columns = (*_TIMES, *speed_ups, *_OTHERS)
+    return grid_of(axes, ((row, shown_by(columns, row)) for row in cells), (), compared)
 
 
 def _over(bases: Sequence[Row], strict: list[str]) -> Value:

@@ -12,10 +12,6 @@ from orchestrator.report.tables.formatters import NOISE_NOTE, number, peak_gib, 
 from orchestrator.report.tables.layouts import grid_of
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity, quotient
 
-_HEADINGS = (
-    "saves GiB", "costs ms", "peak ratio", "step ratio", "peak GiB", "step ms",
-    "without: peak GiB", "without: step ms", "tokens/s", "MFU",
-)  # fmt: skip
 _peak = peak_gib()
 _tokens_per_s = number("tokens_per_s", ",.0f")
 _mfu = number("mfu", ".1%")
@@ -29,8 +25,9 @@ def _option_rows(results: Results) -> TableGrid:
     for option, row, baseline in option_pairs(results):
         words = [option.replace("_", " "), axis_text(baseline[option])]
         name = Entry(f"{': '.join(words)} → {axis_text(row[option])}")
-        found.append((row, [name, _others(row, axes, option), *_compared(row, baseline)]))
-    return grid_of(shown, ["option", "with"], _HEADINGS, found, "option")
+        names = {"option": name, "with": _others(row, axes, option)}
+        found.append((row, {**names, **_compared(row, baseline)}))
+    return grid_of(shown, found, ["option", "with"], "option")
 
 
 def _is_of_options(axis: str) -> bool:
@@ -47,8 +44,7 @@ def _others(row: Row, axes: Sequence[str], option: str) -> Entry:
     return Entry(", ".join(words) or NOTHING)
 
 
-def _compared(row: Row, baseline: Row) -> list[Entry]:
-    """Return the entries of a row, in the order of the headings."""
+def _compared(row: Row, baseline: Row) -> dict[str, Entry]:
     time, time_without = step_ms(row), step_ms(baseline)
     peak, peak_without = _peak(row), _peak(baseline)
     costs, saves, peak_ratio = MISSING, MISSING, MISSING
@@ -57,10 +53,12 @@ def _compared(row: Row, baseline: Row) -> list[Entry]:
     if peak.number is not None and peak_without.number is not None:
         saves = quantity(peak_without.number - peak.number, "+.2f", "GiB")
         peak_ratio = quotient(peak.number, peak_without.number)
-    return [
-        saves, costs, peak_ratio, speed_up(baseline, row), peak, time,
-        peak_without, time_without, _tokens_per_s(row), _mfu(row),
-    ]  # fmt: skip
+    return {
+        "saves GiB": saves, "costs ms": costs, "peak ratio": peak_ratio,
+        "step ratio": speed_up(baseline, row), "peak GiB": peak, "step ms": time,
+        "without: peak GiB": peak_without, "without: step ms": time_without,
+        "tokens/s": _tokens_per_s(row), "MFU": _mfu(row),
+    }  # fmt: skip
 
 
 TRADEOFFS = Table(
