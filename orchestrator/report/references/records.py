@@ -4,7 +4,7 @@ A file of `writeups/` has `name`, `title`, `source`, `year` and one `table` for 
 
 - `task`, `device`, and `cell`: the axes that hold for all rows. A list means that the write-up
   leaves open which of the values it was; a missing axis means that the write-up does not state it.
-- `columns`: each is an axis, a label, or the fields of a number with the axes of its own `cell`.
+- `columns`: each is an axis, a label, or the fields of a number, with further axes as `cell`.
 - `notes`: why its numbers may not be comparable; `row_notes`: a `note` for the rows `where` some
   values are; `repeats`: the table of the same write-up whose numbers it prints again.
 """
