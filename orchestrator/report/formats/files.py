@@ -44,18 +44,14 @@ def _csv_text(value: Scalar) -> str:
         return _without_formula(value)
     if isinstance(value, bool):
         return str(value).lower()
-    if value is None or math.isnan(value):
-        return ""
-    return str(_exact(value))
-
-
-def _is_integer(value: float) -> bool:
-    return abs(value) < _EXACT and value == int(value)
+    return "" if value is None or math.isnan(value) else str(_exact(value))
 
 
 def _exact(value: Scalar) -> Scalar:
     """Return an integer for a float without a fraction."""
-    return int(value) if isinstance(value, float) and _is_integer(value) else value
+    if isinstance(value, float) and abs(value) < _EXACT and value.is_integer():
+        return int(value)
+    return value
 
 
 def _without_formula(text: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
@@ -74,7 +74,6 @@ _TENSORS = {
     "measured": "forward_held_allocated_bytes",
 }
 _NEGLIGIBLE = 0.005  # share of kernel time without a known class; published ones have three digits
-_LARGEST = 10  # allocations of a part: the longest list of a write-up
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,8 @@ class KernelFigures:
     """The kernel times of one cell."""
 
     kernels: Sequence[TimedKernel]
-    # By phase and by what is ranked: write-ups publish many ranks of one list.
-    _shares: dict[tuple[str, str], Sequence[float]] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def gemm_share(self) -> float | None:
         """The share of matrix products, None if the class of too many kernels is unknown."""
         total_ms = math.fsum(one.ms for one in self.kernels)
@@ -96,18 +93,13 @@ class KernelFigures:
 
     def share(self, phase: str, among: str, rank: int) -> float | None:
         """Return the share of the phase's kernel time that its kernel of this rank takes."""
-        if (phase, among) not in self._shares:
-            self._shares[phase, among] = self._sorted_shares(phase, among)
-        shares = self._shares[phase, among]
-        return shares[rank - 1] if rank <= len(shares) else None
-
-    def _sorted_shares(self, phase: str, among: str) -> Sequence[float]:
         inside = [one for one in self.kernels if one.phase in _PASSES.get(phase, (phase,))]
         total_ms = math.fsum(one.ms for one in inside)
         if among == NOT_GEMM:
             # A kernel of unknown class may be a matrix product.
             inside = [one for one in inside if one.kernel_class not in (GEMM, UNKNOWN_CLASS)]
-        return sorted((ms / total_ms for ms in sums(inside, "name").values()), reverse=True)
+        times_ms = sorted(sums(inside, "name").values(), reverse=True)
+        return times_ms[rank - 1] / total_ms if rank <= len(times_ms) else None
 
     def part_ms(self, phase: str, part: str) -> float | None:
         """Return the milliseconds of a part, or None if it is fused with another part."""
@@ -130,10 +122,8 @@ class Figures:
         is_watched = kernels["cell"].isin(watched["cell"])
         # Without the number of steps, the milliseconds of a step are unknown.
         rows = rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)])
-        by_cell = defaultdict(lambda: KernelFigures(()))
-        for cell, own in rows.items():
-            by_cell[cell] = KernelFigures(own)
-        return by_cell
+        by_cell = {cell: KernelFigures(own) for cell, own in rows.items()}
+        return defaultdict(lambda: KernelFigures(()), by_cell)
 
     @cached_property
     def allocations(self) -> Mapping[str, pd.DataFrame]:
@@ -145,18 +135,6 @@ class Figures:
         rows = rows.sort_values("size_bytes", ascending=False, kind="stable")
         return {str(cell): own for cell, own in rows.groupby("cell")}
 
-    def largest_allocations(self, cell: str, part: str) -> list[float]:
-        """Return the bytes of the largest allocations of a part; of all parts if it is empty."""
-        rows = self.allocations.get(cell)
-        if rows is None:
-            return []
-        if part:
-            roles, module = _ALLOCATED.get(part, ((), None))
-            rows = rows[rows["role"].isin(roles)]
-            rows = rows[rows["part"] == module] if module else rows
-        sizes = rows["size_bytes"].repeat(rows["count"].astype(int).tolist())
-        return list(map(float, sizes[:_LARGEST]))
-
 
 OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]
 
@@ -165,13 +143,17 @@ OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]
 class Counterpart:
     """Lookup and format of our value for a metric.
 
-    title: the quantity with its unit. unit: what the value is divided by to be in this unit.
+    title: the quantity with its unit. unit: what the value is divided by to be in this unit. form:
+    of the value in this unit; None for milliseconds.
     """
 
     title: str
     ours: OurValue
-    show: Callable[[float], str]
+    form: str | None = None
     unit: float = 1
+
+    def show(self, value: float) -> str:
+        return format_ms(value) if self.form is None else format(value / self.unit, self.form)
 
     def title_for(self, number: ReferenceNumber) -> str:
         """Return the quantity as the table prints it."""
@@ -192,10 +174,6 @@ def _own(column: str) -> OurValue:
     return lambda number, row, figures: _column(row, column.format(number.phase))
 
 
-def _duration(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    return phase_ms(row, number.phase, number.statistic)
-
-
 def phase_ms(row: Row, phase: str, statistic: str) -> float | None:
     """Return a time of a phase. Published steps end synchronized, like `step_synced`."""
     stems = ("step_synced", "step") if phase == "step" else (phase,)
@@ -206,22 +184,13 @@ def phase_ms(row: Row, phase: str, statistic: str) -> float | None:
 
 
 def _peak(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    if is_first_forward(number, row):
-        return _column(row, "first_forward_peak_allocated_bytes")
-    return _column(row, "peak_allocated_bytes")
-
-
-def _tensor(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    return _column(row, _TENSORS.get(number.labels.get("part", ""), ""))
+    first = "first_forward_" if is_first_forward(number, row) else ""
+    return _column(row, f"{first}peak_allocated_bytes")
 
 
 def _error(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     error = _column(row, "error")
     return None if error is None else abs(error)
-
-
-def _gemm_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    return figures.kernels[row["cell"]].gemm_share
 
 
 def _kernel_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -245,36 +214,43 @@ def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) ->
 
 def _allocation(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     """Return the bytes of the allocation of a rank, 1 for the largest, or of a part's largest one."""
+    rows = figures.allocations.get(row["cell"])
+    if rows is None:
+        return None
     rank = int(number.labels.get("rank", 1))
-    part = "" if "rank" in number.labels else number.labels.get("part", "")
-    sizes = figures.largest_allocations(row["cell"], part)
-    return sizes[rank - 1] if rank <= len(sizes) else None
+    if "rank" not in number.labels and "part" in number.labels:
+        roles, module = _ALLOCATED.get(number.labels["part"], ((), None))
+        rows = rows[rows["role"].isin(roles)]
+        rows = rows[rows["part"] == module] if module else rows
+    # A row stands for as many allocations as it counts.
+    largest = rows[rows["count"].cumsum() >= rank]["size_bytes"]
+    return float(largest.iloc[0]) if len(largest) else None
 
-
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / GIB:.2f}"
-
-
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / MIB:.2f}"
-
-
-_percent = "{:.1%}".format
 
 COUNTERPARTS: Mapping[str, Counterpart] = {
-    DURATION: Counterpart("{phase} {statistic} (ms)", _duration, format_ms),
-    "peak": Counterpart("peak memory (GiB)", _peak, _gib, GIB),
-    "held": Counterpart("memory after {phase} (GiB)", _own("{}_held_allocated_bytes"), _gib, GIB),
-    "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), _mib, MIB),
-    "saved_squares": Counterpart("saved squares", _own("saved_squares"), "{:.1f}".format),
-    "tensor": Counterpart("tensor {part} (MiB)", _tensor, _mib, MIB),
-    "allocation": Counterpart("largest allocation {rank} {part} (MiB)", _allocation, _mib, MIB),
-    "gemm_share": Counterpart("share of matrix products", _gemm_share, _percent),
-    "kernel_share": Counterpart("share of kernel {rank}, {phase}", _kernel_share, _percent),
-    "part_time": Counterpart("{part} in {phase}, {each} (ms)", _part_time, format_ms),
-    "softmax_over_matmul": Counterpart(
-        "softmax / matmul in {phase}", _softmax_over_matmul, _percent
+    DURATION: Counterpart(
+        "{phase} {statistic} (ms)",
+        lambda number, row, figures: phase_ms(row, number.phase, number.statistic),
     ),
-    "sum": Counterpart("sum", _own("sum"), "{:.9f}".format),
-    "absolute_error": Counterpart("error of the sum", _error, "{:.9f}".format),
+    "peak": Counterpart("peak memory (GiB)", _peak, ".2f", GIB),
+    "held": Counterpart("memory after {phase} (GiB)", _own("{}_held_allocated_bytes"), ".2f", GIB),
+    "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), ".2f", MIB),
+    "saved_squares": Counterpart("saved squares", _own("saved_squares"), ".1f"),
+    "tensor": Counterpart(
+        "tensor {part} (MiB)",
+        lambda number, row, figures: _column(row, _TENSORS.get(number.labels.get("part", ""), "")),
+        ".2f",
+        MIB,
+    ),
+    "allocation": Counterpart("largest allocation {rank} {part} (MiB)", _allocation, ".2f", MIB),
+    "gemm_share": Counterpart(
+        "share of matrix products",
+        lambda number, row, figures: figures.kernels[row["cell"]].gemm_share,
+        ".1%",
+    ),
+    "kernel_share": Counterpart("share of kernel {rank}, {phase}", _kernel_share, ".1%"),
+    "part_time": Counterpart("{part} in {phase}, {each} (ms)", _part_time),
+    "softmax_over_matmul": Counterpart("softmax / matmul in {phase}", _softmax_over_matmul, ".1%"),
+    "sum": Counterpart("sum", _own("sum"), ".9f"),
+    "absolute_error": Counterpart("error of the sum", _error, ".9f"),
 }

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
-from orchestrator.analysis.axes import Row, has_value
+from orchestrator.analysis.axes import Row, has_value, is_null
 from orchestrator.report.references.records import DIMENSIONS, ReferenceNumber
 
 # From 5 warm-up steps on, further ones did not change the times of a step on an H200.
@@ -103,12 +103,10 @@ def _is_same(ours: float, theirs: float) -> bool:
 
 
 def _warm_up_agrees(allowed: tuple[int, ...], row: Row) -> bool:
-    if has_value(row, "timing") and row["timing"] == "adaptive":
-        return max(allowed) >= WARM  # adaptive timing warms up until the steps are steady
-    if not has_value(row, "warmup_steps"):
-        return False
     ours = row["warmup_steps"]
-    return any(ours == theirs or min(ours, theirs) >= WARM for theirs in allowed)
+    if has_value(row, "timing") and row["timing"] == "adaptive":
+        ours = WARM  # adaptive timing warms up until the steps are steady
+    return not is_null(ours) and min(ours, WARM) in [min(theirs, WARM) for theirs in allowed]
 
 
 def _pass_agrees(number: ReferenceNumber, row: Row) -> bool:

@@ -1,12 +1,21 @@
-"""Published tables as records: one ReferenceNumber for each number, with the cell it belongs to."""
+"""Published tables as records: one ReferenceNumber for each number, with the cell it belongs to.
+
+A file of `writeups/` has `name`, `title`, `source`, `year` and one `table` for each published one:
+
+- `task`, `device`, and `cell`: the axes that hold for all rows. A list means that the write-up
+  leaves open which of the values it was; a missing axis means that the write-up does not state it.
+- `columns`: each is an axis, a label, or the fields of a number, with further axes as `cell`.
+- `notes`: why its numbers may not be comparable; `row_notes`: a `note` for the rows `where` some
+  values are; `repeats`: the table of the same write-up whose numbers it prints again.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -22,6 +31,7 @@ OUT_OF_MEMORY = "OOM"
 # `each`: what a time is for, if not for all layers; `device`: the part of the machine (cpu, mps or
 # cuda).
 LABELS = ("part", "kernel", "device", "rank", "among", "each")
+Content = Mapping[str, Any]  # of a file, or of one of its tables
 # The possible values of each axis. There is one where the write-up is clear about it.
 Axes = Mapping[str, tuple[Any, ...]]
 
@@ -34,88 +44,14 @@ _WITH_UNIT = re.compile(r"(-?[\d.]+) (s|ms|μs|us|ns|MiB|GiB|GB)")
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
-@dataclass(frozen=True)
-class ReferenceQuantity:
-    """A column of numbers.
-
-    unit: the unit of the printed numbers. over: the number of passes that one number covers.
-    cell: axes that hold for this column in addition to those of the table. variant:
-    distinguishes two columns about the same cell.
-    """
-
-    metric: str
-    unit: str
-    phase: str = ""
-    statistic: str = "mean"
-    over: int = 1
-    cell: Mapping[str, TableCell] = field(default_factory=dict)
-    variant: str = ""
-
-
-@dataclass(frozen=True)
-class ReferenceTable:
-    """One published table.
-
-    cell: axes that hold for all rows. A list means that the write-up leaves open which of the
-    values it was; a missing axis means that the write-up does not state it. columns: each is an
-    axis, a label or a ReferenceQuantity. notes: why its numbers may not be comparable. row_notes:
-    a `note` for the rows `where` some values are. repeats: the table of the same write-up whose
-    numbers it prints again.
-    """
-
-    name: str
-    title: str
-    task: str
-    device: str
-    cell: Mapping[str, TableCell]
-    columns: Sequence[str | ReferenceQuantity]
-    rows: Sequence[Sequence[TableCell]]
-    notes: Sequence[str] = ()
-    row_notes: Sequence[Mapping[str, Any]] = ()
-    repeats: str | None = None
-
-
-@dataclass(frozen=True)
-class Writeup:
-    """The tables of one write-up. year: of the course, which defines the model sizes."""
-
-    name: str
-    title: str
-    source: str
-    year: int
-    table: Sequence[ReferenceTable]
-
-
-@cache
-def writeups() -> tuple[Writeup, ...]:
-    """Return all write-ups by file name."""
-    return tuple(map(writeup_of, transcriptions()))
-
-
-def transcriptions() -> Iterator[dict[str, Any]]:
-    """Yield the content of each file in `writeups/`. Decimal preserves the printed digits."""
-    folder = resources.files(__package__).joinpath("writeups")
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        yield tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
-
-
-def writeup_of(content: Mapping[str, Any]) -> Writeup:
-    """Return the content of a file as records. The tests check its words and values."""
-    tables = []
-    for table in content["table"]:
-        columns = []
-        for column in table["columns"]:
-            columns.append(column if isinstance(column, str) else ReferenceQuantity(**column))
-        tables.append(ReferenceTable(**{**table, "columns": columns}))
-    return Writeup(**{**content, "table": tables})
-
-
 @dataclass(frozen=True, kw_only=True)
-class ReferenceNumber(ReferenceQuantity):
+class ReferenceNumber:
     """One published number of a quantity, or a cell that ran out of memory (`value` is None).
 
-    value, unit: as printed. sd: the standard deviation in the same row, in the unit of `amount`.
-    row: position in its table.
+    value, unit: as printed. over: the number of passes that one number covers. axes: a missing one
+    is not stated by the write-up. variant: distinguishes two columns about the same cell. notes:
+    why it may not be comparable. sd: the standard deviation in the same row, in the unit of
+    `amount`. row: position in its table. year: of the course, which defines the model sizes.
     """
 
     writeup: str
@@ -124,9 +60,15 @@ class ReferenceNumber(ReferenceQuantity):
     task: str
     device: str
     year: int
+    metric: str
+    unit: str
+    value: Decimal | None
     axes: Axes
     labels: Mapping[str, str]
-    value: Decimal | None
+    phase: str = ""
+    statistic: str = "mean"
+    over: int = 1
+    variant: str = ""
     notes: tuple[str, ...] = ()
     is_repeated: bool = False
     row: int = 0
@@ -146,9 +88,18 @@ class ReferenceNumber(ReferenceQuantity):
 
 
 @cache
+def writeups() -> tuple[Content, ...]:
+    """Return the content of each file in `writeups/`. Decimal preserves the printed digits."""
+    folder = resources.files(__package__).joinpath("writeups")
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    return tuple(tomllib.loads(text, parse_float=Decimal) for text in texts)
+
+
+@cache
 def published() -> tuple[ReferenceNumber, ...]:
     """Return every number of every write-up."""
-    tables = [(writeup, table) for writeup in writeups() for table in writeup.table]
+    tables = [(writeup, table) for writeup in writeups() for table in writeup["table"]]
     return tuple(number for writeup, table in tables for number in numbers_of(writeup, table))
 
 
@@ -157,10 +108,10 @@ def published_on(device: str) -> tuple[ReferenceNumber, ...]:
     return tuple(number for number in published() if device in (number.device, ALL))
 
 
-def numbers_of(writeup: Writeup, table: ReferenceTable) -> Iterator[ReferenceNumber]:
+def numbers_of(writeup: Content, table: Content) -> Iterator[ReferenceNumber]:
     """Yield the numbers of a table, row by row. Raise ValueError for a text that is no number."""
     ranks: Counter[object] = Counter()
-    for index in range(len(table.rows)):
+    for index in range(len(table["rows"])):
         numbers = list(_row_numbers(writeup, table, index))
         deviations = {_measured(one): one.amount for one in numbers if one.statistic == "sd"}
         for number in numbers:
@@ -174,33 +125,34 @@ def numbers_of(writeup: Writeup, table: ReferenceTable) -> Iterator[ReferenceNum
             yield number
 
 
-def _row_numbers(writeup: Writeup, table: ReferenceTable, index: int) -> Iterator[ReferenceNumber]:
-    cells = zip(table.columns, table.rows[index], strict=True)
+def _row_numbers(writeup: Content, table: Content, index: int) -> Iterator[ReferenceNumber]:
+    cells = zip(table["columns"], table["rows"][index], strict=True)
     filled = [(column, printed) for column, printed in cells if printed not in EMPTY_CELLS]
     of_row = {column: printed for column, printed in filled if isinstance(column, str)}
     for quantity, printed in filled:
         if isinstance(quantity, str):
             continue
-        value, unit = _parse_value(printed, quantity.unit)
-        stated = {**table.cell, **of_row, **quantity.cell}
+        value, unit = _parse_value(printed, quantity["unit"])
+        stated = {**table["cell"], **of_row, **quantity.get("cell", {})}
         axes = {axis: _possible(one) for axis, one in stated.items() if axis not in LABELS}
-        row_notes = [
-            one["note"] for one in table.row_notes if one["where"].items() <= stated.items()
-        ]
+        notes = list(table.get("notes", ()))
+        for one in table.get("row_notes", ()):
+            if one["where"].items() <= stated.items():
+                notes.append(one["note"])
+        described = {name: quantity[name] for name in quantity if name not in ("cell", "unit")}
         yield ReferenceNumber(
-            **vars(replace(quantity, unit=unit, cell=stated)),
-            writeup=writeup.name,
-            table=table.name,
-            title=table.title,
-            task=table.task,
-            device=table.device,
-            year=writeup.year,
-            axes=_with_size(axes, writeup.year),
-            labels={label: str(stated[label]) for label in LABELS if label in stated},
-            notes=(*table.notes, *row_notes),
-            is_repeated=table.repeats is not None,
-            row=index,
+            **described,
+            **{name: table[name] for name in ("title", "task", "device")},
+            writeup=writeup["name"],
+            table=table["name"],
+            year=writeup["year"],
+            unit=unit,
             value=value,
+            axes=_with_size(axes, writeup["year"]),
+            labels={label: str(stated[label]) for label in LABELS if label in stated},
+            notes=tuple(notes),
+            is_repeated="repeats" in table,
+            row=index,
         )
 
 

@@ -60,7 +60,8 @@ def reference_tables(device: str | None) -> tuple[Table, ...]:
     where = "any device" if device == ALL else DEVICES[device]
     numbers = without_repetitions(published_on(device))
     names = set(map(attrgetter("writeup"), numbers))
-    sources = [f"{one.name}: {one.title} ({one.source})" for one in writeups() if one.name in names]
+    known = [one for one in writeups() if one["name"] in names]
+    sources = [f"{one['name']}: {one['title']} ({one['source']})" for one in known]
     read = (
         "The ratio is ours / theirs: above 1.00, ours takes longer or needs more. "
         "Ours is the same statistic as theirs, mean ± standard deviation or median. "

@@ -24,7 +24,7 @@ from orchestrator.report.tables.table import (
     quotient,
 )
 from orchestrator.report.text.column_docs import declared_unit
-from orchestrator.report.text.numbers import NOISE_MARK, confidence, format_ms
+from orchestrator.report.text.numbers import NOISE_MARK, confidence
 from tasks.spec.messages import shorten
 
 Value = Callable[[Row], Entry]
@@ -131,12 +131,12 @@ mib = partial(measured, show=to_mib)
 gib_predicted = partial(predicted, show=to_gib)
 
 
-def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
-    """Return a formatter of the ratio of two columns."""
+def ratio(numerator: str, denominator: str, form: str = ".2f", scale: float = 1.0) -> Value:
+    """Return a formatter of the ratio of two columns, multiplied by `scale`."""
 
     def value(row: Row) -> Entry:
         if has_value(row, numerator) and has_value(row, denominator):
-            return quotient(row[numerator], row[denominator], form)
+            return quotient(row[numerator] * scale, row[denominator], form)
         return missing(row, numerator, denominator)
 
     return value
@@ -165,15 +165,13 @@ step_ms = of_steps(ms("step_ms_median"))
 
 def mean_sd(stem: str) -> Value:
     """Return a formatter of mean ± sample standard deviation. `stem`: such as `forward_ms`."""
+    mean_ms = ms(f"{stem}_mean")
 
     def show(row: Row) -> Entry:
-        mean = ms(f"{stem}_mean")(row)
+        mean, sd = mean_ms(row), milliseconds(row.get(f"{stem}_sd"))
         if mean.number is None:
             return mean
-        if not has_value(row, f"{stem}_sd"):
-            return mean._replace(spread=f" ± {NOTHING}")
-        deviation = row[f"{stem}_sd"]
-        return mean._replace(spread=f" ± {format_ms(deviation)}", deviation=deviation)
+        return mean._replace(spread=f" ± {sd.text}", deviation=sd.number)
 
     return show
 
@@ -195,42 +193,34 @@ def of_whole_step(make: Callable[[str], Value]) -> Value:
 
 def tokens_per_s(stem: str) -> Value:
     """Return a formatter of the tokens per second, from the median of some steps."""
-
-    def show(row: Row) -> Entry:
-        median = f"{stem}_median"
-        if not (has_value(row, "tokens") and has_value(row, median)):
-            return missing(row, median)
-        return quotient(row["tokens"] * 1e3, row[median], ",.0f")
-
-    return show
+    return ratio("tokens", f"{stem}_median", ",.0f", 1e3)
 
 
 def median_interval(stem: str) -> Value:
     """Return a formatter of a median with its 95 % interval, which a single sample does not have."""
-
     median_ms = ms(f"{stem}_median")
 
     def show(row: Row) -> Entry:
         median = median_ms(row)
-        if not has_value(row, f"{stem}_ci_low"):
+        low, high = (milliseconds(row.get(f"{stem}_ci_{end}")) for end in ("low", "high"))
+        if low.number is None:
             return median
-        low, high = row[f"{stem}_ci_low"], row[f"{stem}_ci_high"]
         # With fewer than six samples even the interval from the smallest to the largest contains
         # the median with less than 95 % confidence.
-        label = confidence(row[f"{stem}_coverage"])
-        spread = f" [{format_ms(low)}, {format_ms(high)}]{label}"
-        return median._replace(spread=spread, low=low, high=high)
+        spread = f" [{low.text}, {high.text}]{confidence(row[f'{stem}_coverage'])}"
+        return median._replace(spread=spread, low=low.number, high=high.number)
 
     return show
 
 
 def over_repetitions(row: Row) -> Entry:
     """Return the median over the repetitions of a cell, with the smallest and the largest."""
-    median = ms("repeated_ms_median")(row)
+    ends = ("median", "min", "max")
+    median, low, high = (milliseconds(row.get(f"repeated_ms_{end}")) for end in ends)
     if median.number is None:
         return MISSING
-    low, high = row["repeated_ms_min"], row["repeated_ms_max"]
-    return median._replace(spread=f" ({format_ms(low)} to {format_ms(high)})", low=low, high=high)
+    spread = f" ({low.text} to {high.text})"
+    return median._replace(spread=spread, low=low.number, high=high.number)
 
 
 # ---------------------------------------------------------------------- comparisons of two rows
@@ -293,45 +283,39 @@ def peak_gib(stem: str = "") -> Value:
 
 def saving_operation(stem: str) -> Value:
     """Return a formatter of the operation at a rank of saved bytes: measured, or else predicted."""
-    return lambda row: Entry(str(_saving_operation(row, stem) or NOTHING))
+    return lambda row: Entry(_saving_operation(row, stem) or NOTHING)
 
 
-def _saving_operation(row: Row, stem: str) -> Any:
-    for column in (f"{stem}_operation", f"predicted_{stem}_operation"):
-        if has_value(row, column):
-            return row[column]
-    return None
+def _saving_operation(row: Row, stem: str) -> str:
+    columns = (f"{stem}_operation", f"predicted_{stem}_operation")
+    return next((str(row[column]) for column in columns if has_value(row, column)), "")
 
 
 def saved_mib_predicted(stem: str) -> Value:
     """Return a formatter of the predicted bytes of the operation that `saving_operation` names."""
 
     def show(row: Row) -> Entry:
-        operation = _saving_operation(row, stem)
-        column = f"predicted_{stem}_bytes"
-        # The prediction may give this operation another rank than the measurement does.
-        if operation is not None:
-            column = f"{_predicted_rank(row, operation)}_bytes"
+        operation, stems = _saving_operation(row, stem), [f"predicted_{stem}"]
+        if operation:
+            # The prediction may give this operation another rank than the measurement does.
+            ranks = [f"predicted_saved_{rank}" for rank in SAVED_RANKS]
+            stems = [one for one in ranks if str(row.get(f"{one}_operation")) == operation]
+        column = f"{stems[0]}_bytes" if stems else ""
         return to_mib(row[column]) if has_value(row, column) else MISSING
 
     return show
 
 
-def _predicted_rank(row: Row, operation: str) -> str:
-    """Return the column stem of the rank at which an operation was predicted, or an empty text."""
-    stems = [f"predicted_saved_{rank}" for rank in SAVED_RANKS]
-    return next((stem for stem in stems if str(row.get(f"{stem}_operation")) == operation), "")
-
-
 def share_of_block(stem: str) -> Value:
     """Return a formatter of a share of the bytes that one block saves: measured, else predicted."""
+    shares = [
+        ratio(f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes", ".1%")
+        for prefix in ("", "predicted_")
+    ]
 
     def show(row: Row) -> Entry:
-        for prefix in ("", "predicted_"):
-            part, whole = f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes"
-            if has_value(row, part) and has_value(row, whole):
-                return quotient(row[part], row[whole], ".1%")
-        return MISSING
+        found = (share(row) for share in shares)
+        return next((entry for entry in found if entry.number is not None), MISSING)
 
     return show
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
 from operator import attrgetter
 
 import numpy as np
@@ -52,13 +51,8 @@ _NAME = "name"  # title of the column that every view shows
 _STATISTICS = attrgetter(
     "instances", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "sd_ns"
 )
-# The columns of nsys's cuda_gpu_kern_sum, with the class and the modules.
-_TOP_TITLES = (
-    "time", "total ms", "instances", "class", _NAME, "modules",
-    "avg µs", "med µs", "min µs", "max µs", "sd µs",
-)  # fmt: skip
 _RATIO_TITLE = "softmax / matmul"
-_SOFTMAX_TITLES = ("softmax ms", "matmul ms", _RATIO_TITLE, "in FLOPs")
+_FIRST_TITLES = ("GEMM share", _RATIO_TITLE)
 # Axes by which two cells are paired, the most interesting first.
 _PAIRING_AXES = ("compile", "precision", "attention", "pass")
 
@@ -73,8 +67,8 @@ def top_kernels(results: Results) -> TableGrid:
         total_ms = float(np.sum([one.ms for one in own]))
         for name in _top_names(own):
             same = [one for one in own if one.name == name]
-            found.append((cell, [Entry(scope), *_kernel_entries(same, total_ms)]))
-    return grid_of(key_axes(results), [PHASE], _TOP_TITLES, found)._replace(label=_NAME)
+            found.append((cell, {PHASE: Entry(scope), **_kernel_entries(same, total_ms)}))
+    return grid_of(key_axes(results), found, [PHASE])._replace(label=_NAME)
 
 
 def by_class(results: Results) -> TableGrid:
@@ -87,18 +81,15 @@ def by_class(results: Results) -> TableGrid:
     present = list(times_ms.sort_values(ascending=False).index)
     found = []
     for cell, scope, own in _by_scope(results, kernels):
-        values = [*_class_shares(own, present), *_softmax_entries(cell, scope, own)]
-        found.append((cell, [Entry(scope), *values, *_class_counts(own, present)]))
-    shares = [f"{name} share" for name in present]
-    titles = ["kernel ms", *shares, *_SOFTMAX_TITLES]
-    titles += [f"{what} of {name}" for what in ("ms", "kernels") for name in present]
-    # The most important ones come first, since a screen may be too narrow for others.
-    first = {"GEMM share": 0, _RATIO_TITLE: 1}
-    order = sorted(range(len(titles)), key=lambda index: first.get(titles[index], 2))
-    in_order = [
-        (cell, [values[0], *(values[index + 1] for index in order)]) for cell, values in found
-    ]
-    return grid_of(key_axes(results), [PHASE], [titles[index] for index in order], in_order)
+        entries = {
+            **_class_shares(own, present),
+            **_softmax_entries(cell, scope, own),
+            **_class_counts(own, present),
+        }
+        # The most important ones come first, since a screen may be too narrow for others.
+        first = {title: entries[title] for title in _FIRST_TITLES if title in entries}
+        found.append((cell, {PHASE: Entry(scope), **first, **entries}))
+    return grid_of(key_axes(results), found, [PHASE])
 
 
 def by_module(results: Results) -> TableGrid:
@@ -112,11 +103,12 @@ def by_module(results: Results) -> TableGrid:
         by_module = sums(named, "module")
         for module in _largest_first(by_module):
             times_ms = sums([one for one in named if one.module == module], "phase")
-            name = Entry((module or "not attributed") + suffix)
-            share = quotient(by_module[module], total_ms, ".1%")
-            found.append((cell, [name, *map(milliseconds, map(times_ms.get, phases)), share]))
-    titles = [f"{phase or OUTSIDE_PHASES} ms" for phase in phases]
-    return grid_of(key_axes(results), ["module"], [*titles, "share"], found, "module")
+            entries = {"module": Entry((module or "not attributed") + suffix)}
+            for phase in phases:
+                entries[f"{phase or OUTSIDE_PHASES} ms"] = milliseconds(times_ms.get(phase))
+            entries["share"] = quotient(by_module[module], total_ms, ".1%")
+            found.append((cell, entries))
+    return grid_of(key_axes(results), found, ["module"], "module")
 
 
 def difference(results: Results) -> TableGrid:
@@ -213,38 +205,40 @@ def _present_phases(phases: Collection[str]) -> list[str]:
     return [phase for phase in PHASES if phase in phases]
 
 
-def _class_shares(kernels: list[TimedKernel], classes: list[str]) -> list[Entry]:
+def _class_shares(kernels: list[TimedKernel], classes: list[str]) -> dict[str, Entry]:
     total_ms = float(np.sum([one.ms for one in kernels]))
     by_class = sums(kernels, "kernel_class")
     # Smaller than the last printed digit: it changes no share.
     bound = "≥ " if by_class.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms else ""
-    entries = [milliseconds(total_ms)]
+    entries = {"kernel ms": milliseconds(total_ms)}
     for name in classes:
         prefix = "" if name == UNKNOWN_CLASS else bound
         known = quotient(by_class.get(name, math.nan), total_ms, ".1%")
-        entries.append(known if known.is_missing else known._replace(text=prefix + known.text))
+        if not known.is_missing:
+            known = known._replace(text=prefix + known.text)
+        entries[f"{name} share"] = known
     return entries
 
 
-def _class_counts(kernels: list[TimedKernel], classes: list[str]) -> list[Entry]:
+def _class_counts(kernels: list[TimedKernel], classes: list[str]) -> dict[str, Entry]:
     """Return the milliseconds of each class, then the number of its kernels in a step."""
     times_ms, counts = sums(kernels, "kernel_class"), sums(kernels, "kernel_class", "kernels")
-    of_classes = map(quantity, map(counts.get, classes), repeat("g"))
-    return [*map(milliseconds, map(times_ms.get, classes)), *of_classes]
+    of_times = {f"ms of {name}": milliseconds(times_ms.get(name)) for name in classes}
+    return of_times | {f"kernels of {name}": quantity(counts.get(name), "g") for name in classes}
 
 
-def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> list[Entry]:
+def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> dict[str, Entry]:
     softmax_ms = ms_of_parts(kernels, ("softmax",))
     products = [one for one in kernels if one.kernel_class == GEMM]
     matmul_ms = ms_of_parts(products, ATTENTION_MATMULS)
-    entries = [milliseconds(softmax_ms), milliseconds(matmul_ms)]
-    if softmax_ms is None or matmul_ms is None:
-        return [*entries, MISSING, MISSING]
-    flops = MISSING
-    # The closed forms count the forward pass: five FLOPs an element for the softmax.
-    if phase == "forward" and has_value(cell, "softmax_flops"):
-        flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
-    return [*entries, quotient(softmax_ms, matmul_ms), flops]
+    ratio, flops = MISSING, MISSING
+    if softmax_ms is not None and matmul_ms is not None:
+        ratio = quotient(softmax_ms, matmul_ms)
+        # The closed forms count the forward pass: five FLOPs an element for the softmax.
+        if phase == "forward" and has_value(cell, "softmax_flops"):
+            flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
+    times = {"softmax ms": milliseconds(softmax_ms), "matmul ms": milliseconds(matmul_ms)}
+    return {**times, _RATIO_TITLE: ratio, "in FLOPs": flops}
 
 
 def _top_names(kernels: Sequence[TimedKernel]) -> Iterable[str]:
@@ -261,8 +255,10 @@ def _largest_first(values: Mapping[str, float]) -> list[str]:
     return sorted(sorted(values), key=lambda name: -values[name])
 
 
-def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> list[Entry]:
-    """Return the entries of one kernel from its rows, one for each module that launches it.
+def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str, Entry]:
+    """Return the columns of nsys's cuda_gpu_kern_sum with class and modules, for one kernel.
+
+    It has a row for each module that launches it.
 
     All statistics are exact but the median: of several rows, it is the median of their medians,
     each counted as often as it has instances.
@@ -281,19 +277,19 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> list[Ent
         median = median._replace(text=f"≈{median.text}")
     ms = np.nansum([one.ms for one in kernels])
     modules = _largest_first(sums([one for one in kernels if not is_null(one.module)], "module"))
-    return [
-        quantity(ms / total_ms, ".1%"),
-        milliseconds(ms),
-        quantity(math.fsum(one.kernels for one in kernels), "g"),
-        Entry(kernels[0].kernel_class),
-        kernel_name(kernels[0].name),
-        Entry(_modules(modules)),
-        _us(mean),
-        median,
-        _us(np.fmin.reduce(min_ns)),
-        _us(np.fmax.reduce(max_ns)),
-        _us(deviation),
-    ]
+    return {
+        "time": quantity(ms / total_ms, ".1%"),
+        "total ms": milliseconds(ms),
+        "instances": quantity(math.fsum(one.kernels for one in kernels), "g"),
+        "class": Entry(kernels[0].kernel_class),
+        _NAME: kernel_name(kernels[0].name),
+        "modules": Entry(_modules(modules)),
+        "avg µs": _us(mean),
+        "med µs": median,
+        "min µs": _us(np.fmin.reduce(min_ns)),
+        "max µs": _us(np.fmax.reduce(max_ns)),
+        "sd µs": _us(deviation),
+    }
 
 
 def _us(ns: float) -> Entry:

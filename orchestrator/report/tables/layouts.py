@@ -6,8 +6,10 @@ modules of tables say which layout shows which measures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import pandas as pd
 
@@ -25,6 +27,7 @@ from orchestrator.report.tables.table import (
 )
 
 Column = tuple[str, Value]  # the title, and how each value is made
+Entries = Mapping[str, Entry]  # of a row, by title
 # Titles, and functions that compare a row with its baseline.
 Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
@@ -45,25 +48,41 @@ def each_cell(results: Results) -> Iterator[Row]:
 
 def grid_of(
     axes: list[str],
-    keys: Sequence[str],
-    titles: Iterable[str],
-    found: Iterable[tuple[Row, Iterable[Entry]]],
+    found: Iterable[tuple[Row, Entries]],
+    keys: Sequence[str] = (),
     compared: str = "",
 ) -> TableGrid:
-    """Return a grid of rows, each of a cell. keys: the first entries, behind the cell's axes."""
-    rows = [[*axis_entries(cell, axes), *entries] for cell, entries in found]
+    """Return a grid of rows, each of a cell with its entries. keys: entries behind the axes."""
+    found = list(found)
+    names = dict.fromkeys(chain.from_iterable(entries for _, entries in found))
+    titles = [name for name in names if name not in keys]
+    rows = []
+    for cell, entries in found:
+        rows.append([*axis_entries(cell, axes), *map(entries.__getitem__, chain(keys, titles))])
     return TableGrid([*axes, *keys], list(map(Heading, titles)), rows, compared)
 
 
 def cell_rows(*columns: Column) -> TableLayout:
     """Return the layout with one row per cell."""
-    titles, formatters = zip(*columns, strict=True)
 
     def lay_out(results: Results) -> TableGrid:
-        found = ((row, shown_by(formatters, row)) for row in each_cell(results))
-        return grid_of(key_axes(results), (), titles, found)
+        found = ((row, shown_by(columns, row)) for row in each_cell(results))
+        return grid_of(key_axes(results), found)
 
     return lay_out
+
+
+def child_rows(
+    results: Results, children: pd.DataFrame, columns: Sequence[Column], keys: Sequence[str]
+) -> TableGrid:
+    """Return one row per row of a frame, such as allocations, behind the axes of its cell."""
+    by_cell: dict[str, list[Row]] = defaultdict(list)
+    for row in each(children):
+        by_cell[row["cell"]].append(row)
+    found = []
+    for cell in each_cell(results):
+        found += [(cell, shown_by(columns, row)) for row in by_cell[cell["cell"]]]
+    return grid_of(key_axes(results), found, keys)
 
 
 @dataclass(frozen=True)
@@ -84,16 +103,18 @@ class PhaseRows:
     title: str
 
     def __call__(self, results: Results) -> TableGrid:
-        titles, makers = zip(*self.columns, strict=True)
-        formatters = {phase: [make(phase) for make in makers] for phase, _ in self.phases}
-        found = []
+        columns = {}
+        for phase, _ in self.phases:
+            columns[phase] = [(title, make(phase)) for title, make in self.columns]
+        found: list[tuple[Row, Entries]] = []
         for row in each_cell(results):
             phases = [phase for phase in self.phases if self._is_known(row, phase[0])]
             for phase, name in phases:
-                found.append((row, [Entry(name), *shown_by(formatters[phase], row)]))
+                found.append((row, {self.title: Entry(name), **shown_by(columns[phase], row)}))
             if not phases:
-                found.append((row, [MISSING, *[missing(row)] * len(titles)]))
-        return grid_of(key_axes(results), [self.title], titles, found, self.title)
+                titles = dict(self.columns)
+                found.append((row, {self.title: MISSING, **dict.fromkeys(titles, missing(row))}))
+        return grid_of(key_axes(results), found, [self.title], self.title)
 
     def _is_known(self, row: Row, phase: str) -> bool:
         return any(has_value(row, column.format(phase)) for column in self.known_by)
@@ -142,6 +163,6 @@ class CompareColumns:
         return [self.value[1](row), *compared, *(show(row) for _, show in self.extra)]
 
 
-def shown_by(formatters: Iterable[Value], row: Row) -> list[Entry]:
-    """Return the entry that each formatter makes of a row."""
-    return [show(row) for show in formatters]
+def shown_by(columns: Iterable[Column], row: Row) -> dict[str, Entry]:
+    """Return the entry of each column for a row."""
+    return {title: show(row) for title, show in columns}

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, each, key_axes, ordered_values
+from orchestrator.analysis.axes import key_axes, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.cell_filters import both, having, of_task
-from orchestrator.report.tables.formatters import Value, to_gib, to_mib
+from orchestrator.report.tables.formatters import Value, predicted, to_gib, to_mib
 from orchestrator.report.tables.layouts import (
+    Column,
     PhaseRows,
     cell_rows,
-    each_cell,
+    child_rows,
     grid_of,
     groups,
 )
@@ -34,18 +35,19 @@ _TOTAL = "in all"
 
 def composition(results: Results) -> TableGrid:
     """Return one row per cell and role; activations and the like have one per part of the model."""
-    allocations = results.allocations()
-    parts, found = _parts_by_moment(allocations), []
-    for cell, moment, text in _moments(results, allocations):
-        rows = parts[cell["cell"], moment]
-        total_bytes = sum(row["total_bytes"] for row in rows)
-        count = sum(row["count"] for row in rows)
-        total = {"role": _TOTAL, "part": "", "total_bytes": total_bytes, "count": count}
-        for row in (*rows, total):
-            names = [Entry(text), Entry(row["role"]), _name(row["part"])]
-            found.append((cell, [*names, *_sizes(row, total_bytes)]))
-    keys = ["moment", "role", "part"]
-    return grid_of(key_axes(results), keys, ("GiB", "share", "allocations"), found)
+    rows = _with_moments(results.allocations())
+    part = rows["part"].where(rows["role"].isin(_BY_PART), "")
+    of_part = rows["total_bytes"].groupby([rows["order"], rows["role"], part]).transform("sum")
+    is_small = (of_part < _SMALL_PART * rows["all_bytes"]) & (part != "")
+    rows = rows.assign(part=part.mask(is_small, _OTHER_PARTS))
+    rows = pd.concat([rows, rows.assign(role=_TOTAL, part="")])
+    keys = ["cell", "order", "when", "all_bytes", "role", "part"]
+    sums = rows.groupby(keys, as_index=False)[["total_bytes", "count"]].sum()
+    rank, is_last = sums["role"].map([*ROLES, _TOTAL].index), sums["part"] == _OTHER_PARTS
+    sums = sums.assign(rank=rank, last=is_last, less=-sums["total_bytes"])
+    sums = sums.sort_values(["order", "rank", "last", "less"])
+    columns = (_MOMENT, _ROLE, _PART, *_SIZES, _COUNT)
+    return child_rows(results, sums, columns, ("moment", "role", "part"))
 
 
 def largest_allocations(results: Results) -> TableGrid:
@@ -53,26 +55,46 @@ def largest_allocations(results: Results) -> TableGrid:
 
     A row stands for allocations of the same size, role, part and place in the code; slack has one.
     """
-    found, every = [], results.allocations()
-    by_moment = dict(iter(every.groupby(["cell", "moment"])))
-    for cell, moment, text in _moments(results, every):
-        allocations = by_moment[cell["cell"], moment]
-        total_bytes = allocations["total_bytes"].sum()
-        in_order = allocations.sort_values("total_bytes", ascending=False, kind="stable")
-        largest = in_order.sort_values("size_bytes", ascending=False, kind="stable")
-        shown = {*in_order.index[:_TOP], *largest.drop_duplicates("role").index}
-        for row in each(in_order[in_order.index.isin(shown)]):
-            # Slack is no allocation: nothing made it.
-            is_slack = not row["count"]
-            each_mib = MISSING if is_slack else to_mib(row["size_bytes"], ".2f")
-            made_in = row["allocated_in"] or ("" if is_slack else "before")
-            names = (row["role"], row["part"], made_in, row["call_chain"])
-            gib, share, count = _sizes(row, total_bytes)
-            role, part, made, chain = map(_name, names)
-            entries = [gib, share, role, part, made, count, each_mib, chain]
-            found.append((cell, [Entry(text), *entries]))
-    titles = ("GiB", "share", "role", "part", "made in", "allocations", "MiB each")
-    return grid_of(key_axes(results), ["moment"], [*titles, "call chain"], found)
+    rows = _with_moments(results.allocations())
+    # Slack is no allocation: nothing made it.
+    is_made = rows["count"] > 0
+    made_in = rows["allocated_in"].mask(is_made & (rows["allocated_in"] == ""), "before")
+    rows = rows.assign(allocated_in=made_in, size_each=rows["size_bytes"].where(is_made))
+    rows = rows.sort_values(["order", "total_bytes"], ascending=[True, False])
+    by_size = rows.sort_values("size_bytes", ascending=False, kind="stable")
+    largest = by_size.drop_duplicates(["order", "role"])
+    is_top = rows.groupby("order").cumcount() < _TOP
+    columns = (
+        *(_MOMENT, *_SIZES, _ROLE, _PART, ("made in", predicted("allocated_in", _name)), _COUNT),
+        ("MiB each", predicted("size_each", to_mib)),
+        ("call chain", predicted("call_chain", _name)),
+    )
+    return child_rows(results, rows[is_top | rows.index.isin(largest.index)], columns, ("moment",))
+
+
+def _with_moments(allocations: pd.DataFrame) -> pd.DataFrame:
+    """Return allocations with all bytes of their moment, its order and its text: `peak, backward`."""
+    by_moment = allocations.groupby(["cell", "moment"], sort=False)
+    moment, phase = allocations["moment"], by_moment["phase"].transform("first")
+    return allocations.assign(
+        order=by_moment.ngroup(),
+        when=moment.where(phase == "", moment + ", " + phase),
+        all_bytes=by_moment["total_bytes"].transform("sum"),
+    )
+
+
+def _name(text: str) -> Entry:
+    return Entry(text) if text else MISSING
+
+
+_MOMENT: Column = ("moment", predicted("when", _name))
+_ROLE: Column = ("role", predicted("role", _name))
+_PART: Column = ("part", predicted("part", _name))
+_COUNT: Column = ("allocations", lambda row: quantity(row["count"] or None, ".0f"))
+_SIZES: tuple[Column, ...] = (
+    ("GiB", predicted("total_bytes", partial(to_gib, form=".3f"))),
+    ("share", show.ratio("total_bytes", "all_bytes", ".1%")),
+)
 
 
 def by_context(results: Results) -> TableGrid:
@@ -81,51 +103,10 @@ def by_context(results: Results) -> TableGrid:
     lengths = ordered_values(_LENGTH, results.cells[_LENGTH])
     found = []
     for group in groups(results.cells, axes):
-        entries = {row[_LENGTH]: show.memory_need(row) for row in group}
-        found.append((group[0], [entries.get(length, MISSING) for length in lengths]))
-    return grid_of(axes, (), [f"context {length}" for length in lengths], found)
-
-
-def _moments(results: Results, allocations: pd.DataFrame) -> Iterator[tuple[Row, str, str]]:
-    """Yield each cell with its moments, and a text for each such as `peak, backward`."""
-    first = allocations.drop_duplicates(["cell", "moment"])
-    by_cell: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for cell, moment, phase in first[["cell", "moment", "phase"]].itertuples(index=False):
-        by_cell[cell].append((moment, f"{moment}, {phase}" if phase else moment))
-    for row in each_cell(results):
-        for moment, text in by_cell.get(row["cell"], ()):
-            yield row, moment, text
-
-
-def _parts_by_moment(allocations: pd.DataFrame) -> Mapping[tuple[str, str], list[Row]]:
-    """Return bytes and number of allocations by role and part, in the order of ROLES.
-
-    The keys are cells with their moments.
-    """
-    moment = [allocations["cell"], allocations["moment"]]
-    sizes, role = allocations["total_bytes"], allocations["role"]
-    parts = allocations["part"].where(role.isin(_BY_PART), "")
-    of_part = sizes.groupby([*moment, role, parts]).transform("sum")
-    is_small = of_part < _SMALL_PART * sizes.groupby(moment).transform("sum")
-    split = allocations.assign(part=parts.mask(is_small & (parts != ""), _OTHER_PARTS))
-    keys = ["cell", "moment", "role", "part"]
-    sums = split.groupby(keys, as_index=False)[["total_bytes", "count"]].sum()
-    sums = sums.assign(rank=sums["role"].map(list(ROLES).index), last=sums["part"] == _OTHER_PARTS)
-    sums = sums.sort_values(["rank", "last", "total_bytes"], ascending=[True, True, False])
-    by_moment: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in sums.to_dict("records"):
-        by_moment[row["cell"], row["moment"]].append(row)
-    return by_moment
-
-
-def _sizes(row: Row, total_bytes: float) -> list[Entry]:
-    share = quantity(row["total_bytes"] / total_bytes, ".1%")
-    count = quantity(row["count"], ".0f") if row["count"] else MISSING
-    return [to_gib(row["total_bytes"], ".3f"), share, count]
-
-
-def _name(text: str) -> Entry:
-    return Entry(text) if text else MISSING
+        needs = {row[_LENGTH]: show.memory_need(row) for row in group}
+        entries = {f"context {length}": needs.get(length, MISSING) for length in lengths}
+        found.append((group[0], entries))
+    return grid_of(axes, found)
 
 
 _PHASES = ("forward", "backward", "optimizer")

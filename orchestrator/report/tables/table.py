@@ -156,11 +156,8 @@ class Table:
         """Return the grid without rows and columns in which no measure has a value."""
         if chosen.cells.empty:
             return TableGrid([], [], [])
-        grid = self.layout(chosen)
-        first = len(grid.keys)
         # Of 1,028 published rows of times, 425 were of cells whose memory alone was measured.
-        filled = [row for row in grid.rows if not is_empty(row[first:])]
-        grid = without_empty_columns(grid._replace(rows=filled))
+        grid = _without_empty(self.layout(chosen))
         has_values = {heading.title for heading in grid.measures} - {NOTES}
         return grid if has_values else TableGrid([], [], [])
 
@@ -187,6 +184,12 @@ def columns_of(rows: Rows, count: int) -> list[Sequence[Entry]]:
 
 def is_empty(entries: Sequence[Entry]) -> bool:
     return all(entry.is_missing for entry in entries)
+
+
+def _without_empty(grid: TableGrid) -> TableGrid:
+    """Drop the rows without a measure, and then the empty columns."""
+    rows = [row for row in grid.rows if not is_empty(row[len(grid.keys) :])]
+    return without_empty_columns(grid._replace(rows=rows))
 
 
 def without_empty_columns(grid: TableGrid) -> TableGrid:
@@ -235,6 +238,5 @@ def with_columns(page: RenderedTable, names: Sequence[str]) -> RenderedTable:
     is_shown = [one.title in names or str(one) in names for one in headings]
     count = len(page.grid.keys)
     rows = [[*row[:count], *compress(row[count:], is_shown)] for row in page.rows]
-    rows = [row for row in rows if not is_empty(row[count:])]
     grid = page.grid._replace(measures=list(compress(headings, is_shown)), rows=rows)
-    return replace(page, grid=without_empty_columns(grid))
+    return replace(page, grid=_without_empty(grid))

@@ -57,12 +57,12 @@ def _growth(results: Results) -> TableGrid:
         if len(group) < 2:
             continue
         for row, previous in zip(group, [None, *group], strict=False):
-            entries: list[Entry] = []
-            for _, column, value in _GROWING:
-                entries += [value(row), _exponent(row, previous, column)]
-            found.append((row, [*entries, show.peak_bytes_per_pair(row)]))
-    titles = [title for name, _, _ in _GROWING for title in (name, f"exponent of {name}")]
-    return grid_of([*axes, _LENGTH], (), [*titles, "peak bytes / pair"], found, _LENGTH)
+            entries = {}
+            for name, column, value in _GROWING:
+                entries[name] = value(row)
+                entries[f"exponent of {name}"] = _exponent(row, previous, column)
+            found.append((row, {**entries, "peak bytes / pair": show.peak_bytes_per_pair(row)}))
+    return grid_of([*axes, _LENGTH], found, (), _LENGTH)
 
 
 def _exponent(row: Row, previous: Row | None, column: str) -> Entry:

@@ -23,13 +23,15 @@ from tasks.spec.tables import AllocationRow, KernelRow, Sample
 from tests.orchestrator.report.references.transcription import Metric
 from tests.support.tables import texts_of
 
-TABLES = [(one.name, table.name) for one in writeups() for table in one.table]
-TITLES = {(one.name, table.name): table.title for one in writeups() for table in one.table}
+TABLES = [(one["name"], table["name"]) for one in writeups() for table in one["table"]]
+TITLES = {
+    (one["name"], table["name"]): table["title"] for one in writeups() for table in one["table"]
+}
 REPEATED = {
-    (one.name, table.name): table.repeats
+    (one["name"], table["name"]): table["repeats"]
     for one in writeups()
-    for table in one.table
-    if table.repeats
+    for table in one["table"]
+    if "repeats" in table
 }
 PHASES = ("forward", "backward", "optimizer", "step")
 MODULES = ("scores", "softmax", "attention output")

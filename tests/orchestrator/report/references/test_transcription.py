@@ -215,10 +215,10 @@ def test_errors_are_those_of_the_sums() -> None:
 def test_a_number_repeated_in_another_table_of_a_write_up_is_the_same() -> None:
     """A whole table, or one rounded; and the columns of a table that another repeats."""
     repeated = {
-        (writeup.name, table.name): table.repeats
+        (writeup["name"], table["name"]): table["repeats"]
         for writeup in writeups()
-        for table in writeup.table
-        if table.repeats
+        for table in writeup["table"]
+        if "repeats" in table
     }
     assert len(repeated) == 7
     for (writeup, name), original in repeated.items():

@@ -44,7 +44,7 @@ class _Strict(BaseModel):
 
 
 class StrictQuantity(_Strict):
-    """Strict form of `ReferenceQuantity`."""
+    """Column of numbers."""
 
     metric: Metric
     phase: Phase = ""
@@ -61,14 +61,14 @@ class StrictQuantity(_Strict):
 
 
 class StrictRowNote(_Strict):
-    """Strict form of `RowNote`."""
+    """Note for some rows of a table."""
 
     where: dict[str, TableCell]
     note: str
 
 
 class StrictTable(_Strict):
-    """Strict form of `ReferenceTable`."""
+    """Published table."""
 
     name: str
     title: str
@@ -100,7 +100,7 @@ class StrictTable(_Strict):
 
 
 class StrictWriteup(_Strict):
-    """Strict form of `Writeup`."""
+    """File of a write-up."""
 
     name: str
     title: str
