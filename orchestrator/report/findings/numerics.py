@@ -93,6 +93,8 @@ def about_norms(results: Results) -> Iterator[Finding]:
     cells = _cells_of(results, "norm_sensitivity", "narrow_nonfinite")
     if cells.empty:
         return
+    # A column without any value is not there.
+    cells = cells.reindex(columns=dict.fromkeys([*cells, "narrow_error", "library_error"]))
     # Where every value is NaN there is no error: that is worse than any.
     errors = cells["narrow_error"].astype(float).fillna(float("inf"))
     ranked = cells.assign(_error=errors).sort_values(

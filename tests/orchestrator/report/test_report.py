@@ -975,10 +975,10 @@ def test_the_smallest_gpu_has_the_precision(
     """A T4 has neither tf32 nor bf16. What fits into less memory has a card that has all."""
     assert card in smallest_fitting(13 * GIB, precision)
     assert "RTX 3080" in smallest_fitting(8 * GIB, precision)
-    (row,) = table(results_of(outcome(peak_gib=0.9, precision=precision)), "oom-map").to_dict(
+    (row,) = table(results_of(outcome(peak_gib=12.9, precision=precision)), "oom-map").to_dict(
         "records"
     )
-    assert any(text.startswith("1.0 GiB: ") and card in text for text in row.values())
+    assert any(text.startswith("13.0 GiB: ") and card in text for text in row.values())
 
 
 def test_pandas_reads_what_was_written(results_of: Callable[..., Results], tmp_path: Path) -> None:
