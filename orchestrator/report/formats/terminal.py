@@ -148,8 +148,8 @@ def _hidden(view: TableView) -> str:
 def _width(view: TableView, gap: int) -> int:
     """Return the width that `_rich_table` needs."""
     total = 2 * _DIVIDER - (gap + _DIVIDER)
-    for lines, *entries in zip(heads(view), *view.rows, strict=True):
-        longest = max(map(cell_len, map(str, entries)), default=0)
+    for lines, column in zip(heads(view), view.columns, strict=True):
+        longest = max(map(cell_len, map(str, column.entries)), default=0)
         total += max(longest, *map(cell_len, lines)) + gap + _DIVIDER
     return total
 
