@@ -94,7 +94,7 @@ def about_norms(results: Results) -> Iterator[Finding]:
     if cells.empty:
         return
     # A column without any value is not there.
-    cells = cells.reindex(columns=dict.fromkeys([*cells, "narrow_error", "library_error"]))
+    cells = cells.reindex(columns=list(dict.fromkeys([*cells, "narrow_error", "library_error"])))
     # Where every value is NaN there is no error: that is worse than any.
     errors = cells["narrow_error"].astype(float).fillna(float("inf"))
     ranked = cells.assign(_error=errors).sort_values(

@@ -14,8 +14,8 @@ from orchestrator.report.formats.latex import to_latex
 from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.formats.records import Scalar, typed_columns
 from orchestrator.report.formats.typst import to_typst
-from orchestrator.report.tables.table import Entry, RenderedTable
-from orchestrator.report.tables.views import MAX_ROWS, TableView, view_of
+from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.views import MAX_ROWS, Column, TableView, view_of
 from tasks.spec.messages import escape_controls
 
 # The first letters of a formula, also after a tab or a carriage return, which spreadsheets skip.
@@ -100,17 +100,22 @@ def copies_of(page: RenderedTable) -> dict[str, str]:
     view = view_of(page)
     return {
         "Markdown": to_markdown(view),
-        "CSV": to_csv(page, replace(view, rows=[list(map(_as_shown, row)) for row in view.rows])),
+        "CSV": to_csv(page, replace(view, columns=list(map(_as_shown, view.columns)))),
         "LaTeX": to_latex(page, MAX_ROWS),
         "Typst": to_typst(page, MAX_ROWS),
     }
 
 
-def _as_shown(entry: Entry) -> Entry:
-    """Return an entry with six digits and shortened names: the page holds a copy of each table."""
-    number = entry.number if isinstance(entry.number, bool) else _rounded(entry.number)
-    low, high, deviation = map(_rounded, (entry.low, entry.high, entry.deviation))
-    return entry._replace(number=number, low=low, high=high, deviation=deviation, full="")
+def _as_shown(column: Column) -> Column:
+    """Return a column with six digits and shortened names: the page holds a copy of each table."""
+    entries = []
+    for entry in column.entries:
+        number = entry.number if isinstance(entry.number, bool) else _rounded(entry.number)
+        low, high, deviation = map(_rounded, (entry.low, entry.high, entry.deviation))
+        entries.append(
+            entry._replace(number=number, low=low, high=high, deviation=deviation, full="")
+        )
+    return replace(column, entries=entries)
 
 
 def _rounded(value: float | None) -> float | None:

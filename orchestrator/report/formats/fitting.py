@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import product, repeat
+from itertools import product
 
 from orchestrator.report.tables.table import Entry, RenderedTable
 from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
@@ -50,8 +50,11 @@ def narrowed(
     many = product((_LONG, _SHORT), range(max_columns, 4, -1))
     for longest, columns in (*many, *product((_SHORT,), _FEW), (10, 1)):
         view = view_of(page, max_rows, columns)
-        rows = [list(map(_shortened, row, repeat(longest))) for row in view.rows]
-        view = replace(view, rows=rows)
+        short = []
+        for column in view.columns:
+            entries = [_shortened(entry, longest) for entry in column.entries]
+            short.append(replace(column, entries=entries))
+        view = replace(view, columns=short)
         if fits(view):
             break
     return view
@@ -77,8 +80,8 @@ def fitting_view(page: RenderedTable, max_rows: int | None) -> TableView:
 def estimated_pt(view: TableView) -> float:
     """Return the width of a table whose heads break between words."""
     total = float(len(view.header) * BETWEEN_COLUMNS_PT)
-    for head, *entries in zip(heads(view), *view.rows, strict=True):
-        total += max(map(_width_pt, [*head, *map(str, entries)]))
+    for head, column in zip(heads(view), view.columns, strict=True):
+        total += max(map(_width_pt, [*head, *map(str, column.entries)]))
     return total
 
 

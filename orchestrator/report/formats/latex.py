@@ -94,8 +94,8 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     view = fitting_view(page, max_rows)
     columns = "".join(map(itemgetter(0), view.sides))
     head = [r"\toprule", _head(view), r"\midrule"]
-    columns_of_rows = [_aligned(column) for column in zip(*view.rows, strict=True)]
-    rows = list(map(_row, zip(*columns_of_rows, strict=True)))
+    texts = [_aligned(column.entries) for column in view.columns]
+    rows = list(map(_row, zip(*texts, strict=True)))
     notes = [rf"\par {_with_code(note)}" for note in view.numbered_notes]
     # What is shown, and how it is summarised: the first sentence of the reading.
     reading = f"{page.table.title}. {view.caption.partition('. ')[0].rstrip('.')}."

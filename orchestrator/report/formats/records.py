@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from operator import attrgetter
 
 from orchestrator.common.text import KEY_NAME
@@ -12,11 +11,10 @@ from orchestrator.report.tables.table import (
     NOTES,
     Entry,
     RenderedTable,
-    columns_of,
     is_empty,
     notes_of,
 )
-from orchestrator.report.tables.views import Measure, TableView, view_of
+from orchestrator.report.tables.views import Column, TableView, view_of
 
 Scalar = str | float | None  # a number, a bool or a text; None is nothing or a failed cell
 _ENDS = {"low": "low", "high": "high", "deviation": "sd"}  # of intervals, by fields of entries
@@ -30,45 +28,33 @@ def typed_columns(page: RenderedTable, view: TableView | None = None) -> dict[st
     """
     view = view or view_of(page, max_rows=None, max_columns=None)
     columns: dict[str, list[Scalar]] = {}
-    entries = columns_of(view.rows, len(view.header))
-    for name, values in zip(view.keys, entries, strict=False):
-        # A key of a mapping is named as in `cells`, such as `model_args.n_layer`.
-        title = name if KEY_NAME.fullmatch(name) else _snake(name)
-        columns[_unused(title, columns)] = _values(values)
-    of_measures = list(zip(view.measures, entries[len(view.keys) :], strict=True))
-    for measure, values in of_measures:
-        if measure.name == NOTES:
-            notes = map(notes_of, repeat(page.grid.notes), map(str, values))
-            values = list(map(Entry, map(" ".join, notes)))
-        for name, column in _measure_columns(measure, values):
-            columns[_unused(name, columns)] = column
+    for column in view.columns:
+        for name, values in _columns_of(column, page.grid.notes):
+            columns[_unused(name, columns)] = values
     for group in dict.fromkeys(map(attrgetter("group"), view.measures)):
-        own = [values for measure, values in of_measures if measure.group == group]
-        for name, column in _state_columns(list(zip(*own, strict=True))):
-            full_name = _snake(f"{group} {name}")
-            if full_name not in columns:  # the table has a measure that says it
-                columns[full_name] = column
+        own = [one.entries for one in view.measures if one.group == group]
+        rows = list(zip(*own, strict=True))
+        for name, read in (("status", _status), ("cpu_bound", _is_cpu_bound)):
+            full_name, values = _snake(f"{group} {name}"), list(map(read, rows))
+            # Unless the table has a measure that says it, or no times that the CPU may bound.
+            if full_name not in columns and (read is _status or values.count(None) < len(values)):
+                columns[full_name] = values
     return columns
 
 
-def _measure_columns(
-    measure: Measure, entries: Sequence[Entry]
-) -> Iterator[tuple[str, list[Scalar]]]:
-    name = re.sub(r" ± sd$| \[.*\]$", "", f"{measure.group} {measure.name}".strip())
-    unit = "" if measure.unit.lower() in name.lower().split() else measure.unit
-    yield _snake(f"{name} {unit}"), _values(entries)
+def _columns_of(column: Column, notes: Sequence[str]) -> Iterator[tuple[str, list[Scalar]]]:
+    name = re.sub(r" ± sd$| \[.*\]$", "", f"{column.group} {column.name}".strip())
+    unit = "" if column.unit.lower() in name.lower().split() else column.unit
+    entries = column.entries
+    if column.name == NOTES and not column.is_key:
+        entries = [Entry(" ".join(notes_of(notes, entry.text))) for entry in entries]
+    # A key of a mapping is named as in `cells`, such as `model_args.n_layer`.
+    is_of_mapping = column.is_key and KEY_NAME.fullmatch(name)
+    yield name if is_of_mapping else _snake(f"{name} {unit}"), _values(entries)
     for end, suffix in _ENDS.items():
         values = list(map(attrgetter(end), entries))
         if values.count(None) < len(values):
             yield _snake(f"{name} {suffix} {unit}"), values
-
-
-def _state_columns(rows: Sequence[Sequence[Entry]]) -> Iterator[tuple[str, list[Scalar]]]:
-    """Yield the status of each row, and whether its times are CPU-bound if they can be."""
-    yield "status", list(map(_status, rows))
-    bound = list(map(_is_cpu_bound, rows))
-    if bound.count(None) < len(bound):
-        yield "cpu_bound", bound
 
 
 def _status(row: Sequence[Entry]) -> Scalar:

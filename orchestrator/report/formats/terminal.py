@@ -29,7 +29,7 @@ from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.table import Entry, RenderedTable, Rows, without_empty_columns
-from orchestrator.report.tables.views import TableView, view_of
+from orchestrator.report.tables.views import Column, TableView, view_of
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import HOST_MARK
@@ -167,12 +167,12 @@ def _dense_view(page: RenderedTable, width: int) -> TableView:
 
 def _labelled(view: TableView) -> TableView:
     """Return a view whose keys are one column of words such as `precision=fp32`."""
-    count, rows = len(view.keys), []
+    labels = []
     for row in view.rows:
-        keys = zip(view.keys, row[:count], strict=True)
+        keys = zip(view.keys, row, strict=False)
         words = [f"{key}={entry}" for key, entry in keys if not entry.is_missing]
-        rows.append([Entry(" ".join(words)), *row[count:]])
-    return replace(view, keys=_LABEL, rows=rows)
+        labels.append(Entry(" ".join(words)))
+    return replace(view, columns=[Column(*_LABEL, labels, is_key=True), *view.measures])
 
 
 def folded_table_text(page: RenderedTable, screen: Screen) -> str:
@@ -188,9 +188,8 @@ def _hidden(view: TableView) -> str:
 def _width(view: TableView, gap: int) -> int:
     """Return the width that `_rich_table` needs."""
     total = 2 * _DIVIDER - (gap + _DIVIDER)
-    columns = zip(heads(view), *view.rows, strict=True)
-    for index, (lines, *entries) in enumerate(columns):
-        texts = list(map(str, entries))
+    for index, (lines, column) in enumerate(zip(heads(view), view.columns, strict=True)):
+        texts = list(map(str, column.entries))
         if index == 0 and view.keys == _LABEL:
             texts = [word[:_LONGEST_WORD] for text in texts for word in text.split()]
         longest = max(map(cell_len, texts), default=0)

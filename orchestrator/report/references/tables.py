@@ -26,11 +26,11 @@ from orchestrator.report.references.matching import (
 )
 from orchestrator.report.references.records import ReferenceNumber, published_on, writeups
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
+from orchestrator.report.tables.layouts import grid_of
 from orchestrator.report.tables.table import (
     MISSING,
     NOTES,
     Entry,
-    Heading,
     Table,
     TableGrid,
     quantity,
@@ -40,8 +40,6 @@ from tasks.spec.messages import shorten
 Numbers = tuple[ReferenceNumber, ...]
 
 NAME = "reference"
-_KEYS = ["cell", "quantity"]
-_MEASURES = list(map(Heading, ("theirs", "ours", "ratio", "source", NOTES)))
 _PHASES = ("built", "forward", "backward", "optimizer", "step", "")
 _identity = attrgetter(
     "writeup", "device", "task", "metric", "phase", "statistic", "variant", "amount"
@@ -87,13 +85,14 @@ def _rows(numbers: Numbers, results: Results) -> TableGrid:
     axes = key_axes(replace(results, cells=cells))
     position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
     pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
-    rows = []
+    found = []
     numbered: dict[str, int] = {}
     for number, row, ours in pairs:
         notes = {numbered.setdefault(note, len(numbered) + 1) for note in _notes(number, row)}
         listed = Entry(", ".join(map(str, sorted(notes))) or NOTHING)
-        rows.append([Entry(_cell_text(row, axes)), *_entries(number, row, ours), listed])
-    return TableGrid(_KEYS, _MEASURES, rows, notes=tuple(numbered))
+        names = {"cell": Entry(_cell_text(row, axes))}
+        found.append((row, {**names, **_entries(number, row, ours), NOTES: listed}))
+    return grid_of([], found, ["cell", "quantity"])._replace(notes=tuple(numbered))
 
 
 def _order(number: ReferenceNumber) -> tuple[int, int, str]:
@@ -105,7 +104,7 @@ def _cell_text(row: Row, axes: list[str]) -> str:
     return " ".join([row["task"], *(f"{axis}={text}" for axis, text in texts if text != NOTHING)])
 
 
-def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> list[Entry]:
+def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str, Entry]:
     """Return the columns from the quantity to the source."""
     counterpart, theirs = COUNTERPARTS[number.metric], number.amount
     is_duration = number.metric == DURATION
@@ -122,8 +121,13 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> list[Entr
     if theirs is not None:
         theirs_entry = _with_sd(counterpart, theirs, number.sd)
     source = _source(number)
-    title = Entry(counterpart.title_for(number))
-    return [title, theirs_entry, ours_entry, ratio, Entry(shorten(source, _LONGEST), full=source)]
+    return {
+        "quantity": Entry(counterpart.title_for(number)),
+        "theirs": theirs_entry,
+        "ours": ours_entry,
+        "ratio": ratio,
+        "source": Entry(shorten(source, _LONGEST), full=source),
+    }
 
 
 def _with_sd(counterpart: Counterpart, value: float, sd: float | None) -> Entry:

@@ -126,8 +126,7 @@ ATTENTION_MEMORY = Table(
 
 
 _peak = show.peak_gib()
-_tokens_per_s = show.number("tokens_per_s", ",.0f")
-_mfu = show.number("mfu", ".1%")
+_SPEEDS: tuple[Column, ...] = (show.col("tokens_per_s", "tokens/s"), show.col("mfu", "MFU"))
 
 
 def _option_rows(results: Results) -> TableGrid:
@@ -170,7 +169,7 @@ def _compared(row: Row, baseline: Row) -> dict[str, Entry]:
         "saves GiB": saves, "costs ms": costs, "peak ratio": peak_ratio,
         "step ratio": show.speed_up(baseline, row), "peak GiB": peak, "step ms": time,
         "without: peak GiB": peak_without, "without: step ms": time_without,
-        "tokens/s": _tokens_per_s(row), "MFU": _mfu(row),
+        **shown_by(_SPEEDS, row),
     }  # fmt: skip
 
 

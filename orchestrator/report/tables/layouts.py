@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import pandas as pd
 
@@ -52,13 +51,18 @@ def grid_of(
     keys: Sequence[str] = (),
     compared: str = "",
 ) -> TableGrid:
-    """Return a grid of rows, each of a cell with its entries. keys: entries behind the axes."""
-    found = list(found)
-    names = dict.fromkeys(chain.from_iterable(entries for _, entries in found))
-    titles = [name for name in names if name not in keys]
+    """Return a grid of rows, each of a cell with its entries. keys: entries behind the axes.
+
+    Raise ValueError if the rows do not have the same entries.
+    """
+    names: dict[str, Entry] = {}
     rows = []
     for cell, entries in found:
-        rows.append([*axis_entries(cell, axes), *map(entries.__getitem__, chain(keys, titles))])
+        names = names or {**dict.fromkeys(keys, MISSING), **entries}
+        if entries.keys() != names.keys():
+            raise ValueError(f"two rows differ in {sorted(entries.keys() ^ names.keys())}")
+        rows.append([*axis_entries(cell, axes), *map(entries.__getitem__, names)])
+    titles = list(names)[len(keys) :]
     return TableGrid([*axes, *keys], list(map(Heading, titles)), rows, compared)
 
 

@@ -9,14 +9,22 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, compress
+from itertools import chain
 from operator import attrgetter
 
 from orchestrator.analysis.axes import ALWAYS_SHOWN, MAIN, NOTHING
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names
-from orchestrator.report.tables.table import Entry, RenderedTable, Rows, Table, columns_of, is_empty
+from orchestrator.report.tables.table import (
+    Entry,
+    RenderedTable,
+    Rows,
+    Table,
+    TableGrid,
+    columns_of,
+    is_empty,
+)
 from orchestrator.report.text.slices import usual_value
 
 MAX_KEYS = 3
@@ -24,19 +32,21 @@ MAX_COLUMNS = 8
 MAX_ROWS = 20
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A measure of a view.
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A typed column of a view: a key or a measure.
 
-    group: the compared value, such as `bf16`. is_text: true if no entry is a number or a flag.
-    priority: the least is the most important; a narrow screen shows only the first ones.
+    group: the compared value, such as `bf16`. is_text: true if no entry is a number or a flag, and
+    for keys. priority: the least is the most important; a narrow screen shows only the first ones.
     """
 
     name: str
-    unit: str
-    is_text: bool
-    priority: int
+    entries: Sequence[Entry]
+    is_key: bool = False
+    is_text: bool = True
+    unit: str = ""
     group: str = ""
+    priority: int = 0
 
     @property
     def title(self) -> str:
@@ -50,17 +60,27 @@ class Measure:
 class TableView:
     """A table as it is shown.
 
-    rows: an entry for each key, then one for each measure. hidden_rows: how many rows the table has
-    besides. hidden_measures: its other measures.
+    columns: the keys come first. hidden_rows: how many rows the table has besides. hidden_measures:
+    its other measures.
     """
 
     page: RenderedTable
     caption: str
-    keys: tuple[str, ...]
-    measures: tuple[Measure, ...]
-    rows: Rows
+    columns: Sequence[Column]
     hidden_rows: int = 0
-    hidden_measures: tuple[Measure, ...] = ()
+    hidden_measures: Sequence[Column] = ()
+
+    @property
+    def rows(self) -> Rows:
+        return list(map(list, zip(*map(attrgetter("entries"), self.columns), strict=True)))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.columns if one.is_key)
+
+    @property
+    def measures(self) -> list[Column]:
+        return [one for one in self.columns if not one.is_key]
 
     @property
     def header(self) -> list[str]:
@@ -69,8 +89,7 @@ class TableView:
     @property
     def sides(self) -> list[str]:
         """The alignment of each column: `right` for numbers, `left` for keys and other texts."""
-        of_measures = ["left" if one.is_text else "right" for one in self.measures]
-        return ["left"] * len(self.keys) + of_measures
+        return ["left" if one.is_text else "right" for one in self.columns]
 
     @property
     def left_out(self) -> str:
@@ -93,41 +112,38 @@ def view_of(
     page: RenderedTable, max_rows: int | None = MAX_ROWS, max_columns: int | None = MAX_COLUMNS
 ) -> TableView:
     """Return the view of a table. None as a limit: all of its rows, or all of its columns."""
-    keys, rows = page.grid.keys, page.rows
-    sliced: dict[str, str] = {}
-    if max_rows is not None and max_columns is not None:
-        rows, sliced = _slice(page, max_rows)
-    columns = columns_of(rows, len(keys) + len(page.grid.measures))
-    key_columns, measured = columns[: len(keys)], columns[len(keys) :]
-    measures = _measures(page, measured)
-    lifted: dict[str, str] = {}
-    chosen = set(range(len(measures)))
+    columns, sliced = _slice(page, None if max_columns is None else max_rows)
+    shown, lifted = columns, {}
     if max_columns is not None:
-        lifted = _constants(keys, key_columns)
-        key_columns = list(map(_with_short_names, key_columns))
+        keys = [one for one in columns if one.is_key]
+        lifted = _constants(page.grid.keys, [one.entries for one in keys])
         fewest = 2 if page.grid.label else 1  # a name of rows without a number says nothing
         room = max(max_columns - len(keys) + len(lifted), fewest)
-        chosen = _chosen(measures, measured, room)
-    is_shown = [key not in lifted for key in keys]
-    is_chosen = [index in chosen for index in range(len(measures))]
-    entries = compress([*key_columns, *measured], [*is_shown, *is_chosen])
-    shown_measures = tuple(compress(measures, is_chosen))
+        shown = [_with_short_names(one) for one in keys if one.name not in lifted]
+        shown += _chosen(columns[len(keys) :], room)
+    rows = [replace(one, entries=one.entries[:max_rows]) for one in shown]
+    count = len(columns[0].entries[:max_rows]) if columns else 0
     return TableView(
         page,
-        _caption(page.table, shown_measures, {**page.settings, **lifted}, sliced),
-        tuple(compress(keys, is_shown)),
-        shown_measures,
-        list(map(list, zip(*entries, strict=True)))[:max_rows],
-        hidden_rows=len(page.rows) - len(rows[:max_rows]),
-        hidden_measures=tuple(one for one in measures if one not in shown_measures),
+        _caption(page.table, shown, {**page.settings, **lifted}, sliced),
+        rows,
+        hidden_rows=len(page.rows) - count,
+        hidden_measures=[one for one in columns if not one.is_key and one not in shown],
     )
 
 
 # A format that must fit a page tries views with several numbers of columns.
 @lru_cache(maxsize=4)
-def _slice(page: RenderedTable, max_rows: int) -> tuple[Rows, dict[str, str]]:
+def _slice(page: RenderedTable, max_rows: int | None) -> tuple[list[Column], dict[str, str]]:
+    """Return the typed columns of one slice, and the values that choose it."""
+    if max_rows is None:
+        return _typed(page.grid, page.rows), {}
+    rows, sliced = _sliced_rows(page.grid, max_rows)
+    return _typed(page.grid, rows), sliced
+
+
+def _sliced_rows(grid: TableGrid, max_rows: int) -> tuple[Rows, dict[str, str]]:
     """Return the rows of one slice, and the values that choose it."""
-    grid = page.grid
     keys, rows = grid.keys, grid.rows
     sliced: dict[str, str] = {}
     # Without a default, an axis that every reader looks for is not sliced.
@@ -163,13 +179,13 @@ def _of_most_compared(
     return {value: count for value, count in counts.items() if variety[value] == most}
 
 
-def _with_short_names(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """Return a key's values with `Gpt` for `my_models:Gpt` if no other one ends so."""
-    short = short_names({entry.text for entry in entries}, CLASS_NAME)
+def _with_short_names(key: Column) -> Column:
+    """Return a key whose values are `Gpt` for `my_models:Gpt` if no other one ends so."""
+    short = short_names({entry.text for entry in key.entries}, CLASS_NAME)
     # Most keys have no such value, and copies of all entries took 4% of a large report's time.
     if all(text == name for text, name in short.items()):
-        return entries
-    return [entry._replace(text=short[entry.text]) for entry in entries]
+        return key
+    return replace(key, entries=[entry._replace(text=short[entry.text]) for entry in key.entries])
 
 
 def _constants(keys: Sequence[str], columns: Sequence[Sequence[Entry]]) -> dict[str, str]:
@@ -184,50 +200,49 @@ def _constants(keys: Sequence[str], columns: Sequence[Sequence[Entry]]) -> dict[
     return constants
 
 
-def _measures(page: RenderedTable, columns: Sequence[Sequence[Entry]]) -> list[Measure]:
+def _typed(grid: TableGrid, rows: Rows) -> list[Column]:
     titles: dict[str, list[str]] = defaultdict(list)
-    for heading in page.grid.measures:
+    for heading in grid.measures:
         titles[heading.group].append(heading.title)
     # The baseline, which comes first, has no comparisons: the fullest group has the order.
-    fullest = max(titles.values(), key=len)
-    order = list(dict.fromkeys(chain([page.grid.label], fullest, *titles.values())))
-    measures = []
-    for heading, entries in zip(page.grid.measures, columns, strict=True):
+    fullest = max(titles.values(), key=len, default=[])
+    order = list(dict.fromkeys(chain([grid.label], fullest, *titles.values())))
+    of_rows = columns_of(rows, len(grid.keys) + len(grid.measures))
+    columns = [Column(key, entries, True) for key, entries in zip(grid.keys, of_rows, strict=False)]
+    for (name, group), entries in zip(grid.measures, of_rows[len(grid.keys) :], strict=True):
         unit = next(filter(None, map(attrgetter("unit"), entries)), "")
         is_text = all(entry.number is None for entry in entries)
-        priority = order.index(heading.title)
-        measures.append(Measure(heading.title, unit, is_text, priority, heading.group))
-    return measures
+        columns.append(Column(name, entries, False, is_text, unit, group, order.index(name)))
+    return columns
 
 
-def _chosen(measures: Sequence[Measure], columns: Sequence[Sequence[Entry]], room: int) -> set[int]:
-    """Return the indices of the measures that fit, by priority, of those with a value.
+def _chosen(measures: Sequence[Column], room: int) -> list[Column]:
+    """Return the measures that fit, by priority, of those with a value.
 
     A measure that is compared is shown for all values, or else for the last one that has it.
     """
-    by_priority: dict[int, list[int]] = defaultdict(list)
-    for index, (measure, entries) in enumerate(zip(measures, columns, strict=True)):
+    by_priority: dict[int, list[Column]] = defaultdict(list)
+    for measure in measures:
         # Others are of rows that are not shown, such as the time in another precision.
-        if not is_empty(entries):
-            by_priority[measure.priority].append(index)
-    chosen: list[int] = []
-    for _, indices in sorted(by_priority.items()):
+        if not is_empty(measure.entries):
+            by_priority[measure.priority].append(measure)
+    chosen: list[Column] = []
+    for _, same in sorted(by_priority.items()):
         left = room - len(chosen)
-        shown = indices if len(indices) <= left else indices[-1:]
-        chosen += shown[:left]
-    return set(chosen)
+        chosen += (same if len(same) <= left else same[-1:])[:left]
+    return [measure for measure in measures if measure in chosen]
 
 
 def _caption(
     table: Table,
-    shown: Sequence[Measure],
+    shown: Sequence[Column],
     lifted: Mapping[str, str],
     sliced: Mapping[str, str],
 ) -> str:
     """Return how to read the shown columns, with the settings that all rows have."""
     parts = [table.read]
     for pattern, note in table.column_notes.items():
-        if any(re.match(pattern, measure.name) for measure in shown):
+        if any(re.match(pattern, one.name) for one in shown if not one.is_key):
             parts.append(note)
     of_all = {key: text for key, text in lifted.items() if key not in sliced}
     for title, values in (("All rows", of_all), ("Shown", sliced)):
