@@ -35,7 +35,12 @@ _CHART_POINTS = 100
 _ALL_POINTS = 12_000  # moments of all cells on the page: 100 to 200 kB
 _FEWEST_POINTS, _MOST_POINTS = 40, 250
 _MOMENT = ["event", "at_ms", "phase"]
-_COLOURS = ("m1", "m2", "m3", "m5", "m6", "m4", "m7", "k5", "k4", "k2", "k3", "k6")
+# As in the chart of the parts of a peak.
+_COLOURS = {
+    "parameters": "m1", "optimizer state": "m2", "gradients": "m3", "autocast weight copies": "m4",
+    "activations": "m6", "temporary": "m7", "buffers": "k3", "inputs": "k5", "workspace": "k4",
+    "slack": "k6", "unlabelled": "k2",
+}  # fmt: skip
 
 
 def live_memory(results: Results) -> Drawn | None:
@@ -62,7 +67,7 @@ def live_memory(results: Results) -> Drawn | None:
 def role_colours(live: pd.DataFrame) -> dict[str, str]:
     """Return the roles that occur, in their order, with their colours."""
     occurring = set(live["role"])
-    return dict(zip((role for role in ROLES if role in occurring), _COLOURS, strict=False))
+    return {role: _COLOURS[role] for role in ROLES if role in occurring}
 
 
 def timelines(live: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -153,7 +153,7 @@ def _shortest(failed: pd.DataFrame) -> str:
 
 
 def about_parts(results: Results) -> Iterator[Finding]:
-    """Yield what takes most of the largest predicted peak."""
+    """Yield the largest parts of the largest predicted peak."""
     cells = main_run(preferring(results.cells, MAIN))
     cells = cells[cells["status"] == "ok"]
     parts = cells.filter(regex=r"^predicted_of_\w+_bytes$").astype(float)
@@ -170,7 +170,7 @@ def about_parts(results: Results) -> Iterator[Finding]:
         names[0],
         percent(shares.iloc[0]),
         f"of {gibibytes(whole.max())} predicted",
-        f"Most of the peak of {scope_of(row)} are {names[0]}.",
+        f"{names[0].capitalize()} are the largest part of the peak of {scope_of(row)}.",
         f"By the prediction, {', '.join(listed)} of {gibibytes(whole.max())}.",
         scope_of(row),
         basis=[(row["cell"],)],

@@ -12,6 +12,7 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.charts.memory_timeline import live_memory, role_colours, timelines
 from orchestrator.store.run import Run
+from tasks.spec.tables import ROLES
 from tests.conftest import ROOT
 
 
@@ -67,3 +68,10 @@ def test_the_chart_has_the_cells_that_need_most_and_links_to_them(measured: Resu
     live = measured.live()
     most = live.groupby(["cell", "event"])["live_bytes"].sum().max() / GIB
     assert peaks[0] == pytest.approx(most, rel=1e-3)
+
+
+def test_every_role_has_a_colour_of_its_own() -> None:
+    every = pd.DataFrame({"role": list(ROLES)})
+    colours = role_colours(every)
+    assert list(colours) == list(ROLES)
+    assert len(set(colours.values())) == len(ROLES)
