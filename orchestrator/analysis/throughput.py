@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived, derived_ratio, quotients
+from orchestrator.analysis.derived_fields import derived, derived_ratio
 from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
 from orchestrator.store.layout import RUN_SEPARATOR
 
@@ -26,17 +26,12 @@ derived_ratio(
 )
 
 
-@derived(
+derived_ratio(
     "joules_per_token",
     "energy of the GPU with its memory, without the CPU: `timed_power_w` over `tokens_per_s`",
+    ("timed_power_w", "tokens_per_s", 1),
     "J",
-    needs=("timed_power_w", "tokens_per_s"),
 )
-def joules_per_token(cells: pd.DataFrame) -> pd.Series[float]:
-    """Return the energy of each token."""
-    return quotients(cells["timed_power_w"], cells["tokens_per_s"])
-
-
 derived_ratio(
     "tokens_per_joule",
     "tokens for each joule that the GPU with its memory used",

@@ -118,7 +118,7 @@ def _read(folder: Path) -> Results:
 def test_the_commands_below_a_finding_print_its_numbers(
     finding: Shown, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In what a reader sees: at most 60 lines of 100 columns."""
+    """They are in what a reader sees: at most 60 lines of 100 columns."""
     monkeypatch.chdir(published)
     monkeypatch.setenv("COLUMNS", "100")
     printed: set[str] = set()

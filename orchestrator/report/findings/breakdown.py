@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pandas as pd
-
 from orchestrator.analysis.axes import MAIN, ordered_values
 from orchestrator.analysis.cpu_bound import depends_on_cpu
 from orchestrator.analysis.kernels import (
@@ -32,7 +30,7 @@ from orchestrator.report.findings.finding import (
     warmest,
 )
 from orchestrator.report.text.cell_names import scope_of
-from orchestrator.report.text.numbers import number, percent, ratio
+from orchestrator.report.text.numbers import number, percent, ratio, span
 
 _WITH_KERNELS = "attributed_to_phase"  # a column that cells with kernels have
 _ABOUT_EQUAL = 0.05  # medians of ratios closer to 1 are no difference that a reader looks for
@@ -67,7 +65,7 @@ def about_backward(results: Results) -> Iterator[Finding]:
         "where",
         "backward / forward",
         ratio(middle),
-        _range(ratios),
+        span(ratios),
         f"The backward pass {takes} the forward pass.",
         sentence_of(texts),
         counted(len(shown), kind),
@@ -151,8 +149,8 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     kernels = kernels[kernels["phase"] == "forward"]
     cells = results.cells[results.cells["cell"].isin(kernels["cell"])]
     cells = main_run(preferring(cells[cells["task"] == "train_step"], MAIN))
-    ratios = {}
-    for cell, own in rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])]).items():
+    ratios, rows = {}, rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])])
+    for cell, own in rows.items():
         softmax = ms_of_parts(own, ("softmax",))
         products = [one for one in own if one.kernel_class == GEMM]
         matmul = ms_of_parts(products, ATTENTION_MATMULS)
@@ -163,21 +161,17 @@ def about_softmax(results: Results) -> Iterator[Finding]:
         return
     cells = cells.assign(softmax_ratio=cells["cell"].map(ratios))
     row = extreme(cells, "softmax_ratio", largest=True)
-    own = rows_by_cell(kernels[kernels["cell"] == row["cell"]])[row["cell"]]
+    own = rows[row["cell"]]
     share = (ms_of_parts(own, ("softmax",)) or 0.0) / sum(sums(own, "phase").values())
     more = "longer than" if row["softmax_ratio"] > 1 else "less time than"
     yield Finding(
         "where",
         "softmax / its products",
         ratio(row["softmax_ratio"]),
-        _range(cells["softmax_ratio"]),
+        span(cells["softmax_ratio"]),
         f"The softmax of attention takes {more} the two matrix products around it.",
         f"{ratio(row['softmax_ratio'])} as long, and {percent(share)} of the forward pass, in"
         f" {scope_of(row)}{f': the most of {len(cells):,} cells' if len(cells) > 1 else ''}.",
         scope_of(row),
         basis=[(row["cell"],)],
     )
-
-
-def _range(values: pd.Series[float]) -> str:
-    return f"{values.min():.2f} to {values.max():.2f}" if len(values) > 1 else ""

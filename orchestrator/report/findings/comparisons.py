@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -42,15 +43,16 @@ from orchestrator.report.findings.finding import (
     least_gain,
     main_run,
     matched_on,
+    peak_of,
     same_number,
     subject_of,
     tally,
 )
 from orchestrator.report.text.cell_names import COMPILED, LENGTH, PASSES, fullest_context, scope_of
-from orchestrator.report.text.numbers import gibibytes, interval, number, percent, ratio
+from orchestrator.report.text.numbers import gibibytes, interval, number, percent, ratio, span
 from tasks.spec.parameters import TIMING_AXES
 
-_PEAK, _RESIDENT = "peak_allocated_bytes", "peak_rss_bytes"
+_PEAK = "peak_allocated_bytes"
 _KERNELS = "step_kernel_time_ms_median"
 _MIN_LENGTH = 1024  # below, attention is limited by work that does not grow with the context
 _MIN_LENGTHS = 3  # for an exponent
@@ -89,7 +91,7 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _of_pair(pair: Row, conclusion: str, detail: str, section: str) -> Finding:
-    is_certain = is_clear(pd.DataFrame([pair])).item()
+    is_certain = bool(is_clear(pair))
     return Finding(
         section,
         f"{pair['precision']} over {pair['precision' + BASE]}",
@@ -154,7 +156,7 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
     shown, bound = (found[is_free], found[~is_free]) if is_free.any() else (found, found.iloc[:0])
     kind = "GPU-bound pair" if (shown["bound"] == "GPU-bound").any() else "pair"
     texts = [f"Median of {counted(len(shown), kind)}"]
-    spread = f"{shown['ratio'].min():.2f} to {shown['ratio'].max():.2f}"
+    spread = span(shown["ratio"])
     if len(shown) == 1:
         pair = shown.iloc[0]
         times = f"{number(pair[TIME + BASE])} ms eager and {number(pair[TIME])} ms compiled"
@@ -173,9 +175,7 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
         f"{name} over eager",
         ratio(shown["ratio"].median()),
         spread,
-        tally(
-            found, f"Compiling {'' if name == 'compiled' else 'the whole model '}".strip(), "step"
-        ),
+        tally(found, "Compiling" if name == "compiled" else "Compiling the whole model", "step"),
         f"{'; '.join(texts)}.{cost}",
         counted(len(shown), kind),
         least_gain(shown["low"].median(), shown["high"].median()) if is_certain else 0.0,
@@ -214,7 +214,7 @@ def about_attention(results: Results) -> Iterator[Finding]:
 def _of_attention(joined: pd.DataFrame) -> Finding:
     best = _best_attention(joined, fullest_context(joined, "attention"))
     name = str(best["attention"])
-    is_certain = is_clear(pd.DataFrame([best])).item()
+    is_certain = bool(is_clear(best))
     conclusion = f"{name} attention makes no clear difference."
     if is_certain:
         pace = "fastest" if best["ratio"] > 1 else "slower than the naive one, as is every other"
@@ -283,7 +283,7 @@ def about_options(results: Results) -> Iterator[Finding]:
     """Yield what each option of a training step saves in memory, at the pair that saves most."""
     steps = measured(results, "train_step", TIME)
     found: dict[str, list[tuple[Row, Row]]] = defaultdict(list)
-    for option, row, baseline in option_pairs(_with_cells(results, steps)):
+    for option, row, baseline in option_pairs(replace(results, cells=steps)):
         found[option].append((row, baseline))
     for option, members in found.items():
         saves = [(_saved_share(*pair), pair) for pair in members]
@@ -293,23 +293,14 @@ def about_options(results: Results) -> Iterator[Finding]:
             yield _of_option(option, share, pair, len(known))
 
 
-def _with_cells(results: Results, cells: pd.DataFrame) -> Results:
-    return Results(cells, results.axes, results.manifest)
-
-
-def _peak_of(row: Row) -> float | None:
-    column = _RESIDENT if has_value(row, _RESIDENT) else _PEAK
-    return float(row[column]) if has_value(row, column) and row[column] > 0 else None
-
-
 def _saved_share(row: Row, baseline: Row) -> float | None:
-    own, base = _peak_of(row), _peak_of(baseline)
-    return 1 - own / base if own and base else None
+    own, base = peak_of(row), peak_of(baseline)
+    return 1 - own[0] / base[0] if own and base else None
 
 
 def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> Finding:
     row, baseline = pair
-    own, base = _peak_of(row) or 0.0, _peak_of(baseline) or 0.0
+    own, base = (peak[0] for peak in map(peak_of, pair) if peak)
     name = option.replace("_", " ")
     longer = row[TIME] / baseline[TIME]
     gain = "saves" if share > 0 else "costs"
@@ -348,7 +339,7 @@ def _of_axis(found: pd.DataFrame, axis: str, values: Sequence[object]) -> Findin
     name = axis.rpartition(".")[2]
     first, last = f"{name}={axis_text(values[0])}", f"{name}={axis_text(values[-1])}"
     times = 1 / found["ratio"]
-    spread = f"{times.min():.2f} to {times.max():.2f}"
+    spread = span(times)
     if len(found) == 1:
         pair = found.iloc[0]
         spread = interval(1 / pair["high"], 1 / pair["low"], pair["coverage"])

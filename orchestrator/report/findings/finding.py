@@ -17,7 +17,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of
 from orchestrator.report.text.memory_failures import NO_TABLE, TextTable
-from orchestrator.report.text.numbers import HOST_MARK, NOISE_MARK
+from orchestrator.report.text.numbers import marks
 from tasks.spec.parameters import TIMING_AXES
 
 Basis = Sequence[Sequence[str]]
@@ -50,8 +50,7 @@ class Finding:
     @property
     def marked_number(self) -> str:
         """The number with its marks, which every rendering shows."""
-        noise_mark = "" if self.is_clear else NOISE_MARK
-        return f"{self.number}{noise_mark}{HOST_MARK if self.is_cpu_bound else ''}"
+        return f"{self.number}{marks(self.is_cpu_bound, not self.is_clear)}"
 
     @property
     def sentence(self) -> str:
@@ -74,6 +73,17 @@ def extreme(cells: pd.DataFrame, column: str, largest: bool) -> Row:
         return None
     values = cells[column].astype(float)
     return cells.iloc[values.argmax() if largest else values.argmin()]
+
+
+def peak_of(row: Row) -> tuple[float, str] | None:
+    """Return the peak of a cell in bytes and what it counts, or None if it is unknown.
+
+    On a GPU it is the allocator's, on a CPU the resident memory of the whole process.
+    """
+    for column, what in (("peak_rss_bytes", "resident"), ("peak_allocated_bytes", "allocated")):
+        if has_value(row, column) and row[column] > 0:
+            return float(row[column]), what
+    return None
 
 
 def subject_of(row: Row) -> str:

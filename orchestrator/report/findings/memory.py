@@ -21,6 +21,7 @@ from orchestrator.report.findings.finding import (
     extreme,
     main_run,
     matched_on,
+    peak_of,
 )
 from orchestrator.report.text.cell_names import LENGTH, scope_of
 from orchestrator.report.text.memory_failures import LIMIT, contexts_by_limit, limited_steps
@@ -55,15 +56,15 @@ def about_memory(results: Results) -> Iterator[Finding]:
             len(out) / len(decided),
             basis_of_cells(out),
         )
-    elif (row := _largest(preferring(decided, MAIN))) is not None:
-        peak, what = _peak_of(row)
+    elif (row := _largest(usual := preferring(decided, MAIN))) is not None:
+        peak, what = peak_of(row) or (0.0, "")
         yield Finding(
             "memory",
             "largest peak",
             number(peak / GIB),
             f"GiB {what}",
             "No cell ran out of memory.",
-            _largest_peak(preferring(decided, MAIN)).strip(),
+            _largest_peak(usual).strip(),
             scope_of(row),
             basis=[(row["cell"],)],
         )
@@ -121,13 +122,6 @@ def _without_limit(limited: pd.DataFrame, decided: pd.DataFrame, results: Result
     return text + _largest_peak(free)
 
 
-def _peak_of(row: Any) -> tuple[float, str]:
-    """Return the peak of a cell and what it counts: the GPU's allocator, or the process on a CPU."""
-    if has_value(row, _RESIDENT):
-        return float(row[_RESIDENT]), "resident"
-    return float(row[_PEAK]), "allocated"
-
-
 def _largest(cells: pd.DataFrame) -> Any:
     on_cpu = extreme(cells, _RESIDENT, largest=True)
     return extreme(cells, _PEAK, largest=True) if on_cpu is None else on_cpu
@@ -135,9 +129,9 @@ def _largest(cells: pd.DataFrame) -> Any:
 
 def _largest_peak(cells: pd.DataFrame) -> str:
     row = _largest(cells)
-    if row is None:
+    if row is None or (found := peak_of(row)) is None:
         return ""
-    peak, what = _peak_of(row)
+    peak, what = found
     whole = " of the whole process" if what == "resident" else ""
     text = f" The largest peak is {gibibytes(peak)}{whole}: {scope_of(row)}"
     if what == "allocated" and has_value(row, _PREDICTED):

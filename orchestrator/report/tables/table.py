@@ -14,7 +14,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables.cell_filters import CellFilter
-from orchestrator.report.text.numbers import HOST_MARK, NOISE_MARK, format_ms, format_number
+from orchestrator.report.text.numbers import format_ms, format_number, marks
 
 
 class Entry(NamedTuple):
@@ -46,9 +46,8 @@ class Entry(NamedTuple):
 
     @property
     def marks(self) -> str:
-        """The marks behind a number that may be chance, or that another CPU changes."""
-        noise_mark = NOISE_MARK if self.is_within_noise else ""
-        return f"{noise_mark}{HOST_MARK if self.is_cpu_bound else ''}"
+        """The marks behind the value."""
+        return marks(self.is_cpu_bound, self.is_within_noise)
 
     @property
     def is_missing(self) -> bool:

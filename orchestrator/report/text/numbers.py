@@ -61,6 +61,16 @@ def rounded(values: pd.Series[float]) -> pd.Series[float]:
     return values.astype(float).map(lambda value: float(f"{value:.5g}"))
 
 
+def marks(is_cpu_bound: bool | None, is_within_noise: bool) -> str:
+    """Return the marks behind a number that may be chance, or that another CPU changes."""
+    return f"{NOISE_MARK if is_within_noise else ''}{HOST_MARK if is_cpu_bound else ''}"
+
+
+def span(values: pd.Series[float]) -> str:
+    """Return the smallest and the largest of several values, such as `1.77 to 2.40`."""
+    return f"{values.min():.2f} to {values.max():.2f}" if len(values) > 1 else ""
+
+
 def format_number(value: float, form: str) -> str:
     """Return a formatted number, in scientific notation if it is huge."""
     is_regular = math.isfinite(value) and abs(value) < _HUGE

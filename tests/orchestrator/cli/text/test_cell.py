@@ -89,7 +89,7 @@ def test_the_reason_comes_first_and_the_traceback_on_request(
 def test_the_lines_of_the_users_model_come_first(
     tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
-    """Of a hang, whose stack has more frames of the harness than are shown, and of an exception."""
+    """A hang has more frames of the harness than are shown; an exception has a traceback."""
     run = Run(tmp_path / "run")
     own = 'File "/me/gpt.py", line 11'
     harness = 'File "/sweep/tasks/harness/stage.py", line 4'

@@ -59,7 +59,7 @@ class Stored:
         return durations(self.samples[cell], phase, synced)
 
     def ms(self, cell: str, phase: str = "step") -> float:
-        # Only the timing that waits after each phase tells the phases apart.
+        # Only the timing that waits after each phase has times of phases.
         return statistics.median(self.times(cell, phase, synced=phase != "step"))
 
     def value(self, cell: str, metric: str) -> float:
@@ -237,7 +237,7 @@ def test_repetitions_are_those_of_every_attempt() -> None:
 
 
 def test_matrix_products_are_shares_of_the_same_cells() -> None:
-    """Of the published run whose cells were profiled in both precisions."""
+    """The published run `kernels` has cells that were profiled in both precisions."""
     folder = PUBLISHED / "kernels"
     run, kernels = stored(folder), read(folder, "kernels")
     (finding,) = [one for one in found(folder) if one.label == "matrix products"]
