@@ -9,7 +9,16 @@ from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from tasks.spec.axes import REQUIRED, WORK, Affects, FrozenValues, Values, axes_of, axis
+from tasks.spec.axes import (
+    REQUIRED,
+    WORK,
+    Affects,
+    FrozenValues,
+    Values,
+    axes_of,
+    axis,
+    leave_out,
+)
 from tasks.spec.messages import is_utf8
 from tasks.spec.order_statistics import FEWEST
 from tasks.spec.source_digest import HUB
@@ -90,8 +99,8 @@ def _require_json(value: object, place: str) -> None:
         raise ValueError(f"{place}: {value} is not finite. Write a number")
 
 
-# Axes that mean nothing without a GPU, with the types of their values.
-_OF_GPUS = {"gpu_kind": str, "gpus": int}
+# Axes that mean nothing on other devices, with the types of their values.
+_OF_DEVICE = {"cuda": {"gpu_kind": str, "gpus": int}, "cpu": {"processes": int}}
 
 
 class Params(Axes):
@@ -112,19 +121,18 @@ class Params(Axes):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_axes_of_gpus(cls, values: object) -> object:
-        """Drop axes of GPUs on other devices: a grid over kinds of GPU gives one cell on the CPU.
+    def _drop_axes_of_other_devices(cls, values: object) -> object:
+        """Drop axes of other devices: a grid over kinds of GPU gives one cell on the CPU.
 
         A value of another type remains and is refused later.
         """
-        if not isinstance(values, dict) or values.get("device", "cuda") == "cuda":
+        if not isinstance(values, dict):
             return values
-        own = {}
-        for name, value in values.items():
-            is_of_gpus = name in cls.model_fields and isinstance(value, _OF_GPUS.get(name, ()))
-            if not is_of_gpus:
-                own[name] = value
-        return own
+        dropped: set[str] = set()
+        for device, axes in _OF_DEVICE.items():
+            if device != values.get("device", "cuda"):
+                dropped |= {name for name, kind in axes.items() if type(values.get(name)) is kind}
+        return leave_out(values, dropped & cls.model_fields.keys())
 
     @property
     def compiled(self) -> bool:
@@ -137,11 +145,14 @@ class Params(Axes):
         return self.memory_limit_gib is not None and self.device == "cpu"
 
     @property
+    def ranks(self) -> int:
+        """Number of processes that measure the cell together."""
+        return 1
+
+    @property
     def gpu_count(self) -> int:
-        """Number of GPUs that the cell has to itself."""
-        if self.device == "cuda":
-            return int(getattr(self, "gpus", 1))
-        return 0
+        """Number of GPUs that the cell has to itself: one for each rank."""
+        return self.ranks if self.device == "cuda" else 0
 
     def values(self) -> FrozenValues:
         """Return every parameter under its name in the config, as JSON can hold it."""
@@ -157,12 +168,18 @@ class Params(Axes):
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-class MultiGpuParams(Params):
-    """Parameters of tasks that use all GPUs they are given. Other tasks have no axis `gpus`."""
+class RankedParams(Params):
+    """Parameters of tasks whose ranks communicate. Other tasks have no axes `gpus` and `processes`.
 
-    gpus: PositiveInt = axis(
-        1, "number of GPUs of one host that the cell has to itself, all in CUDA_VISIBLE_DEVICES"
-    )
+    A rank is a process of the cell, with a GPU or a share of the CPU's cores for itself.
+    """
+
+    gpus: PositiveInt = axis(1, "number of GPUs of one host, each with a process of the cell")
+    processes: PositiveInt = axis(1, "number of processes of a cell on the CPU")
+
+    @property
+    def ranks(self) -> int:
+        return {"cuda": self.gpus, "cpu": self.processes}.get(self.device, 1)
 
 
 class ImportedParams(Params):

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from tasks.spec.axes import Axis, axes_of, words_of
 from tasks.spec.cell import Cell
-from tasks.spec.parameters import ImportedParams, MultiGpuParams, Params
+from tasks.spec.parameters import ImportedParams, Params, RankedParams
 
 # The parameters of one task: its functions take its own subclass of Params.
 OwnParams: TypeAlias = Any
@@ -72,7 +72,7 @@ def all_tasks() -> Mapping[str, Task]:
 def all_axes() -> Mapping[str, Axis]:
     """Return the axes of all tasks by name. The first declaration of a name counts."""
     found: dict[str, Axis] = {}
-    for params in (*_all_params(), MultiGpuParams, ImportedParams):
+    for params in (*_all_params(), RankedParams, ImportedParams):
         for name, declared in axes_of(params).items():
             found.setdefault(name, declared)
     return found

@@ -36,7 +36,7 @@ from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.axes import axis
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
-from tasks.spec.parameters import MultiGpuParams
+from tasks.spec.parameters import RankedParams
 from tasks.spec.registry import Task, all_tasks, make_cell
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -51,7 +51,7 @@ grids:
 """
 
 
-class WideParams(MultiGpuParams):
+class WideParams(RankedParams):
     seconds: float = axis(1.0, "seconds that a step takes")
 
 

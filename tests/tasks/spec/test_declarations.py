@@ -16,14 +16,14 @@ from tasks.spec.facts import EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, column, fields_of, name_pattern
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS, metric_named
 from tasks.spec.outcome import Outcome
-from tasks.spec.parameters import ImportedParams, MultiGpuParams, Params, default_values
+from tasks.spec.parameters import ImportedParams, Params, RankedParams, default_values
 from tasks.spec.registry import all_axes, all_tasks, value_order
 from tasks.spec.status import Status
 from tasks.spec.tables import INSTRUMENTS, STAGES, STATUSES, Sample
 
 ALL_PARAMS: tuple[type[Params], ...] = (
     *(task.params for task in all_tasks().values()),
-    MultiGpuParams,
+    RankedParams,
     ImportedParams,
 )
 STATIC_TASKS = ("accumulation", "autocast_dtypes", "norm_sensitivity")
