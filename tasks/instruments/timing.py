@@ -205,6 +205,11 @@ def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) 
     return [*samples, Sample("timing", "drain", "ms", drain, mode)]
 
 
+def pipelined_step_ms(session: Session, steps: int) -> list[float]:
+    """Return the durations of steps that do not wait, on CUDA, outside of the cell's own timing."""
+    return _whole(_run_pipelined(session, steps, "pipelined"))
+
+
 def _stop_rule(session: Session) -> StopRule | None:
     if isinstance(session.params, TimedParams):
         return session.params.stop_rule

@@ -53,6 +53,7 @@ STAGES: Mapping[str, str] = {
     "nvtx": "steps with ranges for Nsight Systems",
     "nsys": "the same under Nsight Systems",
     "kernel time": "a few steps under the profiler, one phase at a time",
+    "overlap": "steps of all ranks under the profiler, and steps without communication",
     "attention backend": "a step under the profiler, for the names of attention kernels",
 }
 INSTRUMENTS: Mapping[str, str] = {
@@ -62,6 +63,7 @@ INSTRUMENTS: Mapping[str, str] = {
     "kernels": "totals over the kernels of a profiled step; each kernel is in `kernels`",
     "memory_snapshot": "totals over a recorded step; see `allocations` and `live`",
     "kernel_time": "duration of the kernels of a few steps, one phase at a time",
+    "overlap": "how much of the communication of several ranks nothing hides",
     "backend": "the attention kernels that ran; they are in the facts",
     "nvtx": "steps with ranges for Nsight Systems",
     "nsys": "the same under Nsight Systems; its kernels are in `kernels`",
