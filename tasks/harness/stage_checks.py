@@ -38,14 +38,15 @@ class StageChecks:
     def check(self, stage: str) -> None:
         """Check the stage that has just ended.
 
-        Set the facts `settings_changed`, if the cell's code has changed one, and
-        `optimizer_steps_skipped`.
+        Set the facts `settings_changed`, if the cell's code has changed one,
+        `optimizer_steps_skipped`, and those of the workload that steps may change.
         """
         session = self._session
         require_precision(session.params)
         require_threads(self._settings[THREADS], session.params)
         if changes := changed_settings(self._settings):
             session.facts["settings_changed"] = changes
+        session.facts.update(session.workload.read_facts())
         if session.workload.compiled and session.steps:
             require_compiled()
         self._check_optimizer(stage)

@@ -49,6 +49,8 @@ class Workload:
     optimizers: tuple[Optimizer, ...] = ()
     # Counts the steps in which the optimizer changed parameters.
     optimizer_steps: Callable[[], int] | None = None
+    # Facts that steps may change. They are read after each stage.
+    read_facts: Callable[[], Mapping[str, object]] = dict
 
     @property
     def phase_runs(self) -> int:
