@@ -91,7 +91,7 @@ def _random_tokens(params: TrainStepParams, device: Device) -> tuple[Tensor, Ten
     """Return inputs and targets of this rank, both `(micro-batches, batch, context)`.
 
     They are random, because the pattern of the data changes power draw and clocks. All ranks draw
-    the same global batch, of which each has its own rows.
+    the same global batch, and each takes other rows of it.
     """
     import torch
     import torch.distributed as dist

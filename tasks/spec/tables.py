@@ -12,7 +12,9 @@ from tasks.spec.status import Status
 PHASES: Mapping[str, str] = {
     "forward": "the forward pass, with the loss if there is one",
     "backward": "the backward pass",
+    "communication": "of several ranks, between backward pass and update: the rest of the exchange",
     "optimizer": "the optimizer's update",
+    "gather": "parallel: zero1, after the update: the exchange of parameters",
 }
 STATUSES: Mapping[str, str] = {
     Status.OK: "measured",

@@ -8,7 +8,7 @@ communicate within the backward pass and the optimizer's step, so that they have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from inspect import signature
@@ -27,6 +27,7 @@ from model.parallel.data_parallel import (
     Naive,
     Overlap,
     broadcast_model,
+    trained_parameters,
 )
 from model.parallel.zero1 import Zero1
 from tasks.harness.device import Skip
@@ -130,6 +131,15 @@ def _whole(values: Tensor) -> Tensor:
     return values if gather is None else gather()
 
 
+def _require_one_dtype(trained: Iterable[nn.Parameter], params: TrainStepParams) -> None:
+    names = sorted({dtype_name(parameter.dtype) for parameter in trained})
+    if len(names) > 1:
+        raise Skip(
+            f"parallel: {params.parallel} needs trained parameters of one dtype, and this model has "
+            f"{', '.join(names)}"
+        )
+
+
 def _wire(params: TrainStepParams) -> torch.dtype | None:
     return torch.bfloat16 if params.wire == "bf16" else None
 
@@ -209,12 +219,11 @@ class _Ddp(Strategy):
         if _wire(params) is not None:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-            self._ddp.register_comm_hook(None, bf16_compress_hook)
+            # Within a function, because torch refuses its own hook for gloo, which can do it.
+            self._ddp.register_comm_hook(None, lambda *given: bf16_compress_hook(*given))
         super().__init__(self._ddp, self._make_optimizers(params, model))
 
-    def _make_optimizers(
-        self, params: TrainStepParams, model: nn.Module
-    ) -> tuple[Optimizer, ...]:
+    def _make_optimizers(self, params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
         return make_optimizers(params, model)
 
     def without_communication(self) -> AbstractContextManager[None]:
@@ -228,14 +237,13 @@ class _Ddp(Strategy):
 
 
 class _Zero1Torch(_Ddp):
-    """DDP with torch's ZeroRedundancyOptimizer, each rank of which updates whole parameters."""
+    """DDP with torch's ZeroRedundancyOptimizer, in which each rank updates some whole parameters."""
 
-    def _make_optimizers(
-        self, params: TrainStepParams, model: nn.Module
-    ) -> tuple[Optimizer, ...]:
+    def _make_optimizers(self, params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        trained = [one for one in model.parameters() if one.requires_grad]
+        trained = trained_parameters(model)
+        _require_one_dtype(trained, params)
         make: Any = partial(make_optimizer, params)
         self._zero = ZeroRedundancyOptimizer(trained, optimizer_class=make)
         return (self._zero,)
@@ -262,6 +270,7 @@ class _Fsdp2(Strategy):
             raise Skip(
                 "parallel: fsdp2 needs blocks in a torch.nn.ModuleList, and this model has none"
             )
+        _require_one_dtype(trained_parameters(model), params)
         mesh = init_device_mesh(params.device, (params.ranks,))
         is_mixed = params.precision == "bf16"
         self._param_dtype = torch.bfloat16 if is_mixed else None
