@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def build(params: TrainStepParams) -> Workload:
     """Build model, optimizer and inputs on the cell's device.
 
-    Raise Skip, or torch's out-of-memory.
+    A cell with several ranks needs torch.distributed's default group. Raise Skip, or torch's
+    out-of-memory.
     """
     from tasks.harness.setup import set_up
 
@@ -44,8 +45,9 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     from tasks.harness.workload import Workload
     from tasks.training.checkpointing import checkpoint_blocks
     from tasks.training.model_sources import build_model, compile_model
-    from tasks.training.optimizers import StepCounter, make_optimizers
+    from tasks.training.optimizers import StepCounter
     from tasks.training.step import TrainingStep
+    from tasks.training.strategies import local_tensors, make_strategy
 
     model = build_model(params, device)
     model.train(params.pass_ != "forward")  # no dropout in inference
@@ -53,10 +55,10 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     checkpoint_blocks(model, params)  # after it, because compiling replaces calls of blocks
     chosen = {"compile_blocks": blocks.describe()} if blocks else {}
     inputs, targets = _random_tokens(params, device)
-    optimizers = make_optimizers(params, model)
-    counter = StepCounter(optimizers) if params.pass_ == "train_step" else None
+    strategy = make_strategy(params, model)
+    counter = StepCounter(strategy.optimizers) if params.pass_ == "train_step" else None
     return Workload(
-        step=TrainingStep(params, model, optimizers, inputs, targets),
+        step=TrainingStep(params, strategy, inputs, targets),
         phases=params.phases,
         device=device,
         tokens=params.tokens,
@@ -65,10 +67,11 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         flops=None if params.lora else _flops(params),
         facts=_read_back(params, model) | chosen,
         square=_square(params),
-        resident=(inputs, targets, *model.parameters(), *model.buffers()),
+        resident=(inputs, targets, *local_tensors(model)),
         model=model,
-        optimizers=optimizers,
+        optimizers=strategy.local_optimizers,
         optimizer_steps=counter,
+        read_facts=strategy.read_facts,
     )
 
 
@@ -85,22 +88,28 @@ def work(params: TrainStepParams) -> float | None:
 
 
 def _random_tokens(params: TrainStepParams, device: Device) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, both `(micro-batches, batch, context)`.
+    """Return inputs and targets of this rank, both `(micro-batches, batch, context)`.
 
-    They are random, because the pattern of the data changes power draw and clocks.
+    They are random, because the pattern of the data changes power draw and clocks. All ranks draw
+    the same global batch, and each takes other rows of it.
     """
     import torch
+    import torch.distributed as dist
 
-    shape = (2, params.gradient_accumulation, params.batch_size, params.context_length)
+    shape = (2, params.gradient_accumulation, params.global_batch_size, params.context_length)
     tokens = torch.randint(params.vocab_size, shape, device=device.torch_device)
+    if params.ranks > 1:
+        rows = tokens.chunk(params.ranks, dim=2)[dist.get_rank()]
+        tokens = rows.clone()  # so that those of other ranks are released
     return tokens[0], tokens[1]
 
 
 def _flops(params: TrainStepParams) -> dict[str, int] | None:
+    """Return the FLOPs of each phase, of all ranks together."""
     dims = params.dimensions
     if dims is None:
         return None
-    sequences = params.gradient_accumulation * params.batch_size
+    sequences = params.gradient_accumulation * params.global_batch_size
     shape = (sequences, params.context_length, params.vocab_size)
     flops = {"forward": forward_flops(dims, *shape)}
     if "backward" in params.phases:
@@ -118,7 +127,7 @@ def _square(params: TrainStepParams) -> tuple[int, int, int] | None:
         widths += [dims.d_model, dims.d_ff]
     if length in widths:
         return None
-    return params.batch_size * dims.num_heads, length, length
+    return params.rank_batch_size * dims.num_heads, length, length
 
 
 def _read_back(params: TrainStepParams, model: nn.Module) -> Values:
@@ -162,11 +171,11 @@ def _expected_parameters(params: TrainStepParams) -> int | None:
 
 
 def _attention_flops(params: TrainStepParams) -> dict[str, int]:
-    """Return the FLOPs of softmax and of attention's products in a forward pass, all layers."""
+    """Return one rank's FLOPs of softmax and of attention's products in a forward pass."""
     dims = params.dimensions
     if dims is None:
         return {}
-    square = (params.batch_size, dims.num_layers * dims.num_heads, params.context_length)
+    square = (params.rank_batch_size, dims.num_layers * dims.num_heads, params.context_length)
     return {
         "softmax_flops": softmax_flops(*square),
         "attention_matmul_flops": attention_matmul_flops(*square, dims.d_head),

@@ -27,6 +27,9 @@ from tasks.spec.cell import Cell, dotted_values
 from tasks.spec.parameters import default_values
 from tasks.spec.registry import make_cell
 
+# Variables of NCCL that the axis `nccl_algo` sets.
+_SET_BY_NCCL_ALGO = {"NCCL_ALGO", "NCCL_NVLS_ENABLE"}
+
 
 @dataclass(frozen=True)
 class Expansion:
@@ -67,12 +70,32 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
                 idle -= {name for name in idle if matches(values, {name: selection.set[name]})}
             named += 1
             cells.setdefault(cell.id, cell)
+            _require_possible_ranks(cell, config, source)
     if not named:
         raise _empty_grid(config, source, selection)
     chosen = tuple(cells.values())
     if selection.sample:
         chosen = choose_sample(chosen, selection.sample)
     return Expansion(chosen, named - len(cells), frozenset(idle))
+
+
+def _require_possible_ranks(cell: Cell, config: SweepConfig, source: Source) -> None:
+    """Raise ConfigError if instruments or variables of the config rule out a cell of several ranks."""
+    if cell.params.ranks == 1:
+        return
+    if "nsys" in config.instruments:
+        where = source.where(("instruments", list(config.instruments).index("nsys")))
+        raise ConfigError(
+            f"{where}: the instrument nsys can observe only one process",
+            "Remove it, or use --set gpus=1",
+        )
+    chosen = getattr(cell.params, "nccl_algo", "auto")
+    for name in _SET_BY_NCCL_ALGO & config.env.keys():
+        if chosen != "auto":
+            raise ConfigError(
+                f"{source.where(('env', name))}: nccl_algo and env both set NCCL's algorithm",
+                "Remove one of them",
+            )
 
 
 def _empty_grid(config: SweepConfig, source: Source, selection: Selection) -> ConfigError:

@@ -101,7 +101,7 @@ def _flags(params: TimedParams) -> _Flags:
 def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[object]]:
     """Return a function that makes the context of the forward pass."""
     low = _AUTOCAST.get(params.precision)
-    if low is None:
+    if low is None or not params.autocasts:
         return nullcontext
     return lambda: torch.autocast(params.device, dtype=low)
 

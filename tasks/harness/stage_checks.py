@@ -38,14 +38,15 @@ class StageChecks:
     def check(self, stage: str) -> None:
         """Check the stage that has just ended.
 
-        Set the facts `settings_changed`, if the cell's code has changed one, and
-        `optimizer_steps_skipped`.
+        Set the facts `settings_changed`, if the cell's code has changed one,
+        `optimizer_steps_skipped`, and those of the workload that steps may change.
         """
         session = self._session
         require_precision(session.params)
         require_threads(self._settings[THREADS], session.params)
         if changes := changed_settings(self._settings):
             session.facts["settings_changed"] = changes
+        session.facts.update(session.workload.read_facts())
         if session.workload.compiled and session.steps:
             require_compiled()
         self._check_optimizer(stage)
@@ -108,11 +109,13 @@ def _state_of(parameter: nn.Parameter) -> tuple[int, Tensor]:
 
     Course code writes to `parameter.data`, which torch does not count.
     """
-    version = parameter._version
+    # Of a sharded parameter this rank's shard, as torch does not count writes to the whole.
+    local: Tensor = getattr(parameter, "_local_tensor", parameter)
+    version = local._version
     # Only of these is the slice a view. Another slice would be an allocation on the device.
-    if type(parameter) is not nn.Parameter or not parameter.is_contiguous():
+    if type(local) not in (Tensor, nn.Parameter) or not local.is_contiguous():
         return version, torch.empty(0)
-    first = parameter.detach().flatten()[:_COMPARED_VALUES]
+    first = local.detach().flatten()[:_COMPARED_VALUES]
     return version, first.to("cpu", copy=True)
 
 

@@ -53,6 +53,8 @@ class Workload:
     without_communication: Callable[[], AbstractContextManager[None]] | None = None
     # Runs after the last step. Raises RuntimeError if the ranks do not have what they should.
     verify: Callable[[], None] | None = None
+    # Facts that steps may change. They are read after each stage.
+    read_facts: Callable[[], Mapping[str, object]] = dict
 
     @property
     def phase_runs(self) -> int:

@@ -252,6 +252,11 @@ class TimedParams(Params):
     )
 
     @property
+    def autocasts(self) -> bool:
+        """True if bf16 and fp16 are torch's autocast, not the mixed precision of something else."""
+        return True
+
+    @property
     def stop_rule(self) -> StopRule | None:
         """The rule of adaptive timing; None if the number of steps is fixed."""
         if self.half_width is None or self.most_steps is None or self.most_seconds is None:

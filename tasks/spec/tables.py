@@ -12,8 +12,10 @@ from tasks.spec.status import Status
 PHASES: Mapping[str, str] = {
     "forward": "the forward pass, with the loss if there is one",
     "backward": "the backward pass",
+    "communication": "of several ranks, between backward pass and update: the rest of the exchange",
     "optimizer": "the optimizer's update",
     "collective": "a collective of all ranks, or several of them; see `call`",
+    "gather": "parallel: zero1, after the update: the exchange of parameters",
 }
 STATUSES: Mapping[str, str] = {
     Status.OK: "measured",

@@ -70,6 +70,8 @@ class _Chunked:
     def __init__(self, params: TrainStepParams, model: nn.Module) -> None:
         head = _head_of(model)
         self._model = model
+        # Autocast computes the loss in fp32; without it, that is done here.
+        self._widens = params.precision == "bf16" and not params.autocasts
         self._project = head.forward
         head.forward = _identity
 
@@ -92,7 +94,10 @@ class _Chunked:
         return torch.stack(sums).sum() / targets.numel()
 
     def _sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(self._project(hidden), targets, reduction="sum")
+        logits = self._project(hidden)
+        if self._widens:
+            logits = logits.float()
+        return functional.cross_entropy(logits, targets, reduction="sum")
 
 
 def _identity(hidden: Tensor) -> Tensor:
@@ -170,7 +175,7 @@ def require_logits(logits: object, params: TrainStepParams) -> None:
 
     Only the shape is checked. A model may pad its vocabulary, so the last dimension may be larger.
     """
-    batch, context, vocab = params.batch_size, params.context_length, params.vocab_size
+    batch, context, vocab = params.rank_batch_size, params.context_length, params.vocab_size
     if isinstance(logits, Tensor) and logits.dim() == 3:
         *sizes, width = logits.shape
         if sizes == [batch, context] and width >= vocab:

@@ -24,17 +24,18 @@ def make_optimizers(params: TrainStepParams, model: nn.Module) -> tuple[Optimize
     if params.optimizer == "muon":
         return _with_muon(params, model, trained)
     if params.optimizer_step == "after":
-        return (_make_optimizer(params, trained),)
+        return (make_optimizer(params, trained),)
     optimizers = []
     for parameter in trained:
-        optimizer = _make_optimizer(params, [parameter])
+        optimizer = make_optimizer(params, [parameter])
         step = partial(_step_and_free, optimizer)
         parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
         optimizers.append(optimizer)
     return tuple(optimizers)
 
 
-def _make_optimizer(params: TrainStepParams, trained: list[nn.Parameter]) -> Optimizer:
+def make_optimizer(params: TrainStepParams, trained: list[nn.Parameter]) -> Optimizer:
+    """Return one optimizer of these parameters. Raise TypeError for a class of something else."""
     optimizer = _factory(params.optimizer)(trained, **params.optimizer_args)
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__

@@ -10,7 +10,14 @@ from pydantic import Field, model_validator
 
 from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
 from tasks.spec.axes import WORK, Affects, Values, axis
-from tasks.spec.parameters import AttentionAxisParams, PositiveInt, pass_axis, work_axis
+from tasks.spec.parameters import (
+    CUDA_GRAPH_MODES,
+    AttentionAxisParams,
+    PositiveInt,
+    RankedParams,
+    pass_axis,
+    work_axis,
+)
 from tasks.spec.source_digest import HUB
 from tasks.training.presets import PRESETS
 
@@ -32,6 +39,12 @@ OptimizerName = (
     | Annotated[str, Field(pattern=_IMPORT_PATH)]
 )
 Loss = Literal["cross_entropy", "chunked", "model"] | Annotated[str, Field(pattern=_IMPORT_PATH)]
+Parallel = Literal[
+    "none", "naive", "flat", "overlap", "bucketed", "ddp", "zero1", "zero1_torch", "fsdp2"
+]
+Batch = Literal["global", "per_gpu"]
+Wire = Literal["fp32", "bf16"]
+NcclAlgo = Literal["auto", "ring", "tree", "no_nvls"]
 
 PHASES: dict[Pass, tuple[str, ...]] = {
     "forward": ("forward",),
@@ -42,14 +55,62 @@ PHASES: dict[Pass, tuple[str, ...]] = {
 
 # Axes that mean nothing in inference, with the types of their values: others are refused later.
 _OF_BACKWARD = {"checkpointing": str, "gradient_accumulation": int, "loss": str}
+# Axes that mean nothing with one rank, with their words: others are refused later.
+_OF_RANKS: dict[str, tuple[str, ...]] = {
+    "parallel": get_args(Parallel),
+    "batch": get_args(Batch),
+    "wire": get_args(Wire),
+    "nccl_algo": get_args(NcclAlgo),
+}
+# Axes of some strategies, with those and the types of their values.
+_OF_STRATEGIES = {
+    "bucket_mb": (("bucketed", "ddp", "zero1_torch"), (int, float)),
+    "bucket_view": (("ddp",), (bool,)),
+    "reshard": (("fsdp2",), (bool,)),
+}
+# Our own strategies communicate between torch's calls, and so have phases of it.
+_AVERAGING = ("naive", "flat", "overlap", "bucketed")
+# Optimizers that treat each element by itself, so that a part of a parameter is enough for them.
+_ELEMENTWISE = ("course", "foreach", "fused", "loop", "sgd")
 
 
-class TrainStepParams(AttentionAxisParams):
+class TrainStepParams(AttentionAxisParams, RankedParams):
     """Parameters of a training step.
 
     The model is named by `size` and `year`, described by its dimensions, or made by your own
     factory.
     """
+
+    parallel: Parallel = axis(
+        "none",
+        "strategy of a cell with several ranks: naive, flat, overlap, bucketed and zero1 are the "
+        "course's; ddp, zero1_torch and fsdp2 are torch's DistributedDataParallel, "
+        "ZeroRedundancyOptimizer and fully_shard; none: one rank",
+    )
+    batch: Batch = axis(
+        "global",
+        "global: batch_size counts the sequences of all ranks together; per_gpu: of each",
+        affects=WORK,
+    )
+    bucket_mb: Annotated[float, Field(gt=0)] = axis(
+        25.0,
+        "size of a bucket of gradients; with 25, torch's default, the first one of ddp has 1 MiB",
+        unit="MiB",
+    )
+    bucket_view: bool = axis(False, "true: gradients are views of ddp's buckets")
+    reshard: bool = axis(
+        True,
+        "true: fsdp2 frees a block's parameters after its forward pass, and gathers them again",
+    )
+    wire: Wire = axis(
+        "fp32",
+        "dtype in which gradients are sent: fp32, or theirs if it is narrower; bf16",
+    )
+    nccl_algo: NcclAlgo = axis(
+        "auto",
+        "algorithm of NCCL: auto, its own choice; ring; tree; no_nvls: without NVLink SHARP",
+        affects=Affects.SPEED,
+    )
 
     size: Size | None = axis(
         None,
@@ -150,6 +211,7 @@ class TrainStepParams(AttentionAxisParams):
                 own.setdefault("vocab_size", preset.vocab_size)
         if own.get("checkpointing") == "groups:1":
             own["checkpointing"] = "blocks"
+        _drop_unused_axes_of_ranks(own)
         pass_ = own.get("pass", own.get("pass_", "train_step"))
         if pass_ == "forward":
             for name, kind in _OF_BACKWARD.items():
@@ -235,6 +297,91 @@ class TrainStepParams(AttentionAxisParams):
             )
         return self
 
+    @model_validator(mode="after")
+    def _require_a_step_that_ranks_can_share(self) -> Self:
+        if self.ranks == 1:
+            return self
+        axis_name, unit, units = ("processes", "process", "processes")
+        if self.device == "cuda":
+            axis_name, unit, units = ("gpus", "GPU", "GPUs")
+        count = f"{axis_name}: {self.ranks}"
+        if self.parallel == "none":
+            advice = "Choose a strategy, such as parallel: ddp"
+            if "parallel" in self.model_fields_set:
+                advice = (
+                    f"Remove none from the axis; the cell with {axis_name}: 1 already covers it"
+                )
+            raise ValueError(
+                f"parallel: none requires one {unit}, but {axis_name} is {self.ranks}. {advice}"
+            )
+        if self.pass_ != "train_step":
+            raise ValueError(
+                f"pass: {self.pass_} does not communicate, so it cannot use several {units}. Set "
+                f"{axis_name}: 1"
+            )
+        if self.batch == "global" and self.batch_size % self.ranks:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not divisible by {self.ranks} {units}. Use a "
+                f"multiple of {self.ranks}, or set batch: per_gpu"
+            )
+        if self.compile == "model":
+            raise ValueError(
+                f"compile: model with {count} is not supported yet. Use compile: blocks"
+            )
+        if self.device == "cuda" and self.compile_mode in CUDA_GRAPH_MODES:
+            raise ValueError(
+                f"compile_mode: {self.compile_mode} with {count} is not supported yet, because it "
+                "records CUDA graphs. Use compile_mode: default"
+            )
+        if reason := self._why_strategy_cannot():
+            raise ValueError(reason)
+        return self
+
+    def _why_strategy_cannot(self) -> str:
+        """Return why the strategy cannot be combined with another axis; empty if it can."""
+        parallel = self.parallel
+        if self.precision == "fp16" and parallel in ("zero1", "zero1_torch", "fsdp2"):
+            return (
+                f"precision: fp16 scales gradients, which {parallel} does not support because each "
+                "rank has only a part of them. Use bf16"
+            )
+        if self.wire == "bf16" and parallel == "zero1_torch":
+            return (
+                "wire: bf16 is not available with zero1_torch, which sends the same data as DDP. Use "
+                "parallel: ddp"
+            )
+        if self.optimizer_step == "in_backward" and parallel != "fsdp2":
+            return (
+                f"optimizer_step: in_backward cannot be combined with parallel: {parallel}, which "
+                "averages gradients after the hook that would use them. Use parallel: fsdp2"
+            )
+        if parallel == "zero1" and self.optimizer not in _ELEMENTWISE:
+            return (
+                f"optimizer: {self.optimizer} cannot be combined with parallel: zero1, which cuts "
+                f"parameters into parts. Use {', '.join(_ELEMENTWISE)}, or parallel: ddp"
+            )
+        if parallel == "zero1_torch" and self.optimizer == "muon":
+            return (
+                "optimizer: muon cannot be combined with parallel: zero1_torch, which distributes "
+                "one optimizer, not two. Use parallel: ddp or fsdp2"
+            )
+        if parallel == "fsdp2" and self.optimizer == "adafactor":
+            return (
+                "optimizer: adafactor cannot be combined with parallel: fsdp2, because torch has no "
+                "Adafactor of sharded parameters. Use fused, or parallel: ddp"
+            )
+        if parallel == "fsdp2" and self.optimizer == "sgd" and self.optimizer_args.get("fused", 1):
+            return (
+                "optimizer: sgd cannot be combined with parallel: fsdp2, because torch has no fused "
+                "SGD of sharded parameters. Add optimizer_args: {fused: false}"
+            )
+        if parallel == "fsdp2" and self.checkpointing.startswith("groups"):
+            return (
+                f"checkpointing: {self.checkpointing} cannot be combined with parallel: fsdp2, which "
+                "gathers one block at a time. Use checkpointing: blocks"
+            )
+        return ""
+
     @property
     def hub_name(self) -> str:
         """The name after hf:; empty for other models."""
@@ -252,14 +399,32 @@ class TrainStepParams(AttentionAxisParams):
     def phases(self) -> tuple[str, ...]:
         """The phases of a step. Forward and backward run once for each micro-batch."""
         phases = PHASES[self.pass_]
-        if self.optimizer_step == "after":
-            return phases
-        return phases[:-1]
+        if self.optimizer_step == "in_backward":
+            return phases[:-1]
+        if self.parallel in _AVERAGING:
+            return *phases[:-1], "communication", phases[-1]
+        if self.parallel == "zero1":
+            return *phases[:-1], "communication", phases[-1], "gather"
+        return phases
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of a micro-batch, of all ranks together."""
+        return self.batch_size * self.ranks if self.batch == "per_gpu" else self.batch_size
+
+    @property
+    def rank_batch_size(self) -> int:
+        """Sequences of a micro-batch on each rank."""
+        return self.global_batch_size // self.ranks
 
     @property
     def tokens(self) -> int:
-        """Tokens that a step processes."""
-        return self.gradient_accumulation * self.batch_size * self.context_length
+        """Tokens that a step processes, on all ranks together."""
+        return self.gradient_accumulation * self.global_batch_size * self.context_length
+
+    @property
+    def autocasts(self) -> bool:
+        return self.parallel != "fsdp2"
 
     @cached_property
     def dimensions(self) -> Dimensions | None:
@@ -274,3 +439,21 @@ class TrainStepParams(AttentionAxisParams):
             return dims
         kv_heads = self.num_kv_heads or dims.num_kv_heads
         return replace(dims, num_kv_heads=kv_heads, is_tied=self.tie_embeddings or dims.is_tied)
+
+
+def _drop_unused_axes_of_ranks(values: Values) -> None:
+    """Remove axes that mean nothing for a cell, so that it is one cell whatever they are.
+
+    A value that the axis cannot have remains and is refused later.
+    """
+    device = values.get("device", "cuda")
+    ranks = values.get({"cuda": "gpus", "cpu": "processes"}.get(device, ""), 1)
+    for name, words in _OF_RANKS.items():
+        is_unused = ranks == 1 or (name == "nccl_algo" and device != "cuda")
+        if is_unused and values.get(name) in words:
+            del values[name]
+    if values.get("precision") == "bf16_pure" and values.get("wire") in get_args(Wire):
+        del values["wire"]  # gradients have two bytes already
+    for name, (strategies, kinds) in _OF_STRATEGIES.items():
+        if values.get("parallel", "none") not in strategies and type(values.get(name)) in kinds:
+            del values[name]

@@ -1,0 +1,1 @@
+"""Data parallelism, written to be read: how ranks that train on different rows share one step."""
