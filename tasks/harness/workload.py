@@ -51,7 +51,7 @@ class Workload:
     optimizer_steps: Callable[[], int] | None = None
     # Returns a context in which steps do not communicate; None if they cannot compute without.
     without_communication: Callable[[], AbstractContextManager[None]] | None = None
-    # Runs after the last step. Raises RuntimeError if the ranks do not have what they should.
+    # Runs after the timed steps. Raises RuntimeError if the ranks do not have what they should.
     verify: Callable[[], None] | None = None
     # Facts that steps may change. They are read after each stage.
     read_facts: Callable[[], Mapping[str, object]] = dict

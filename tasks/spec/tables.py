@@ -45,6 +45,7 @@ STAGES: Mapping[str, str] = {
     "timing synced": "the steps that wait at the end of each phase",
     "timing pipelined": "the steps that do not wait",
     "compilation counted": "what torch has compiled until now",
+    "ranks compared": "the results of several ranks are checked",
     "energy after": "the mean power of the GPU during the timing",
     "cores after": "the waiting time of threads after the timing",
     "pace after": "the CPU's dispatch rate after the timing",

@@ -15,6 +15,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -118,6 +119,17 @@ def checksums(model: nn.Module) -> tuple[float, float]:
         total += float(values.sum(dtype=torch.float64))
         squares += float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
     return total, squares
+
+
+def require_equal_ranks(model: nn.Module) -> None:
+    """Raise RuntimeError if the parameters differ between ranks in a single bit of their sums."""
+    place = next(iter(local_tensors(model))).device
+    own = torch.tensor(checksums(model), dtype=torch.float64, device=place)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    if any(not torch.equal(one, own) for one in found):
+        sums = ", ".join(f"{one[0]:.17g}" for one in found)
+        raise RuntimeError(f"the ranks have different parameters after their steps: sums {sums}")
 
 
 def local_tensors(model: nn.Module) -> tuple[Tensor, ...]:
