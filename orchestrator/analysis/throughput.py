@@ -38,6 +38,34 @@ derived_ratio(
     ("tokens_per_s", "timed_power_w", 1),
     "tokens/J",
 )
+derived_ratio(
+    "algbw_gb_s",
+    "algorithm bandwidth of nccl-tests: `collective_bytes` over the median step time",
+    ("collective_bytes", "step_ms_median", 1e-6),
+    "GB/s",
+)
+derived_ratio(
+    "busbw_gb_s",
+    "bus bandwidth of nccl-tests: `bus_bytes` over the median step time; with a peak to compare it",
+    ("bus_bytes", "step_ms_median", 1e-6),
+    "GB/s",
+)
+derived_ratio(
+    "exposed_share",
+    "part of the step, under the profiler, in which the GPU only communicates or waits for others",
+    ("exposed_ms", "overlap_step_ms", 1),
+)
+
+
+@derived(
+    "exposed_ms",
+    "communication that no computing hid: `exposed_transfer_ms` and `exposed_wait_ms`",
+    "ms",
+    needs=("exposed_transfer_ms", "exposed_wait_ms"),
+)
+def exposed_ms(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the communication that lengthens the step."""
+    return cells["exposed_transfer_ms"] + cells["exposed_wait_ms"]
 
 
 @derived(

@@ -15,6 +15,7 @@ PHASES: Mapping[str, str] = {
     "communication": "of several ranks, between backward pass and update: the rest of the exchange",
     "optimizer": "the optimizer's update",
     "gather": "parallel: zero1, after the update: the exchange of parameters",
+    "collective": "a collective of all ranks, or several of them; see `call`",
 }
 STATUSES: Mapping[str, str] = {
     Status.OK: "measured",
@@ -29,6 +30,7 @@ STATUSES: Mapping[str, str] = {
 }
 STAGES: Mapping[str, str] = {
     "start": "until the process can begin its task",
+    "rendezvous": "ranks find each other, and a first collective runs",
     "build": "opens the device and builds model and inputs; a static result is found here",
     "out-of-memory watched": "starts to record allocations, in case memory runs out",
     "kernels prepared": "sets up the compiler's record of kernels, before anything is compiled",
@@ -53,6 +55,7 @@ STAGES: Mapping[str, str] = {
     "nvtx": "steps with ranges for Nsight Systems",
     "nsys": "the same under Nsight Systems",
     "kernel time": "a few steps under the profiler, one phase at a time",
+    "overlap": "steps of all ranks under the profiler, and steps without communication",
     "attention backend": "a step under the profiler, for the names of attention kernels",
 }
 INSTRUMENTS: Mapping[str, str] = {
@@ -62,6 +65,7 @@ INSTRUMENTS: Mapping[str, str] = {
     "kernels": "totals over the kernels of a profiled step; each kernel is in `kernels`",
     "memory_snapshot": "totals over a recorded step; see `allocations` and `live`",
     "kernel_time": "duration of the kernels of a few steps, one phase at a time",
+    "overlap": "how much of the communication of several ranks nothing hides",
     "backend": "the attention kernels that ran; they are in the facts",
     "nvtx": "steps with ranges for Nsight Systems",
     "nsys": "the same under Nsight Systems; its kernels are in `kernels`",
@@ -263,6 +267,24 @@ class LiveRow:
 
 
 @dataclass(frozen=True)
+class RankRow:
+    """One rank of a cell with several. A null value was not measured."""
+
+    rank: Annotated[int, column("number of the rank, from 0", Dtype.INT32)]
+    gpu_uuid: Annotated[str | None, column("id of its GPU; a digest of it in published results")]
+    pinned_cores: Annotated[str | None, column("cores that it is restricted to; null: all")]
+    status: Annotated[str, column("how it ended; empty: with the group", values=STATUSES)]
+    step_ms: Annotated[float | None, column("median of its timed steps", unit="ms")]
+    slowest: Annotated[int, column("timed steps in which it was the slowest", Dtype.INT32)]
+    peak_allocated_bytes: Annotated[
+        int | None, column("its peak of allocated memory", unit="bytes")
+    ]
+    peak_reserved_bytes: Annotated[int | None, column("its peak of reserved memory", unit="bytes")]
+    sm_clock: Annotated[float | None, column("clock of its GPU after the timing", unit="MHz")]
+    power: Annotated[float | None, column("mean power of its GPU while it was timed", unit="W")]
+
+
+@dataclass(frozen=True)
 class PredictionRow:
     """One number of a cell's predicted memory. It belongs to no attempt."""
 
@@ -331,6 +353,12 @@ STORED_TABLES: tuple[StoredTable, ...] = (
         "moment the roles add up; between two moments the highest one is stored. For cells with "
         "the instrument `memory_snapshot`.",
         LiveRow,
+    ),
+    _of_attempts(
+        "ranks",
+        "One row per rank of a cell with several. `samples` has the values of the group: of a "
+        "duration and of memory the largest of all ranks.",
+        RankRow,
     ),
     StoredTable(
         "predictions",
