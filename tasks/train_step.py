@@ -7,6 +7,7 @@ functions.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from model.accounting import (
@@ -47,7 +48,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     from tasks.training.model_sources import build_model, compile_model
     from tasks.training.optimizers import StepCounter
     from tasks.training.step import TrainingStep
-    from tasks.training.strategies import local_tensors, make_strategy
+    from tasks.training.strategies import local_tensors, make_strategy, require_equal
 
     model = build_model(params, device)
     model.train(params.pass_ != "forward")  # no dropout in inference
@@ -72,6 +73,8 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         optimizers=strategy.local_optimizers,
         optimizer_steps=counter,
         read_facts=strategy.read_facts,
+        without_communication=strategy.without_communication if strategy.is_separable else None,
+        verify=partial(require_equal, model) if params.ranks > 1 else None,
     )
 
 
