@@ -262,8 +262,6 @@ def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> No
             _journal_rows(session, journal)
         if stage.name == "warm-up":
             group.limit_collectives(attempt.settings.collective_timeout_s)
-    if built.verify is not None:
-        built.verify()
     group.wait_for_all("the end")
     group.leave()
 

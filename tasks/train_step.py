@@ -48,7 +48,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     from tasks.training.model_sources import build_model, compile_model
     from tasks.training.optimizers import StepCounter
     from tasks.training.step import TrainingStep
-    from tasks.training.strategies import local_tensors, make_strategy, require_equal
+    from tasks.training.strategies import local_tensors, make_strategy, require_equal_ranks
 
     model = build_model(params, device)
     model.train(params.pass_ != "forward")  # no dropout in inference
@@ -74,7 +74,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         optimizer_steps=counter,
         read_facts=strategy.read_facts,
         without_communication=strategy.without_communication if strategy.is_separable else None,
-        verify=partial(require_equal, model) if params.ranks > 1 else None,
+        verify=partial(require_equal_ranks, model) if params.ranks > 1 else None,
     )
 
 

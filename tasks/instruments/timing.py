@@ -146,6 +146,13 @@ def count_compilation(session: Session) -> list[Sample]:
     return []
 
 
+def verify(session: Session) -> list[Sample]:
+    """Check what several ranks have computed together, after all timed steps."""
+    if session.workload.verify is not None:
+        session.workload.verify()
+    return []
+
+
 def time_synced(session: Session) -> Iterator[Sample]:
     """Return the durations of steps that wait for the device at each boundary."""
     rule = _stop_rule(session)
@@ -319,4 +326,5 @@ STAGES = (
     Stage("timing synced", 23, time_synced),
     Stage("timing pipelined", 24, time_pipelined),
     Stage("compilation counted", 25, count_compilation),
+    Stage("ranks compared", 26, verify),
 )

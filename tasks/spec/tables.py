@@ -14,8 +14,8 @@ PHASES: Mapping[str, str] = {
     "backward": "the backward pass",
     "communication": "of several ranks, between backward pass and update: the rest of the exchange",
     "optimizer": "the optimizer's update",
-    "gather": "parallel: zero1, after the update: the exchange of parameters",
     "collective": "a collective of all ranks, or several of them; see `call`",
+    "gather": "parallel: zero1, after the update: the exchange of parameters",
 }
 STATUSES: Mapping[str, str] = {
     Status.OK: "measured",
@@ -45,6 +45,7 @@ STAGES: Mapping[str, str] = {
     "timing synced": "the steps that wait at the end of each phase",
     "timing pipelined": "the steps that do not wait",
     "compilation counted": "what torch has compiled until now",
+    "ranks compared": "the results of several ranks are checked",
     "energy after": "the mean power of the GPU during the timing",
     "cores after": "the waiting time of threads after the timing",
     "pace after": "the CPU's dispatch rate after the timing",

@@ -123,7 +123,7 @@ def checksums(model: nn.Module) -> tuple[float, float]:
     return total, squares
 
 
-def require_equal(model: nn.Module) -> None:
+def require_equal_ranks(model: nn.Module) -> None:
     """Raise RuntimeError if the parameters of ranks differ, in any bit. All ranks must call it."""
     own = checksums(model)
     device = next(model.parameters()).device
@@ -134,7 +134,7 @@ def require_equal(model: nn.Module) -> None:
     if any(not torch.equal(one, bits) for one in all_bits):
         found = [tuple(one.view(torch.float64).tolist()) for one in all_bits]
         raise RuntimeError(
-            "the ranks have different parameters after the last step. Their sums, and sums of "
+            "the ranks have different parameters after their steps. Their sums, and sums of "
             f"squares, by rank: {', '.join(map(str, found))}"
         )
 

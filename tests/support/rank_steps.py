@@ -17,7 +17,7 @@ from torch import Tensor
 from tasks.harness.workload import Workload
 from tasks.train_step import build
 from tasks.training.parameters import TrainStepParams
-from tasks.training.strategies import checksums, require_equal
+from tasks.training.strategies import checksums, require_equal_ranks
 
 SMALL: dict[str, Any] = {
     "device": "cpu", "d_model": 16, "d_ff": 32, "num_layers": 2, "num_heads": 2,
@@ -131,12 +131,12 @@ def differ_after_a_step(values: dict[str, Any]) -> str:
     workload = make(values)
     workload.step(lambda name: nullcontext())
     assert workload.model is not None
-    require_equal(workload.model)
+    require_equal_ranks(workload.model)
     if dist.get_rank() == dist.get_world_size() - 1:
         parameter = next(workload.model.parameters()).detach()
         parameter[0, 0] += 1e-6
     try:
-        require_equal(workload.model)
+        require_equal_ranks(workload.model)
     except RuntimeError as error:
         return str(error)
     return ""
