@@ -76,15 +76,16 @@ def exposed_ms(cells: pd.DataFrame) -> pd.Series[float]:
 
 @derived(
     "peak_tflops",
-    "dense peak of the GPU in the cell's precision, by its maker; null if no source gives it",
+    "dense peak of the cell's GPUs in its precision, by their maker; null if no source gives it",
     "TFLOP/s",
     needs=("achieved_tflops", "precision"),
 )
 def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
-    """Return the peak of each cell's GPU."""
+    """Return the peak of all GPUs of each cell."""
     gpus = _gpus(cells).dropna()  # cells on the CPU have none
     peaks = list(map(catalog_peak, gpus, cells["precision"][gpus.index]))
-    return pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
+    of_one = pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
+    return of_one * cells["gpus"].fillna(1) if "gpus" in cells else of_one
 
 
 derived_ratio(
