@@ -245,7 +245,9 @@ class _Ddp(Strategy):
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
             # Within a function, because torch refuses its own hook for gloo, which can do it.
-            self._ddp.register_comm_hook(None, lambda *given: bf16_compress_hook(*given))
+            self._ddp.register_comm_hook(
+                None, lambda state, bucket: bf16_compress_hook(state, bucket)
+            )
         super().__init__(self._ddp, self._make_optimizers(params, model))
 
     def _make_optimizers(self, params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
