@@ -39,6 +39,12 @@ derived_ratio(
     "tokens/J",
 )
 derived_ratio(
+    "call_ms",
+    "one call of a collective, from the median step time",
+    ("step_ms_median", "collective_calls", 1),
+    "ms",
+)
+derived_ratio(
     "algbw_gb_s",
     "algorithm bandwidth of nccl-tests: `collective_bytes` over the median step time",
     ("collective_bytes", "step_ms_median", 1e-6),

@@ -53,7 +53,7 @@ class FaultyParams(RankedParams, TimedParams):
 
 
 def build(params: FaultyParams) -> Workload:
-    device, numbers, done = set_up(params), torch.ones(8), list[int]()
+    device, numbers, done = set_up(params), torch.ones(8, device=params.device), list[int]()
 
     def step(phase: Any) -> None:
         with phase("forward"):
@@ -105,7 +105,8 @@ class Faults:
 
     @staticmethod
     def call_another() -> None:
-        dist.broadcast(torch.ones(8), 0)
+        place = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        dist.broadcast(torch.ones(8, device=place), 0)
 
     @staticmethod
     def fork_a_daemon() -> None:
