@@ -55,7 +55,9 @@ class TrainingStep:
             ) from error
         except RuntimeError as error:
             # What DDP says, in ten lines, in the second step.
-            if "Expected to have finished reduction in the prior iteration" not in message_of(error):
+            if "Expected to have finished reduction in the prior iteration" not in message_of(
+                error
+            ):
                 raise
             raise RuntimeError(
                 f"parallel: {self._params.parallel} needs a gradient of each parameter in each "
