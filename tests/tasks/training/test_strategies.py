@@ -197,9 +197,14 @@ def test_muon_of_fsdp2_gathers_what_it_needs(two: Ranks) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("parallel", ["zero1", "ddp", "fsdp2"])
-def test_compiled_blocks_train_like_eager_ones(parallel: str, two: Ranks) -> None:
-    for rank in two(train, cell(parallel, 2, {"compile": "blocks"})):
-        require_same(alone(two, {}), rank)
+def test_compiled_blocks_train_like_eager_ones(parallel: str) -> None:
+    ranks = Ranks(2)  # that have compiled nothing before
+    for rank in ranks(train, cell(parallel, 2, {"compile": "blocks"})):
+        require_same(alone(ranks, {}), rank)
+        assert rank.facts["compile_blocks"] == "layers: 2 Block"
+        graphs, breaks = rank.facts["compile_graphs"], rank.facts["compile_graph_breaks"]
+        assert (graphs, breaks, rank.facts["compile_recompiles"]) == (1, 0, 0)
+    ranks.close()
 
 
 @pytest.mark.slow
