@@ -232,20 +232,23 @@ class _Ddp(Strategy):
     is_separable = True
 
     def __init__(self, params: TrainStepParams, model: nn.Module) -> None:
+        # All ranks compute the same buffers. Torch would broadcast them in each step.
+        options: Any = {_SYNC_BUFFERS: False}
         is_default = params.bucket_mb == TrainStepParams.model_fields["bucket_mb"].default
         self._ddp = _TransparentDdp(
             model,
             # A given size makes all buckets equal. Without one, the first has only 1 MiB.
             bucket_cap_mb=None if is_default else params.bucket_mb,
             gradient_as_bucket_view=params.bucket_view,
-            # All ranks compute the same buffers. Torch would broadcast them in each step.
-            **{_SYNC_BUFFERS: False},
+            **options,
         )
         if _wire(params) is not None:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
             # Within a function, because torch refuses its own hook for gloo, which can do it.
-            self._ddp.register_comm_hook(None, lambda *given: bf16_compress_hook(*given))
+            self._ddp.register_comm_hook(
+                None, lambda state, bucket: bf16_compress_hook(state, bucket)
+            )
         super().__init__(self._ddp, self._make_optimizers(params, model))
 
     def _make_optimizers(self, params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
@@ -255,7 +258,7 @@ class _Ddp(Strategy):
         return self._ddp.no_sync()
 
     def read_facts(self) -> Values:
-        logged = self._ddp._get_ddp_logging_data()
+        logged = self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         # Its first step has one bucket: it makes others in the order in which gradients came.
         sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
         return {"bucket_bytes": [int(size) for size in str(sizes).split(",") if size.strip()]}

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tasks.harness.compilation import compile_facts
 from tasks.harness.workload import Workload
 from tasks.train_step import build
 from tasks.training.parameters import TrainStepParams
@@ -94,7 +95,7 @@ def train(values: dict[str, Any], steps: int = 3) -> Trained:
         mean.tolist(),
         gradients,
         {name: _array(one) for name, one in workload.model.named_parameters()},
-        {**workload.facts, **workload.read_facts()},
+        {**workload.facts, **workload.read_facts(), **_compiled(values)},
         phases,
         workload.optimizer_steps(),
         checksums(workload.model),
@@ -140,6 +141,10 @@ def differ_after_a_step(values: dict[str, Any]) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def _compiled(values: dict[str, Any]) -> dict[str, Any]:
+    return compile_facts() if "compile" in values else {}
 
 
 def _flight_record() -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,17 +54,18 @@ def four() -> Iterator[Ranks]:
     ranks.close()
 
 
-def alone(values: dict[str, Any], ranks: int) -> Trained:
-    """Return one process that has the global batch."""
+_TRAINED: dict[str, Trained] = {}
+
+
+def alone(group: Ranks, values: dict[str, Any], steps: int = 3) -> Trained:
+    """Return one process that has the global batch: each rank of the group is one."""
     values = dict(values)
     if values.pop("batch", "") == "per_gpu":
-        values["batch_size"] = SMALL["batch_size"] * ranks
-    return _alone(json.dumps(values))
-
-
-@cache
-def _alone(values: str) -> Trained:
-    return train(json.loads(values))
+        values["batch_size"] = SMALL["batch_size"] * group.count
+    key = json.dumps([values, steps])
+    if key not in _TRAINED:
+        _TRAINED[key] = group(train, values, steps)[0]
+    return _TRAINED[key]
 
 
 def cell(parallel: str, ranks: int, values: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def gradient_error(expected: Any, actual: Any) -> float:
 @pytest.mark.parametrize("parallel", STRATEGIES)
 def test_two_ranks_train_like_one_process_with_the_global_batch(parallel: str, two: Ranks) -> None:
     trained = two(train, cell(parallel, 2, PLAIN))
-    expected = alone(PLAIN, 2)
+    expected = alone(two, PLAIN)
     assert expected.facts["parameters"] == PARAMETERS
     for rank in trained:
         require_same(expected, rank)
@@ -110,9 +110,9 @@ def test_our_own_strategies_train_like_ddp(parallel: str, two: Ranks) -> None:
 
 def test_ranks_that_do_not_communicate_are_found_out(two: Ranks) -> None:
     """The comparisons can fail: half of the batch gives other gradients."""
-    half = train({**PLAIN, "batch_size": 2})
+    half = two(train, {**PLAIN, "batch_size": 2})[0]
     with pytest.raises(AssertionError):
-        require_same(alone(PLAIN, 2), half)
+        require_same(alone(two, PLAIN), half)
     for parallel in ("naive", "zero1"):
         errors = two(differ_after_a_step, cell(parallel, 2, PLAIN))
         assert all("the ranks have different parameters after their steps" in one for one in errors)
@@ -124,7 +124,7 @@ def test_ranks_that_do_not_communicate_are_found_out(two: Ranks) -> None:
 def test_training_options_combine_with_every_strategy(case: str, parallel: str, two: Ranks) -> None:
     values = CASES[case]
     for rank in two(train, cell(parallel, 2, values)):
-        require_same(alone(values, 2), rank)
+        require_same(alone(two, values), rank)
 
 
 @pytest.mark.slow
@@ -134,14 +134,14 @@ def test_four_ranks_train_like_one_process(
     parallel: str, values: dict[str, Any], four: Ranks
 ) -> None:
     for rank in four(train, cell(parallel, 4, values)):
-        require_same(alone(values, 4), rank)
+        require_same(alone(four, values), rank)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["naive", "bucketed", "ddp", "zero1", "fsdp2"])
 def test_gradients_that_travel_in_bf16_are_rounded_once_or_twice(parallel: str, two: Ranks) -> None:
     """bf16 has 8 bits: each rank rounds its share, and their sum is rounded."""
-    rank, expected = two(train, cell(parallel, 2, {"wire": "bf16"}), 1)[0], train({}, 1)
+    rank, expected = two(train, cell(parallel, 2, {"wire": "bf16"}), 1)[0], alone(two, {}, 1)
     errors = [gradient_error(one, rank.gradients[name]) for name, one in expected.gradients.items()]
     assert 1e-4 < max(errors) < 2**-8
     counted = two(count, cell(parallel, 2, {"wire": "bf16"}))[0]
@@ -152,7 +152,7 @@ def test_gradients_that_travel_in_bf16_are_rounded_once_or_twice(parallel: str, 
 @pytest.mark.parametrize("parallel", [*AVERAGING, "ddp"])
 def test_scaled_gradients_of_fp16_are_averaged(parallel: str, two: Ranks) -> None:
     ranks = two(train, cell(parallel, 2, {"precision": "fp16"}))
-    assert ranks[0].losses == pytest.approx(alone({"precision": "fp16"}, 2).losses, abs=2e-3)
+    assert ranks[0].losses == pytest.approx(alone(two, {"precision": "fp16"}).losses, abs=2e-3)
     assert ranks[0].optimizer_steps == 3
     assert ranks[0].checksums == ranks[1].checksums
 
@@ -161,7 +161,7 @@ def test_scaled_gradients_of_fp16_are_averaged(parallel: str, two: Ranks) -> Non
 @pytest.mark.parametrize("loss", ["cross_entropy", "chunked"])
 def test_fsdp2_has_its_own_mixed_precision(loss: str, two: Ranks) -> None:
     values = {"precision": "bf16", "loss": loss}
-    rank, expected = two(train, cell("fsdp2", 2, values))[0], alone(values, 2)
+    rank, expected = two(train, cell("fsdp2", 2, values))[0], alone(two, values)
     assert rank.facts["fsdp_param_dtype"] == "bfloat16"
     assert (rank.facts["autocast_dtype"], expected.facts["autocast_dtype"]) == (None, "bfloat16")
     assert rank.facts["parameter_dtype"] == "float32"
@@ -184,22 +184,27 @@ def test_fsdp2_has_its_own_mixed_precision(loss: str, two: Ranks) -> None:
 )
 def test_optimizers_update_shards_of_fsdp2(values: dict[str, Any], two: Ranks) -> None:
     for rank in two(train, cell("fsdp2", 2, values)):
-        require_same(alone(values, 2), rank)
+        require_same(alone(two, values), rank)
 
 
 @pytest.mark.slow
 def test_muon_of_fsdp2_gathers_what_it_needs(two: Ranks) -> None:
     """It computes in bf16, so that the order of sums matters."""
     values = {"optimizer": "muon"}
-    rank, expected = two(train, cell("fsdp2", 2, values))[0], alone(values, 2)
+    rank, expected = two(train, cell("fsdp2", 2, values))[0], alone(two, values)
     assert rank.losses == pytest.approx(expected.losses, abs=2e-4)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("parallel", ["zero1", "ddp", "fsdp2"])
-def test_compiled_blocks_train_like_eager_ones(parallel: str, two: Ranks) -> None:
-    for rank in two(train, cell(parallel, 2, {"compile": "blocks"})):
-        require_same(alone({}, 2), rank)
+def test_compiled_blocks_train_like_eager_ones(parallel: str) -> None:
+    ranks = Ranks(2)  # that have compiled nothing before
+    for rank in ranks(train, cell(parallel, 2, {"compile": "blocks"})):
+        require_same(alone(ranks, {}), rank)
+        assert rank.facts["compile_blocks"] == "layers: 2 Block"
+        graphs, breaks = rank.facts["compile_graphs"], rank.facts["compile_graph_breaks"]
+        assert (graphs, breaks, rank.facts["compile_recompiles"]) == (1, 0, 0)
+    ranks.close()
 
 
 @pytest.mark.slow
@@ -214,7 +219,7 @@ def test_models_of_transformers_are_trained(parallel: str, two: Ranks) -> None:
             **widths, "model": "hf:llama", "model_args": {**sizes, **heads}, "attention": "sdpa"
         } | options  # fmt: skip
         for rank in two(train, cell(parallel, 2, values)):
-            require_same(alone(values, 2), rank)
+            require_same(alone(two, values), rank)
 
 
 def ring_bytes(counts: dict[str, int], ranks: int) -> float:
