@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, each, has_value, key_axes
+from orchestrator.analysis.axes import RANK_AXES, Row, each, has_value, key_axes
 from orchestrator.analysis.pairs import counterpart_among
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
@@ -12,11 +12,6 @@ from orchestrator.report.tables.cell_filters import of_task
 from orchestrator.report.tables.layouts import Column, cell_rows, child_rows, grid_of, shown_by
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quotient
 
-# Axes in which a cell on one GPU differs from one that does the same on several.
-_RANK_AXES = (
-    "gpus", "processes", "parallel", "batch", "bucket_mb", "bucket_view", "reshard", "wire",
-    "nccl_algo",
-)  # fmt: skip
 _STRATEGY_COLUMNS: tuple[Column, ...] = (
     ("peak GiB", show.gib("peak_allocated_bytes")),
     ("MFU", show.number("mfu", ".1%")),
@@ -51,7 +46,7 @@ def _ranks_of(row: Row) -> int:
 
 def _strategies(results: Results) -> TableGrid:
     """Return a row for each cell, with its efficiency by the cell that does the same alone."""
-    others = [axis for axis in results.axes if axis in results.cells and axis not in _RANK_AXES]
+    others = [axis for axis in results.axes if axis in results.cells and axis not in RANK_AXES]
     alone = [row for row in each(results.cells) if _ranks_of(row) == 1]
     counterpart = counterpart_among(alone, others)
     found = []
