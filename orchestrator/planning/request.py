@@ -33,7 +33,7 @@ from orchestrator.planning.named_modules import require_modules
 from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.store.layout import MODELS
 from orchestrator.store.manifest import build_manifest, require_sweep
-from orchestrator.store.mirror import open_run
+from orchestrator.store.open import open_run
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.axes import Values, select

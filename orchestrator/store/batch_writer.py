@@ -16,10 +16,9 @@ import pyarrow as pa
 
 from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.common.hashing import bytes_digest
-from orchestrator.store.attempt_log import Columns, to_line
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
 from orchestrator.store.listing import Listing, batches_in, read_listing
-from orchestrator.store.stored_tables import Stored, read_stored
+from orchestrator.store.stored_tables import Columns, Stored, read_stored, to_line
 from orchestrator.store.tables import to_parquet
 
 # Attempts in a batch: reading a file takes about 1 ms, however few rows it has.

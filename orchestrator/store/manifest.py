@@ -16,13 +16,9 @@ from pydantic import BaseModel, ConfigDict, InstanceOf
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.text import shell_path
-from orchestrator.store.layout import SCHEMA_VERSION
 from orchestrator.store.untrusted_files import (
     DAMAGED,
-    check_digest,
-    check_types,
-    digested_json,
-    read_json_object,
+    read_json,
 )
 
 Manifest: TypeAlias = dict[str, Any]
@@ -95,15 +91,8 @@ def read_manifest(file: Path, name: str) -> Manifest:
 
     Raise RunError if it is damaged, RunMismatch if a newer program wrote it.
     """
-    found = read_json_object(file, name, _REMEDY)
-    check_types(found, _Manifest, name, _REMEDY)
-    check_digest(found, name, _REMEDY)
+    found, _ = read_json(file, _Manifest, name, _REMEDY)
     return found
-
-
-def manifest_text(manifest: Manifest) -> str:
-    """Return the text of run.json."""
-    return digested_json({**manifest, "schema_version": SCHEMA_VERSION})
 
 
 def build_manifest(
@@ -119,9 +108,13 @@ def build_manifest(
     axes at their default, and a later version of a task may have other defaults.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        program = version("transformer-sweep")
+    except PackageNotFoundError:
+        program = "source"
     return {
         "name": sweep["name"],
-        "program": _program_version(),
+        "program": program,
         "commit": invocation["commit"],
         "created": before.get("created", now),
         "updated": now,
@@ -129,13 +122,6 @@ def build_manifest(
         "defaults": {**before.get("defaults", {}), **defaults},
         "invocations": [*before.get("invocations", []), invocation],
     }
-
-
-def _program_version() -> str:
-    try:
-        return version("transformer-sweep")
-    except PackageNotFoundError:
-        return "source"
 
 
 def require_sweep(manifest: Manifest, run: object) -> None:

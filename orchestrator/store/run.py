@@ -21,12 +21,11 @@ from orchestrator.common.files import Content, replace_file, trim_memory, writin
 from orchestrator.common.hashing import bytes_digest
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import cell_count, shell_path
-from orchestrator.store.cells_file import read_cells_file
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATION_FILE, REPORT
+from orchestrator.store.listing import part_files
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
-from orchestrator.store.old_parts import attempts_of_parts, part_files
 from orchestrator.store.stored_tables import Stored, read_stored
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, read_cells_file
 from orchestrator.store.untrusted_files import is_plain_name, require_no_link
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class Run:
         return read_stored(self.folder, str(self))
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
-        """Return cells.parquet and its facts (see `cells_file`), if it was written with this key."""
+        """Return cells.parquet and its facts (see `tables`), if it was written with this key."""
         return read_cells_file(self.folder, self.stored().listing.cells, key)
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
@@ -237,7 +236,10 @@ class Run:
         found = [*self.attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])]
         # Of older versions: a driver may have been cut off between an attempt's samples and its row.
         for table in MEASURED_TABLES:
-            found += attempts_of_parts(self.folder / table)
+            for path in part_files(self.folder / table):
+                cell, _, name = path.stem.rpartition("-")
+                if _NUMBER.fullmatch(name):
+                    found.append((cell, int(name)))
         highest: dict[str, int] = {}
         for cell, number in found:
             highest[cell] = max(number, highest.get(cell, 0))

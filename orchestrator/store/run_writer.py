@@ -23,14 +23,13 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.common.files import NAME_ANOTHER, replace_file, try_lock, writing
-from orchestrator.store.attempt_log import Columns
 from orchestrator.store.batch_writer import BatchWriter
-from orchestrator.store.cells_file import write_cells_file
-from orchestrator.store.layout import ATTEMPTS, LOCK_FILE
-from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
+from orchestrator.store.layout import ATTEMPTS, LOCK_FILE, SCHEMA_VERSION
+from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.run import Run
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_columns
-from orchestrator.store.untrusted_files import require_plain_entries
+from orchestrator.store.stored_tables import Columns
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_columns, write_cells_file
+from orchestrator.store.untrusted_files import digested_json, require_plain_entries
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
@@ -56,7 +55,8 @@ class RunWriter(Run):
 
     def write_manifest(self, manifest: Manifest) -> None:
         with self.writing():
-            replace_file(self.folder / MANIFEST_FILE, manifest_text(manifest))
+            text = digested_json({**manifest, "schema_version": SCHEMA_VERSION})
+            replace_file(self.folder / MANIFEST_FILE, text)
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Store an outcome. It is on disk when this returns."""
@@ -127,7 +127,7 @@ class RunWriter(Run):
                     replace_file(path, file.read_bytes())
 
     def write_cells(self, cells: pd.DataFrame, key: str, facts: Mapping[str, object]) -> None:
-        """Write cells.parquet, a row per cell. key, facts: see `cells_file`."""
+        """Write cells.parquet, a row per cell. key, facts: see `tables`."""
         with self.writing():
             self.batches.list_cells(write_cells_file(self.folder, cells, key, facts))
 

@@ -78,8 +78,10 @@ def _links_above(path: Path, folder: Path) -> list[Path]:
     return [parent for parent in below if parent != folder and parent.is_symlink()]
 
 
-def read_json_object(file: Path, name: str, remedy: str) -> dict[str, Any]:
-    """Return the JSON object in a file.
+def read_json(
+    file: Path, model: type[Contents], name: str, remedy: str
+) -> tuple[dict[str, Any], Contents]:
+    """Return the JSON object in a file without its digest, and the same as a model.
 
     name: the file in messages. remedy: what to do if it is damaged. Raise RunError if it is,
     RunMismatch if a newer program wrote it.
@@ -99,31 +101,18 @@ def read_json_object(file: Path, name: str, remedy: str) -> dict[str, Any]:
         raise RunMismatch(
             f"{name}: was written with schema {schema}, newer than {SCHEMA_VERSION}", "Update"
         )
-    return found
-
-
-def check_types(found: dict[str, Any], model: type[Contents], name: str, remedy: str) -> Contents:
-    """Return a JSON object as a model. Raise RunError if it has values of other types."""
     try:
-        return model.model_validate(found)
+        checked = model.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise RunError(f"{name}: {DAMAGED}: {key}: {first['msg']}", remedy) from error
+    digest = found.pop(_DIGEST, None)  # files of older versions have none
+    if digest not in (None, text_digest(json.dumps(found))):
+        raise RunError(f"{name}: is damaged: it differs from what was written", remedy)
+    return found, checked
 
 
 def digested_json(content: Mapping[str, object]) -> str:
     """Return the text of a JSON file, with a digest that detects accidents."""
-    return json.dumps({**content, _DIGEST: _digest(content)}, indent=1)
-
-
-def check_digest(found: dict[str, Any], name: str, remedy: str) -> None:
-    """Remove the digest from an object of `digested_json`. Raise RunError if it is another one."""
-    # Files of older versions have none.
-    digest = found.pop(_DIGEST, None)
-    if digest not in (None, _digest(found)):
-        raise RunError(f"{name}: is damaged: it differs from what was written", remedy)
-
-
-def _digest(content: Mapping[str, object]) -> str:
-    return text_digest(json.dumps(content))
+    return json.dumps({**content, _DIGEST: text_digest(json.dumps(content))}, indent=1)

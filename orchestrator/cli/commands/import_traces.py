@@ -47,7 +47,7 @@ def import_(
     from orchestrator.report.formats.terminal import Screen, table_text
     from orchestrator.report.tables.registry import lay_out
     from orchestrator.report.tables.views import MAX_ROWS
-    from orchestrator.store.mirror import open_run
+    from orchestrator.store.open import open_run
     from orchestrator.sweep.trace_import import ImportOptions, import_file, parse_phases
 
     options = ImportOptions(parse_phases(phases), steps)

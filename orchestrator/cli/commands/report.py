@@ -119,7 +119,7 @@ def report(**chosen: Any) -> None:
         from orchestrator.report.formats.files import files_of
         from orchestrator.report.formats.terminal import Screen, overview
         from orchestrator.store.open import open_runs
-        from orchestrator.store.parquet_file import return_freed_memory
+        from orchestrator.store.tables import return_freed_memory
 
         # Large tables are read first and large texts built then: one would add to the other.
         return_freed_memory()
