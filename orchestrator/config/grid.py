@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.text import shell_word, value_text
 from orchestrator.config.cell_labels import CellLabels
-from orchestrator.config.combinations import grid_factors, include_factors, product
 from orchestrator.config.grid_checks import (
     check_axes,
     check_selection,
     check_size,
+    grid_factors,
+    include_factors,
     own_axes,
+    product,
     task_params,
 )
 from orchestrator.config.schema import Grid, SweepConfig

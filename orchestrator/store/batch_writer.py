@@ -31,22 +31,17 @@ class BatchWriter:
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder
         self._run = run
-        self._log: Path | None = None  # None until a line is appended to it
+        self.log: Path | None = None  # the log that lines were appended to, until it is closed
         self._log_bytes = 0
         self._lines = 0
 
-    @property
-    def has_log(self) -> bool:
-        """True if attempts were appended that are in no batch."""
-        return self._log is not None
-
     def append(self, rows: Mapping[str, Columns]) -> None:
         """Store the rows of an attempt, by table. They are on disk when this returns."""
-        if self._log is None:
+        if self.log is None:
             self.close()
-            self._log = self._create_log(read_listing(self.folder, self._run))
+            self.log = self._create_log(read_listing(self.folder, self._run))
         line = to_line(rows)
-        with self._log.open("r+b") as file:
+        with self.log.open("r+b") as file:
             file.truncate(self._log_bytes)  # a full disk may have taken half a line before
             file.seek(self._log_bytes)
             file.write(line)
@@ -70,7 +65,7 @@ class BatchWriter:
             self.write(stored.listing, stored.logged.tables)
         else:
             self._remove_logs(stored.listing.next_number)
-        self._log, self._log_bytes, self._lines = None, 0, 0
+        self.log, self._log_bytes, self._lines = None, 0, 0
 
     def write(self, listing: Listing, tables: Mapping[str, pa.Table]) -> None:
         """Write tables as the batch after those of a list, and replace the list."""
@@ -104,12 +99,6 @@ class BatchWriter:
         replace_file(self.folder / listing.log, other.log)
         listing.write(self.folder)
         self._remove_logs(last)
-
-    def list_cells(self, digest: str) -> None:
-        """List the SHA-256 of cells.parquet."""
-        listing = read_listing(self.folder, self._run)
-        if listing.cells != digest:
-            replace(listing, cells=digest).write(self.folder)
 
     def _create_log(self, listing: Listing) -> Path:
         log = self.folder / listing.log

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -247,21 +248,16 @@ class Run:
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
         found = self.stored().read(table, columns)
-        if table == ATTEMPTS and not found.num_rows and self._has_derived_cells():
-            raise RunError(
-                f"{self}: its table {ATTEMPTS} is gone",
-                f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
-            )
+        cells = self.folder / CELLS_FILE
+        # A publication has cells.parquet, but no attempts and no manifest.
+        if table == ATTEMPTS and not found.num_rows and (self.folder / MANIFEST_FILE).exists():
+            with suppress(FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
+                if pq.read_metadata(cells).num_rows:
+                    raise RunError(
+                        f"{self}: its table {ATTEMPTS} is gone",
+                        f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
+                    )
         return found
-
-    def _has_derived_cells(self) -> bool:
-        """Return True if cells.parquet has rows. A publication has that file, but no attempts."""
-        if not (self.folder / MANIFEST_FILE).exists():
-            return False
-        try:
-            return pq.read_metadata(self.folder / CELLS_FILE).num_rows > 0  # type: ignore[no-any-return]
-        except (FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
-            return False
 
     def attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / ARTIFACTS).glob("*/*")):

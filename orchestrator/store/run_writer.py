@@ -88,7 +88,7 @@ class RunWriter(Run):
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if self.batches.has_log:
+            if self.batches.log:
                 self.close_batch()
 
     def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
@@ -129,7 +129,12 @@ class RunWriter(Run):
     def write_cells(self, cells: pd.DataFrame, key: str, facts: Mapping[str, object]) -> None:
         """Write cells.parquet, a row per cell. key, facts: see `tables`."""
         with self.writing():
-            self.batches.list_cells(write_cells_file(self.folder, cells, key, facts))
+            digest, listing = (
+                write_cells_file(self.folder, cells, key, facts),
+                self.stored().listing,
+            )
+            if listing.cells != digest:
+                replace(listing, cells=digest).write(self.folder)
 
     def write_tables(self, tables: Mapping[str, pd.DataFrame]) -> None:
         """Write all rows of tables as a batch, in their order."""
@@ -166,27 +171,31 @@ class RunWriter(Run):
             wait_s = self._appended_s + IDLE_S - time.monotonic()
             if wait_s > 0:
                 self._start_timer(wait_s)
-            elif self.batches.has_log and not (self.lock and self.lock.closed):
+            elif self.batches.log and not (self.lock and self.lock.closed):
                 self.close_batch()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the folder holds nothing but the lock of its driver."""
+        return all(path.name == LOCK_FILE for path in self.folder.iterdir())
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Raise RunUnwritable for what the disk refuses during the body."""
         with self._mutex, writing(self.folder):
-            self._require_lock()
+            # If the folder was removed, another driver may have begun a new one: the lock of a
+            # removed file is still held, but excludes nobody.
+            path = self.folder / LOCK_FILE
+            if (
+                self.lock
+                and path.exists()
+                and not os.path.samestat(os.fstat(self.lock.fileno()), path.stat())
+            ):
+                raise RunUnwritable(
+                    f"{self}: was removed, and another driver writes to a new folder of that name",
+                    "Name another folder with --out",
+                )
             yield
-
-    def _require_lock(self) -> None:
-        # If the folder was removed, another driver may have begun a new one: the lock of a removed
-        # file is still held, but excludes nobody.
-        path = self.folder / LOCK_FILE
-        if self.lock is None or not path.exists():
-            return
-        if not os.path.samestat(os.fstat(self.lock.fileno()), path.stat()):
-            raise RunUnwritable(
-                f"{self}: was removed, and another driver writes to a new folder of that name",
-                "Name another folder with --out",
-            )
 
 
 @contextmanager
@@ -214,7 +223,20 @@ def locked(run: Run) -> Iterator[IO[str]]:
         lock = lock_file.open("a+")
     with lock:
         try:
-            _lock(lock, run)
+            # The kernel releases this lock when the process dies, also by -9, so that none is ever
+            # stale.
+            if not try_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, run):
+                lock.seek(0)
+                holder = lock.read().split("\n")[-1] or "another driver"
+                raise RunLocked(
+                    f"{run}: {holder} writes to it",
+                    "Wait for it, stop it, or name another folder with --out",
+                )
+            with writing(run.folder):
+                # Earlier lines name drivers that have ended (see `bucket_owner`).
+                started = datetime.now(UTC).isoformat(timespec="seconds")
+                lock.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
+                lock.flush()
             yield lock
         finally:
             if not run.exists:
@@ -231,22 +253,6 @@ def finished(writer: RunWriter) -> Iterator[RunWriter]:
             writer.finish()
         raise
     writer.finish()
-
-
-def _lock(file: IO[str], run: Run) -> None:
-    # The kernel releases this lock when the process dies, also by -9, so that none is ever stale.
-    if not try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, run):
-        file.seek(0)
-        holder = file.read().split("\n")[-1] or "another driver"
-        raise RunLocked(
-            f"{run}: {holder} writes to it",
-            "Wait for it, stop it, or name another folder with --out",
-        )
-    with writing(run.folder):
-        # Earlier lines name drivers that have ended (see `bucket_owner`).
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
-        file.flush()
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

@@ -11,7 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import Percentage
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation, is_address, require_name, split_cell
 
 if TYPE_CHECKING:

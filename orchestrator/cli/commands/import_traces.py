@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.commands.option_types import RunLocationType
-from orchestrator.common.output import say
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine, say
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import path_argument, shell_command
 

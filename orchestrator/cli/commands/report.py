@@ -11,7 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import ReferenceDevice, RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import path_argument, shell_command, shell_path
 from tasks.spec.messages import escape_unprintable

@@ -8,7 +8,7 @@ import click
 
 from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation
 
 

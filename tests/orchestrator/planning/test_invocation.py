@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planning.invocation import Invocation, command_in_copy, last_command
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import Invocation, RunOptions, command_in_copy, last_command
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run

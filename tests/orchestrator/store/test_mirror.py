@@ -39,7 +39,7 @@ from orchestrator.store.listing import Listing
 from orchestrator.store.open import open_run
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
-from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.outcome_log import SweepResult
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

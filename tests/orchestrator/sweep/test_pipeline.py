@@ -28,7 +28,7 @@ from orchestrator.common.errors import (
 from orchestrator.common.provenance import program_source
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.cell_decisions import plan_request
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store import batch_writer
 from orchestrator.store.cell_state import read_states
