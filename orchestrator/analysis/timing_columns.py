@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived, derived_ratio, quotients
+from orchestrator.analysis.derived_fields import DERIVED_FIELDS, DerivedField, derived, quotients
 from orchestrator.analysis.metric_columns import STATISTICS
 from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
 from orchestrator.store.layout import RUN_SEPARATOR
@@ -19,50 +19,60 @@ _WIDE = 0.05
 ATTEMPT_KEY = ["cell", "attempt"]
 _KERNEL_TIME = "_kernel_time_ms"
 
-derived_ratio(
-    "tokens_per_s",
-    "tokens per second, from the median step time",
-    ("tokens", "step_ms_median", 1e3),
-    "tokens/s",
-)
-derived_ratio(
-    "achieved_tflops",
-    "`flops` per second, from the median step time",
-    ("flops", "step_ms_median", 1e-9),
-    "TFLOP/s",
-)
-derived_ratio(
-    "joules_per_token",
-    "energy of the GPU with its memory, without the CPU: `timed_power_w` over `tokens_per_s`",
-    ("timed_power_w", "tokens_per_s", 1),
-    "J",
-)
-derived_ratio(
-    "tokens_per_joule",
-    "tokens for each joule that the GPU with its memory used",
-    ("tokens_per_s", "timed_power_w", 1),
-    "tokens/J",
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "tokens_per_s",
+        "tokens per second, from the median step time",
+        "tokens/s",
+        ("tokens", "step_ms_median"),
+        ratio=1e3,
+    ),
+    DerivedField(
+        "achieved_tflops",
+        "`flops` per second, from the median step time",
+        "TFLOP/s",
+        ("flops", "step_ms_median"),
+        ratio=1e-9,
+    ),
+    DerivedField(
+        "joules_per_token",
+        "energy of the GPU with its memory, without the CPU: `timed_power_w` over `tokens_per_s`",
+        "J",
+        ("timed_power_w", "tokens_per_s"),
+        ratio=1,
+    ),
+    DerivedField(
+        "tokens_per_joule",
+        "tokens for each joule that the GPU with its memory used",
+        "tokens/J",
+        ("tokens_per_s", "timed_power_w"),
+        ratio=1,
+    ),
+]
 
 
 @derived(
     "peak_tflops",
     "dense peak of the GPU in the cell's precision, by its maker; null if no source gives it",
     "TFLOP/s",
-    needs=("achieved_tflops", "precision"),
+    needs=("achieved_tflops", "precision", "gpu"),
 )
 def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     """Return the peak of each cell's GPU."""
-    gpus = _gpus(cells).dropna()  # cells on the CPU have none
+    gpus = cells["gpu"].dropna()  # cells on the CPU have none
     peaks = list(map(catalog_peak, gpus, cells["precision"][gpus.index]))
     return pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
 
 
-derived_ratio(
-    "mfu",
-    "model FLOPs utilisation: `achieved_tflops` over `peak_tflops`",
-    ("achieved_tflops", "peak_tflops", 1),
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "mfu",
+        "model FLOPs utilisation: `achieved_tflops` over `peak_tflops`",
+        "ratio",
+        ("achieved_tflops", "peak_tflops"),
+        ratio=1,
+    ),
+]
 
 
 @derived(
@@ -88,34 +98,44 @@ def ceiling_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     precision = cells["precision"].replace({"bf16_pure": "bf16"})
     # In a collection, ids of cells start with the name of their run.
     runs = cells["cell"].str.rpartition(RUN_SEPARATOR)[0]
-    keys = zip(runs, _gpus(cells).fillna(""), cells["device"], precision, strict=True)
+    gpus = cells["gpu"].fillna("") if "gpu" in cells else [""] * len(cells)
+    keys = zip(runs, gpus, cells["device"], precision, strict=True)
     key_of_cell = pd.Series(list(keys), index=cells.index)
     products = cells[(cells["task"] == "matmul") & cells["achieved_tflops"].notna()]
     fastest = products["achieved_tflops"].groupby(key_of_cell[products.index]).max()
     return key_of_cell.map(fastest)
 
 
-derived_ratio(
-    "ceiling_share",
-    "`achieved_tflops` over `ceiling_tflops`",
-    ("achieved_tflops", "ceiling_tflops", 1),
-)
-derived_ratio(
-    "busy_timed",
-    "kernel time of a step over `step_ms_median`, which no profiler makes longer",
-    ("step_kernel_time_ms_median", "step_ms_median", 1),
-)
-derived_ratio(
-    "profile_cost",
-    "duration of the profiled step over that of a timed step",
-    ("profiled_step_ms", "step_ms_median", 1),
-    unit="",  # it is at least 1: no share
-)
-derived_ratio(
-    "processing_share",
-    "`processing_ms` as a share of the whole attempt",
-    ("processing_ms", "wall_s", 1e-3),
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "ceiling_share",
+        "`achieved_tflops` over `ceiling_tflops`",
+        "ratio",
+        ("achieved_tflops", "ceiling_tflops"),
+        ratio=1,
+    ),
+    DerivedField(
+        "busy_timed",
+        "kernel time of a step over `step_ms_median`, which no profiler makes longer",
+        "ratio",
+        ("step_kernel_time_ms_median", "step_ms_median"),
+        ratio=1,
+    ),
+    DerivedField(
+        "profile_cost",
+        "duration of the profiled step over that of a timed step",
+        "",  # it is at least 1: no share
+        ("profiled_step_ms", "step_ms_median"),
+        ratio=1,
+    ),
+    DerivedField(
+        "processing_share",
+        "`processing_ms` as a share of the whole attempt",
+        "ratio",
+        ("processing_ms", "wall_s"),
+        ratio=1e-3,
+    ),
+]
 
 
 def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
@@ -235,9 +255,3 @@ def _whole_steps(samples: pd.DataFrame, instrument: str, metric: str) -> pd.Data
         & (samples["metric"] == metric)
         & (samples["phase"] == "step")
     ]
-
-
-def _gpus(cells: pd.DataFrame) -> pd.Series[str]:
-    if "gpu" in cells:
-        return cells["gpu"]
-    return pd.Series(None, index=cells.index, dtype=object)
