@@ -55,7 +55,8 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
     Raises ConfigError for an unknown axis, an impossible value, and a sweep without a cell.
     """
     check_axes(config, source, selection.set)
-    check_selection(config, selection)
+    if selection.set or selection.where:
+        check_selection(config, selection)
     check_size(config, source, selection.set)
     cells: dict[str, Cell] = {}
     named, idle = 0, set(selection.set)

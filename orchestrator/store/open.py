@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.common.errors import RunError
@@ -16,7 +16,7 @@ from orchestrator.store.publication import Publication, is_publication, require_
 from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
-from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
+from orchestrator.store.run_writer import RunWriter, finished, locked
 from orchestrator.store.untrusted_files import require_plain
 
 # A character may take 4 bytes, and most file systems allow 255 bytes in a name.
@@ -86,16 +86,20 @@ def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
     return _by_name(runs)
 
 
-def open_for_writing(run: Run, take_over: bool = False) -> AbstractContextManager[RunWriter]:
-    """Return a context manager that locks the run for this process and yields its writer.
+@contextmanager
+def open_for_writing(run: Run, take_over: bool = False) -> Iterator[RunWriter]:
+    """Lock the run for this process and yield its writer. Raise RunLocked or RunUnwritable.
 
     take_over: own a bucket's folder even if another driver seems to be writing to it.
     """
     if isinstance(run, RemoteRun):
         from orchestrator.store.mirror_writer import open_remote_for_writing
 
-        return open_remote_for_writing(run, take_over)
-    return open_folder_for_writing(run)
+        with open_remote_for_writing(run, take_over) as writer:
+            yield writer
+    else:
+        with locked(run) as lock, finished(RunWriter(run.folder, lock)) as writer:
+            yield writer
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, Run]:

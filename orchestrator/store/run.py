@@ -141,7 +141,8 @@ class Run:
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
         """Return cells.parquet and its facts (see `tables`), if it was written with this key."""
-        return read_cells_file(self.folder, self.stored().listing.cells, key)
+        digest = self.stored().listing.cells
+        return read_cells_file(self.folder, digest, key) if digest else None
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing from a table, by cell and number.

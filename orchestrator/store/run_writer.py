@@ -199,13 +199,6 @@ class RunWriter(Run):
 
 
 @contextmanager
-def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
-    """Lock the run's folder and yield its writer. Raise RunLocked or RunUnwritable."""
-    with locked(run) as lock, finished(RunWriter(run.folder, lock)) as writer:
-        yield writer
-
-
-@contextmanager
 def locked(run: Run) -> Iterator[IO[str]]:
     """Lock the run's folder and yield the locked file. Raise RunLocked or RunUnwritable.
 
