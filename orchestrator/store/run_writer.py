@@ -29,7 +29,7 @@ from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.run import Run
 from orchestrator.store.stored_tables import Columns
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_columns, write_cells_file
-from orchestrator.store.untrusted_files import digested_json, require_plain_entries
+from orchestrator.store.untrusted_files import digested_json, require_plain
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
@@ -107,8 +107,7 @@ class RunWriter(Run):
         if not os.path.lexists(file):
             return
         # The journal of such an attempt is read, and its log is shortened in place.
-        require_plain_entries(file.parent.parent)
-        require_plain_entries(file.parent)
+        require_plain(file.parent.parent, ("", file.parent.name))
         with suppress(ValueError, KeyError, TypeError):  # torn, or its task was removed
             attempt = read_attempt(file.read_text())
             # Another id means that the task has changed, so that the numbers belong to another

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,8 @@ from tasks.spec.tables import STORED_TABLES
 DAMAGED = "is damaged, or of another program"
 Contents = TypeVar("Contents", bound=BaseModel)
 _DIGEST = "digest"
+# The folders of a run in which anything is read or written without a further check.
+FOLDERS = ("", ARTIFACTS, CACHE, REPORT, *(table.name for table in STORED_TABLES))
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a named pipe",
@@ -34,22 +36,15 @@ _KINDS = {
 }
 
 
-def require_plain(folder: Path) -> None:
+def require_plain(folder: Path, names: Iterable[str] = FOLDERS) -> None:
     """Raise RunError if a results folder holds a link, a pipe or a device.
 
-    Checked are its entries and those of its folders. The files of one attempt are checked when they
-    are read (`is_plain`), and the folders of a report when it is written (`require_no_link`).
+    names: the folders whose entries are checked, those of a run by default. The files of one
+    attempt are checked when they are read (`is_plain`), and the folders of a report when it is
+    written (`require_no_link`).
     """
-    for name in ("", ARTIFACTS, CACHE, REPORT, *(table.name for table in STORED_TABLES)):
-        require_plain_entries(folder / name)
-
-
-def require_plain_entries(folder: Path) -> None:
-    """Raise RunError if a folder holds a link, a pipe or a device."""
-    if not folder.is_dir():
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
+    for path in (folder / name for name in names):
+        for entry in list(os.scandir(path)) if path.is_dir() else ():
             # The kind is part of the directory entry: nothing is opened, and few files are asked.
             if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
                 kind = _KINDS.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode))

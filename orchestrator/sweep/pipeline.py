@@ -95,7 +95,8 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 interruption.install()  # Ray replaces the handler of SIGTERM when it starts
                 preflight = check_hosts(request, plan, scheduler, notify)
                 writer.write_manifest(request.manifest(preflight.fingerprints, invocation))
-                writer.copy_files(request.model_configs())
+                if request.model_names:
+                    writer.copy_files(request.model_configs())
                 preflight = predict_cells(request, preflight, notify)
                 if preflight.predictions:
                     predicted = preflight.predictions.items()
@@ -112,7 +113,8 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             # cell measured.
             fingerprints = known_fingerprints(request.run)
             writer.write_manifest(request.manifest(fingerprints, invocation))
-        writer.copy_files(request.model_configs())  # a cell may have downloaded one
+        if request.model_names:  # a cell may have downloaded the config of one
+            writer.copy_files(request.model_configs())
         quality = store_cells(writer)
         return SweepResult(
             folder=str(request.run),
