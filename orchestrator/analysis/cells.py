@@ -127,7 +127,9 @@ def derive_cells(
     # Samples of a failed attempt would look like results.
     measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
     metrics = (*METRICS, *_findings_of_other_tasks(measured))
-    parts = [metric_columns(measured, metrics), apply_to_sound_cells(host_lead, measured)]
+    parts = [metric_columns(measured, metrics)]
+    if (measured["metric"] == "lead").any():  # only GPUs have it
+        parts.append(apply_to_sound_cells(host_lead, measured))
     if predictions is not None and not predictions.empty:
         parts.append(apply_to_sound_cells(_predicted_columns, predictions))
     repeated = [cell for cell, state in states.items() if len(state.valid) > 1]
@@ -140,8 +142,9 @@ def derive_cells(
     cells = cells.merge(columns, left_on="cell", right_index=True, how="left").copy()
     if "counted_flops" in cells:
         cells["flops"] = cells["flops"].fillna(cells["counted_flops"])
-    cells = add_derived_fields(apply_to_sound_cells(with_profiled_kernel_time, cells))
-    return cells.apply(_nullable)
+    if {"busy", "profiled_step_ms"} <= set(cells):
+        cells = apply_to_sound_cells(with_profiled_kernel_time, cells)
+    return add_derived_fields(cells).apply(_nullable)
 
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:

@@ -146,7 +146,7 @@ def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
     times = cells.filter(regex=f"{_KERNEL_TIME}$").drop(
         columns=f"outside{_KERNEL_TIME}", errors="ignore"
     )
-    if times.empty or not {"busy", "profiled_step_ms"} <= set(cells):
+    if times.empty:
         return cells
     # An imported trace may contain any number of steps. Without a known number, its kernel time is
     # not that of one step.

@@ -117,10 +117,6 @@ class Invocation:
         values = {**select(stored.get("asks_for") or {}, ("choice", "skips")), **stored}
         return cls(**select_fields(cls, values) | {"command": tuple(stored.get("command", ()))})
 
-    def to_json(self) -> Values:
-        """Return the entry as run.json stores it."""
-        return {**vars(self), "command": list(self.command)}
-
     def continues(self, other: Invocation) -> bool:
         """True if both ask to measure again with the same words, and would measure equally."""
         if select(self.choice, _WORDS) != select(other.choice, _WORDS):

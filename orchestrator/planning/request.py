@@ -165,7 +165,7 @@ class SweepRequest:
             sweep = select(before, sweep)
         sweep |= {"name": self.config.name, "fingerprints": fingerprints}
         defaults = {grid.task: default_values(task_params(grid)) for grid in self.config.grids}
-        return build_manifest(before, sweep, defaults, invocation.to_json())
+        return build_manifest(before, sweep, defaults, vars(invocation))
 
 
 def resolve(path: Path, selection: Selection, out: RunLocation | None = None) -> SweepRequest:
