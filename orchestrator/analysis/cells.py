@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 # These are imported first because this registers their derived fields, in the order of columns.
-from orchestrator.analysis import cpu_bound, timing_columns  # noqa: F401
+from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
 from orchestrator.analysis.cpu_bound import concurrent_attempts
 from orchestrator.analysis.derived_fields import (
     DerivedField,

@@ -33,7 +33,7 @@ from tests.conftest import ROOT
 PUBLISHED = ROOT / "results" / "published" / "h200"
 ON_A_CPU = ROOT / "tests" / "data" / "golden" / "old_run"
 # Columns that no stored run has: GPUs of other kinds, and a model whose activations are unknown.
-# Columns of predictions that count FLOPs, in no published run; test_timing_columns.py makes them.
+# Columns of predictions that count FLOPs, in no published run; test_throughput.py makes them.
 COUNTED = {"counted_flops", "recomputed_flops", "hfu"}
 RARE = {"at_least_bytes", "mfu", "flops_reason", *COUNTED}
 MPS = re.compile(r"(first_)?(\w+_)?(allocated|reserved)_after_bytes")

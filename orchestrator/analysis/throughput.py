@@ -1,0 +1,115 @@
+"""Columns of cells that relate the step time to the work done and to the GPU's peak.
+
+FLOPs are those of the model's closed form, or else those that its prediction counted. Work that is
+repeated, such as a recomputed forward pass, counts in `hfu` only.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from orchestrator.analysis.derived_fields import DERIVED_FIELDS, DerivedField, derived
+from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
+from orchestrator.store.layout import RUN_SEPARATOR
+
+DERIVED_FIELDS += [
+    DerivedField(
+        "tokens_per_s",
+        "tokens per second, from the median step time",
+        "tokens/s",
+        ("tokens", "step_ms_median"),
+        ratio=1e3,
+    ),
+    DerivedField(
+        "achieved_tflops",
+        "`flops` per second, from the median step time",
+        "TFLOP/s",
+        ("flops", "step_ms_median"),
+        ratio=1e-9,
+    ),
+    DerivedField(
+        "joules_per_token",
+        "energy of the GPU with its memory, without the CPU: `timed_power_w` over `tokens_per_s`",
+        "J",
+        ("timed_power_w", "tokens_per_s"),
+        ratio=1,
+    ),
+    DerivedField(
+        "tokens_per_joule",
+        "tokens for each joule that the GPU with its memory used",
+        "tokens/J",
+        ("tokens_per_s", "timed_power_w"),
+        ratio=1,
+    ),
+]
+
+
+@derived(
+    "peak_tflops",
+    "dense peak of the GPU in the cell's precision, by its maker; null if no source gives it",
+    "TFLOP/s",
+    needs=("achieved_tflops", "precision"),
+)
+def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the peak of each cell's GPU."""
+    gpus = _gpus(cells).dropna()  # cells on the CPU have none
+    peaks = list(map(catalog_peak, gpus, cells["precision"][gpus.index]))
+    return pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
+
+
+DERIVED_FIELDS += [
+    DerivedField(
+        "mfu",
+        "model FLOPs utilisation: `achieved_tflops` over `peak_tflops`",
+        "ratio",
+        ("achieved_tflops", "peak_tflops"),
+        ratio=1,
+    ),
+]
+
+
+@derived(
+    "hfu",
+    "hardware FLOPs utilisation: `mfu` with what the backward pass computes again",
+    "ratio",
+    needs=("mfu", "flops", "recomputed_flops"),
+)
+def hfu(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the utilisation of cells with checkpoints."""
+    return cells["mfu"] * (1 + cells["recomputed_flops"] / cells["flops"])
+
+
+@derived(
+    "ceiling_tflops",
+    "fastest matrix product in that precision, measured by the same run on that GPU",
+    "TFLOP/s",
+    needs=("achieved_tflops", "precision"),
+)
+def ceiling_tflops(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the fastest matrix product that can be compared with each cell."""
+    # bf16_pure stores weights in bf16, but multiplies with the same tensor cores as bf16.
+    precision = cells["precision"].replace({"bf16_pure": "bf16"})
+    # In a collection, ids of cells start with the name of their run.
+    runs = cells["cell"].str.rpartition(RUN_SEPARATOR)[0]
+    keys = zip(runs, _gpus(cells).fillna(""), cells["device"], precision, strict=True)
+    key_of_cell = pd.Series(list(keys), index=cells.index)
+    products = cells[(cells["task"] == "matmul") & cells["achieved_tflops"].notna()]
+    fastest = products["achieved_tflops"].groupby(key_of_cell[products.index]).max()
+    return key_of_cell.map(fastest)
+
+
+DERIVED_FIELDS += [
+    DerivedField(
+        "ceiling_share",
+        "`achieved_tflops` over `ceiling_tflops`",
+        "ratio",
+        ("achieved_tflops", "ceiling_tflops"),
+        ratio=1,
+    ),
+]
+
+
+def _gpus(cells: pd.DataFrame) -> pd.Series[str]:
+    if "gpu" in cells:
+        return cells["gpu"]
+    return pd.Series(None, index=cells.index, dtype=object)
