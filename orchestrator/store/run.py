@@ -24,10 +24,16 @@ from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import cell_count, shell_path
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATION_FILE, REPORT
 from orchestrator.store.listing import part_files
-from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
+from orchestrator.store.manifest import (
+    MANIFEST_FILE,
+    RESTORE_MANIFEST,
+    RESTORED_BY,
+    Manifest,
+    StoredManifest,
+)
 from orchestrator.store.stored_tables import Stored, read_stored
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, read_cells_file
-from orchestrator.store.untrusted_files import is_plain_name, require_no_link
+from orchestrator.store.untrusted_files import is_plain_name, read_json, require_no_link
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,8 +109,9 @@ class Run:
         """
         if not self.exists:
             return {}
-        name = f"{self}/{MANIFEST_FILE}"
-        return read_manifest(self.folder / MANIFEST_FILE, name)
+        file, name = self.folder / MANIFEST_FILE, f"{self}/{MANIFEST_FILE}"
+        found, _ = read_json(file, StoredManifest, name, RESTORE_MANIFEST)
+        return found
 
     def read(
         self, table: str, columns: list[str] | None = None, categories: bool = False

@@ -128,10 +128,8 @@ class RunWriter(Run):
     def write_cells(self, cells: pd.DataFrame, key: str, facts: Mapping[str, object]) -> None:
         """Write cells.parquet, a row per cell. key, facts: see `tables`."""
         with self.writing():
-            digest, listing = (
-                write_cells_file(self.folder, cells, key, facts),
-                self.stored().listing,
-            )
+            digest = write_cells_file(self.folder, cells, key, facts)
+            listing = self.stored().listing
             if listing.cells != digest:
                 replace(listing, cells=digest).write(self.folder)
 

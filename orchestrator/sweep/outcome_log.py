@@ -25,28 +25,28 @@ from tasks.spec.status import Status
 RAN_WITH_OTHERS = "concurrent"
 
 
+@dataclass(frozen=True)
 class OutcomeLog:
     """Stores outcomes with the facts of the command that measured them.
 
     counts: stored outcomes by status. measured: ids of the cells that were measured.
     """
 
-    def __init__(self, writer: RunWriter, invocation: Invocation) -> None:
-        self._writer = writer
-        self._invocation = invocation
-        self.counts: Counter[Status] = Counter()
-        self.measured: set[str] = set()
+    writer: RunWriter
+    invocation: Invocation
+    counts: Counter[Status] = field(default_factory=Counter)
+    measured: set[str] = field(default_factory=set)
 
     def store(self, outcome: Outcome) -> None:
         """Store an outcome. It survives whatever happens after this call."""
-        invocation = self._invocation
+        invocation = self.invocation
         facts = {
             **outcome.facts,
             **(invocation.asked or {}),
             PROGRAM_SOURCE: invocation.program_source,
             INVOCATION: invocation.time,
         }
-        self._writer.append(replace(outcome, facts=facts), invocation.commit)
+        self.writer.append(replace(outcome, facts=facts), invocation.commit)
         self.counts[outcome.status] += 1
         if outcome.status is not Status.OOM_INFERRED:
             self.measured.add(outcome.attempt.cell.id)
