@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,31 +25,34 @@ from orchestrator.store.tables import to_parquet
 BATCH = 128
 
 
+@dataclass
 class BatchWriter:
-    """Writer of the attempts of one run. run: its name in messages."""
+    """Writer of the attempts of one run.
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self.folder = folder
-        self._run = run
-        self.log: Path | None = None  # the log that lines were appended to, until it is closed
-        self._log_bytes = 0
-        self._lines = 0
+    run: its name in messages. log: the log that lines were appended to, until it is closed.
+    """
+
+    folder: Path
+    run: str
+    log: Path | None = None
+    log_bytes: int = 0
+    lines: int = 0
 
     def append(self, rows: Mapping[str, Columns]) -> None:
         """Store the rows of an attempt, by table. They are on disk when this returns."""
         if self.log is None:
             self.close()
-            self.log = self._create_log(read_listing(self.folder, self._run))
+            self.log = self._create_log(read_listing(self.folder, self.run))
         line = to_line(rows)
         with self.log.open("r+b") as file:
-            file.truncate(self._log_bytes)  # a full disk may have taken half a line before
-            file.seek(self._log_bytes)
+            file.truncate(self.log_bytes)  # a full disk may have taken half a line before
+            file.seek(self.log_bytes)
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._log_bytes += len(line)
-        self._lines += 1
-        if self._lines >= BATCH:
+        self.log_bytes += len(line)
+        self.lines += 1
+        if self.lines >= BATCH:
             self.close()
 
     def close(self, drop_damaged: bool = False) -> None:
@@ -57,7 +60,7 @@ class BatchWriter:
 
         drop_damaged: leave out lines that differ from what was written. Without it, raise RunError.
         """
-        stored = read_stored(self.folder, self._run)
+        stored = read_stored(self.folder, self.run)
         if not drop_damaged:
             stored.require_whole_log()
         self._set_aside_unlisted(stored.listing)
@@ -65,7 +68,7 @@ class BatchWriter:
             self.write(stored.listing, stored.logged.tables)
         else:
             self._remove_logs(stored.listing.next_number)
-        self.log, self._log_bytes, self._lines = None, 0, 0
+        self.log, self.log_bytes, self.lines = None, 0, 0
 
     def write(self, listing: Listing, tables: Mapping[str, pa.Table]) -> None:
         """Write tables as the batch after those of a list, and replace the list."""
@@ -77,7 +80,7 @@ class BatchWriter:
 
     def rebuild(self, number: int, tables: Mapping[str, pa.Table], lost: Collection[str]) -> None:
         """Write tables of a batch again. lost: names of files that leave the list."""
-        listing = read_listing(self.folder, self._run)
+        listing = read_listing(self.folder, self.run)
         left = {name: digest for name, digest in listing.files.items() if name not in lost}
         self._set_aside_unlisted(replace(listing, files=left))
         left.update(self._write_files(number, tables))
