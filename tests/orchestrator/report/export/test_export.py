@@ -367,7 +367,7 @@ def come_from_the_future(folder: Path) -> None:
             "full/samples/0001.parquet of what was published is missing, or a link. Copy",
         ),
         (tear_a_part, "full/kernels/0001.parquet: is torn, or not what was published. Copy"),
-        (remove_a_run, " and 7 more of what was published is missing, or a link. Copy"),
+        (remove_a_run, " and 8 more of what was published is missing, or a link. Copy"),
         (tear_the_list, f"{PUBLICATION_FILE}: is not JSON: Expecting"),
         (list_less, f"{PUBLICATION_FILE}: is damaged, or of another program: runs: Field required"),
         (list_nothing, "is damaged, or of another program: it is no JSON object. Copy"),
