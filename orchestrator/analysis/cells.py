@@ -136,7 +136,7 @@ def derive_cells(
     if "counted_flops" in cells:
         cells["flops"] = cells["flops"].fillna(cells["counted_flops"])
     cells = add_derived_fields(apply_to_sound_cells(with_profiled_kernel_time, cells))
-    return cells.apply(_nullable)
+    return pd.DataFrame({name: _nullable(column) for name, column in cells.items()})
 
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
