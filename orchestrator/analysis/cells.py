@@ -318,7 +318,10 @@ _HAS_TYPE: Mapping[Dtype, Callable[[Any], bool]] = {
 
 def _nullable(column: pd.Series) -> pd.Series:
     # `convert_dtypes` alone would turn measured values into integers if all happen to be whole.
-    floating = pd.api.types.infer_dtype(column, skipna=True) in ("floating", "mixed-integer-float")
-    if floating:
+    if column.dtype == "float64":
         return column.astype("Float64")
-    return column.convert_dtypes()
+    inferred = pd.api.types.infer_dtype(column, skipna=True)
+    if inferred in ("floating", "mixed-integer-float"):
+        return column.astype("Float64")
+    # Where it is known to suffice, astype takes half of the time.
+    return column.astype("string") if inferred == "string" else column.convert_dtypes()
