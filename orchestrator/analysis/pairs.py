@@ -33,7 +33,7 @@ def measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
         return cells.iloc[:0]
     values = cells[list(columns)].apply(pd.to_numeric, errors="coerce").astype("float64")
     is_measured = (np.isfinite(values) & (values > 0)).all(axis=1)
-    return _selected(cells, (cells["task"] == task) & is_measured)
+    return select(cells, (cells["task"] == task) & is_measured)
 
 
 def preferring(cells: pd.DataFrame, preferred: Mapping[str, object]) -> pd.DataFrame:
@@ -47,12 +47,17 @@ def preferring(cells: pd.DataFrame, preferred: Mapping[str, object]) -> pd.DataF
             has_value = cells[axis].isna() if value is None else cells[axis] == value
             own = chosen & has_value.fillna(False).to_numpy(dtype=bool)
             chosen = own if own.any() else chosen
-    return _selected(cells, chosen)
+    return select(cells, chosen)
 
 
-def _selected(cells: pd.DataFrame, mask: pd.Series[bool] | NDArray[np.bool_]) -> pd.DataFrame:
-    """Return the cells of a mask. A copy of several hundred columns takes 10 ms, so all stay."""
-    selected: pd.DataFrame = cells if mask.all() else cells[mask]
+def select(cells: pd.DataFrame, mask: pd.Series[bool] | NDArray[np.bool_]) -> pd.DataFrame:
+    """Return the cells of a mask; the frame itself if it has all of them.
+
+    A copy of several hundred columns takes 10 ms, even of no cell.
+    """
+    if mask.all():
+        return cells
+    selected: pd.DataFrame = cells[mask] if mask.any() else cells.iloc[:0]
     return selected
 
 
