@@ -151,7 +151,7 @@ def warmest(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
     if "warmup_steps" not in cells:
         return cells
     axes = [axis for axis in results.axes if axis in cells and axis not in TIMING_AXES]
-    # Sorting all columns, of which there are several hundred, would take most of the time.
+    # Sorting several hundred columns would take most of the time.
     alike = combinations(cells, axes)
     in_order = cells["warmup_steps"].sort_values(kind="stable", na_position="last").index
     is_warmest = ~alike.loc[in_order].duplicated(keep="last")
