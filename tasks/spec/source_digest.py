@@ -86,7 +86,7 @@ def _files_of(spec: ModuleSpec | None) -> list[Path]:
     """Return the files of a top-level module or package, or none if it is installed."""
     if spec is None:
         return []
-    roots = [Path(one) for one in spec.submodule_search_locations or [spec.origin] if one]
+    roots = list(map(Path, spec.submodule_search_locations or filter(None, [spec.origin])))
     # The roots come first: a model imports torch, whose 2,500 files would be looked for in vain.
     if any(map(_is_installed, roots)):
         return []

@@ -10,14 +10,13 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.analysis.axes import MAIN, has_value
-from orchestrator.analysis.pairs import preferring, select
+from orchestrator.analysis.pairs import combinations, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
 from orchestrator.report.findings.finding import (
     Finding,
     basis_of_cells,
-    combinations,
     extreme,
     main_run,
     matched_on,
