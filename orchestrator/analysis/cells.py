@@ -144,7 +144,8 @@ def derive_cells(
         cells["flops"] = cells["flops"].fillna(cells["counted_flops"])
     if {"busy", "profiled_step_ms"} <= set(cells):
         cells = apply_to_sound_cells(with_profiled_kernel_time, cells)
-    return add_derived_fields(cells).apply(_nullable)
+    cells = add_derived_fields(cells)
+    return pd.DataFrame({name: _nullable(column) for name, column in cells.items()})
 
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
@@ -307,7 +308,10 @@ _HAS_TYPE: Mapping[Dtype, Callable[[Any], bool]] = {
 
 def _nullable(column: pd.Series) -> pd.Series:
     # `convert_dtypes` alone would turn measured values into integers if all happen to be whole.
-    floating = pd.api.types.infer_dtype(column, skipna=True) in ("floating", "mixed-integer-float")
-    if floating:
+    if column.dtype == "float64":
         return column.astype("Float64")
-    return column.convert_dtypes()
+    inferred = pd.api.types.infer_dtype(column, skipna=True)
+    if inferred in ("floating", "mixed-integer-float"):
+        return column.astype("Float64")
+    # Where it is known to suffice, astype takes half of the time.
+    return column.astype("string") if inferred == "string" else column.convert_dtypes()

@@ -69,6 +69,7 @@ def add_derived_fields(
 
     Raise CycleError if fields need each other.
     """
+    cells = cells.copy()
     for field in _in_order(declared):
         required = [name for name in field.needs if not name.endswith("?")]
         if not set(required) <= set(cells):
@@ -82,7 +83,8 @@ def add_derived_fields(
             continue
         if isinstance(columns, pd.Series):
             columns = columns.to_frame(field.name)
-        cells = cells.assign(**{str(name): column for name, column in columns.items()})
+        for name, column in columns.items():
+            cells[str(name)] = column
     return cells
 
 

@@ -66,6 +66,8 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     # If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does
     # not show this: in a step that ends in many small kernels the GPU catches up.
     leads = samples[(samples["instrument"] == "timing") & (samples["metric"] == "lead")]
+    if leads.empty:
+        return pd.DataFrame()
     pipelined, checked = (leads[leads["mode"] == mode] for mode in ("pipelined", "check"))
     # If adaptive timing stopped without pipelined steps, the last of its warm-up counts.
     checked_only = checked[~checked["cell"].isin(pipelined["cell"])]
@@ -135,6 +137,8 @@ def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
 
 def repeated_steps(samples: pd.DataFrame) -> pd.DataFrame:
     """Return `repeated_ms_{statistic}` of each cell, over the medians of its attempts."""
+    if samples.empty:  # most runs have no repetitions
+        return pd.DataFrame()
     steps = step_attempts(samples)
     if steps.empty:
         return pd.DataFrame()

@@ -73,7 +73,7 @@ class Listing:
 
 def number_of(name: str) -> int:
     """Return the number in the name of a batch's file."""
-    return int(Path(name).stem)
+    return int(name[name.rfind("/") + 1 : name.rfind(".")])
 
 
 def is_batch(name: str) -> bool:
@@ -113,8 +113,9 @@ def read_listing(folder: Path, run: str) -> Listing:
                 raise RunError(f"{name}: {one!r} is not the name of a batch", "Do not use this run")
         listing = Listing(contents.files, contents.last, contents.cells)
     # A driver that is killed before it lists a batch leaves the attempts of that batch in the log.
+    next_number = listing.next_number
     for one in batches_in(folder, ATTEMPTS):
-        is_unlisted = number_of(one) >= listing.next_number
+        is_unlisted = number_of(one) >= next_number
         if is_unlisted and not (folder / f"{number_of(one):04}.log").exists():
             raise RunError(f"{name}: is missing, or older than {one}", RESTORE)
     return listing

@@ -42,6 +42,9 @@ from tasks.spec.tables import AllocationRow, LiveRow, RankRow, Sample
 from tests.conftest import ROOT
 from tests.support.fake_sweep import request_for
 
+# One worker makes what these tests share.
+pytestmark = pytest.mark.xdist_group("export")
+
 Rendered = Callable[[Path], Mapping[str, bytes]]
 
 SECRETS = ("secret-host", "5ec3e7-9905-4d", "/home/ann", "10.0.0.5", "s3cr3t", "4711", "correcthorse")
