@@ -10,11 +10,13 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 LIMIT_S = 120.0  # for one call, of ranks that share two busy cores
 _PRELOADED = [
@@ -22,6 +24,11 @@ _PRELOADED = [
     "tasks.harness.setup", "tasks.training.checkpointing", "tasks.training.model_sources",
     "tests.support.rank_steps", "tests.support.ranks",
 ]  # fmt: skip
+
+
+def often(names: Iterable[str], *usual: str) -> list[Any]:
+    """Return parameters of a test, of which the default tier runs the usual ones alone."""
+    return [one if one in usual else pytest.param(one, marks=pytest.mark.slow) for one in names]
 
 
 class RankError(Exception):

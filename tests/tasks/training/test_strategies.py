@@ -14,7 +14,7 @@ from tasks.spec.registry import make_cell
 from tasks.training.parameters import TrainStepParams
 from tests.support.odd_models import ODD
 from tests.support.rank_steps import SMALL, Trained, count, differ_after_a_step, train
-from tests.support.ranks import RankError, Ranks
+from tests.support.ranks import RankError, Ranks, often
 
 AVERAGING = ("naive", "flat", "overlap", "bucketed")
 STRATEGIES = (*AVERAGING, "ddp", "zero1", "zero1_torch", "fsdp2")
@@ -101,10 +101,7 @@ def test_two_ranks_train_like_one_process_with_the_global_batch(parallel: str, t
     assert trained[0].checksums == trained[1].checksums
 
 
-@pytest.mark.parametrize(
-    "parallel",
-    ["bucketed", "zero1", *(pytest.param(one, marks=pytest.mark.slow) for one in AVERAGING[:3])],
-)
+@pytest.mark.parametrize("parallel", often([*AVERAGING, "zero1"], "zero1"))
 def test_our_own_strategies_train_like_ddp(parallel: str, two: Ranks) -> None:
     """Compare without the reference, which might share an error with them."""
     ours, theirs = (two(train, cell(one, 2, PLAIN), 2)[0] for one in (parallel, "ddp"))
@@ -242,7 +239,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("parallel", CALLS)
+@pytest.mark.parametrize("parallel", often(CALLS, "bucketed", "zero1"))
 def test_our_own_calls_send_the_bytes_of_the_formula(parallel: str, two: Ranks) -> None:
     """With n ranks, 2(n-1)/n · 4 bytes for each parameter; zero1 pads it to cache lines."""
     values = {**PLAIN, "gradient_accumulation": 2}  # a step still communicates once
