@@ -51,9 +51,10 @@ def main() -> None:
         measured: Any = cells[cells["status"] == "ok"].to_dict("records")
         for cell in measured:
             ranks = cell["gpus"] if cell["device"] == "cuda" else cell["processes"]
-            if ranks != dist.get_world_size() or cell["device"] != device:
-                continue
             is_step = cell["task"] == "train_step"
+            is_other = is_step and cell["parallel"] not in ("ddp", "fsdp2")
+            if ranks != dist.get_world_size() or cell["device"] != device or is_other:
+                continue
             plain = time_steps(training(cell) if is_step else collective(cell), device)
             tolerance = 0.02 if is_step else (0.05 if cell["size_mb"] >= 10 else 0.1)
             rank = median_rank(len(plain))
@@ -159,7 +160,7 @@ def training(cell: Mapping[str, Any]) -> Step:
         fully_shard(model, mp_policy=policy)
         bf16 = False
     else:
-        model = torch.nn.parallel.DistributedDataParallel(model)
+        model = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     optimizer = OPTIMIZERS[cell["optimizer"]](model.parameters())
 
     def step() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived, derived_ratio, quotients
+from orchestrator.analysis.derived_fields import DERIVED_FIELDS, DerivedField, derived, quotients
 from orchestrator.analysis.metric_columns import STATISTICS
 
 # An interval wider than this share of its median hides most differences that a reader looks for.
@@ -13,22 +13,29 @@ _WIDE = 0.05
 ATTEMPT_KEY = ["cell", "attempt"]
 _KERNEL_TIME = "_kernel_time_ms"
 
-derived_ratio(
-    "busy_timed",
-    "kernel time of a step over `step_ms_median`, which no profiler makes longer",
-    ("step_kernel_time_ms_median", "step_ms_median", 1),
-)
-derived_ratio(
-    "profile_cost",
-    "duration of the profiled step over that of a timed step",
-    ("profiled_step_ms", "step_ms_median", 1),
-    unit="",  # it is at least 1: no share
-)
-derived_ratio(
-    "processing_share",
-    "`processing_ms` as a share of the whole attempt",
-    ("processing_ms", "wall_s", 1e-3),
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "busy_timed",
+        "kernel time of a step over `step_ms_median`, which no profiler makes longer",
+        "ratio",
+        ("step_kernel_time_ms_median", "step_ms_median"),
+        ratio=1,
+    ),
+    DerivedField(
+        "profile_cost",
+        "duration of the profiled step over that of a timed step",
+        "",  # it is at least 1: no share
+        ("profiled_step_ms", "step_ms_median"),
+        ratio=1,
+    ),
+    DerivedField(
+        "processing_share",
+        "`processing_ms` as a share of the whole attempt",
+        "ratio",
+        ("processing_ms", "wall_s"),
+        ratio=1e-3,
+    ),
+]
 
 
 def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
@@ -39,7 +46,7 @@ def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
     times = cells.filter(regex=f"{_KERNEL_TIME}$").drop(
         columns=f"outside{_KERNEL_TIME}", errors="ignore"
     )
-    if times.empty or not {"busy", "profiled_step_ms"} <= set(cells):
+    if times.empty:
         return cells
     # An imported trace may contain any number of steps. Without a known number, its kernel time is
     # not that of one step.
