@@ -47,7 +47,15 @@ pytestmark = pytest.mark.xdist_group("export")
 
 Rendered = Callable[[Path], Mapping[str, bytes]]
 
-SECRETS = ("secret-host", "5ec3e7-9905-4d", "/home/ann", "10.0.0.5", "s3cr3t", "4711", "correcthorse")
+SECRETS = (
+    "secret-host",
+    "5ec3e7-9905-4d",
+    "/home/ann",
+    "10.0.0.5",
+    "s3cr3t",
+    "4711",
+    "correcthorse",
+)
 TRACEBACK = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host, with s3cr3t'
 SAID = "not measured on secret-host, with s3cr3t and correcthorse"
 
