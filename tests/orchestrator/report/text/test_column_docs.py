@@ -31,6 +31,7 @@ from tasks.traces.kernel_classes import CLASSES
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published" / "h200"
+ON_TWO_GPUS = ROOT / "results" / "published" / "h100x2"
 ON_A_CPU = ROOT / "tests" / "data" / "golden" / "old_run"
 # Columns that no stored run has: GPUs of other kinds, and a model whose activations are unknown.
 # Columns of predictions that count FLOPs, in no published run; test_throughput.py makes them.
@@ -53,7 +54,13 @@ PAGE = (ROOT / "docs" / "columns.md").read_text(encoding="utf-8")
 @cache
 def published() -> frozenset[str]:
     """Return the columns of all published runs and of one on a CPU, derived by this program."""
-    return frozenset({*sweep.load(PUBLISHED).cells, *sweep.load(ON_A_CPU).cells})
+    return frozenset(
+        {
+            *sweep.load(PUBLISHED).cells,
+            *sweep.load(ON_TWO_GPUS).cells,
+            *sweep.load(ON_A_CPU).cells,
+        }
+    )
 
 
 @cache
