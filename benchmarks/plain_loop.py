@@ -50,7 +50,7 @@ from torch.nn import functional
 from model.config import SIZES
 from model.optimizer import OPTIMIZERS
 from model.transformer import TransformerLM
-from tasks.__main__ import _measure
+from tasks.__main__ import Rank, _measure
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -228,7 +228,7 @@ def by_sweep(cell: Cell) -> dict[str, list[float]]:
         journal = Path(folder) / "journal.jsonl"
         with journal.open("w") as stream:
             attempt = Attempt(cell, 1, folder, Settings(instruments=("timing",)))
-            _measure(attempt, stream, "fork", by_hand=True)
+            _measure(Rank(attempt, 0, by_hand=True), stream, "fork")
         account = read_journal(journal)
     if account.final is None or account.final.status != "ok":
         raise RuntimeError(f"{cell.describe()}: {account.final}")

@@ -52,7 +52,7 @@ from torch.nn import functional
 from orchestrator.hardware.gpu_catalog import find_gpu
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.prediction_requests import predict_memory
-from tasks.__main__ import _measure
+from tasks.__main__ import Rank, _measure
 from tasks.prediction.records import Prediction
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import Attempt, Settings
@@ -191,7 +191,8 @@ def by_product(cell: Cell) -> Peaks:
         journal = Path(folder) / "journal.jsonl"
         with journal.open("w") as stream:
             settings = Settings(instruments=("memory",), import_paths=(HERE,))
-            _measure(Attempt(cell, 1, folder, settings), stream, "fork", by_hand=True)
+            rank = Rank(Attempt(cell, 1, folder, settings), 0, by_hand=True)
+            _measure(rank, stream, "fork")
         account = read_journal(journal)
     if account.final is None or account.final.status != "ok":
         return {"error": str(account.final)}

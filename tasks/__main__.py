@@ -15,17 +15,25 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from tasks.process.cpu_affinity import pin_to_cores, prefer_for_oom_kill, reset_niceness
+from tasks.process.flight_record import answer_signal, record_flight
 from tasks.process.journal import FinalStatus, Journal
 from tasks.process.lifeline import die_with_parent
 from tasks.process.minder import STACK_SIGNAL
 from tasks.process.phase_file import Progress
-from tasks.spec.attempt import PHASE_FILE, Attempt, StartMethod, read_attempt
+from tasks.spec.attempt import (
+    FLIGHT_FILE,
+    PHASE_FILE,
+    Attempt,
+    StartMethod,
+    rank_file,
+    read_attempt,
+)
 from tasks.spec.messages import error_text, message_of
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
@@ -49,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.fork_server is not None:
         _run_fork_server(options.fork_server, options.device)
     else:
-        measure(options.attempt, options.journal, start_method="spawn")
+        rank = int(os.environ.get("RANK", "0"))  # of torchrun or of the minder
+        measure(options.attempt, options.journal, rank, start_method="spawn")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -112,60 +121,100 @@ def _run_fork_server(descriptor: int, device: str) -> NoReturn:
 
 
 def measure_forked(attempt_file: str, journal_file: str, rank: int) -> NoReturn:
-    """Measure one cell in a forked process. A cell has one rank."""
-    measure(attempt_file, journal_file, start_method="fork")
+    """Measure one cell in a forked process, or this rank of it."""
+    measure(attempt_file, journal_file, rank, start_method="fork")
 
 
-def measure(attempt_file: str, journal_file: str | None, start_method: StartMethod) -> NoReturn:
-    """Measure one cell in this process, then end the process.
+def measure(
+    attempt_file: str, journal_file: str | None, rank: int, start_method: StartMethod
+) -> NoReturn:
+    """Measure one cell in this process, or this rank of it, then end the process.
 
-    start_method: how this process began; it is recorded as a fact.
+    journal_file: that of rank 0; None prints it. start_method: how this process began; it is
+        recorded as a fact.
     """
     file = Path(attempt_file).absolute()
     # The run may have been moved since the file was written.
     attempt = replace(read_attempt(file.read_text()), folder=str(file.parent))
+    here = Rank(attempt, rank if attempt.cell.params.ranks > 1 else 0, journal_file is None)
     prefer_for_oom_kill()
-    with Path(journal_file or "/dev/stdout").open("a", encoding="utf-8") as stream:
-        _measure(attempt, stream, start_method, by_hand=journal_file is None)
+    with here.journal(journal_file).open("a", encoding="utf-8") as stream:
+        status = _measure(here, stream, start_method)
     # The journal is on disk. Leaving through the interpreter would take half a second, in which
     # torch or a driver could still crash and turn a success into a failure.
     sys.stdout.flush()
-    os._exit(0)
+    # Other ranks would wait for this one.
+    os._exit(int(attempt.cell.params.ranks > 1 and status is not Status.OK))
 
 
-def _measure(attempt: Attempt, stream: TextIO, start_method: StartMethod, by_hand: bool) -> None:
-    journal = Journal(stream)
+@dataclass(frozen=True)
+class Rank:
+    """This process as one of those that measure a cell.
+
+    rank: 0 if it is the only one. by_hand: people read what it prints, and nothing watches it.
+    """
+
+    attempt: Attempt
+    rank: int
+    by_hand: bool
+
+    def file(self, name: str) -> Path:
+        return rank_file(self.attempt.path / name, self.rank)
+
+    def journal(self, of_first: str | None) -> Path:
+        """Return the journal of this rank, where rank 0 has the given one or prints it."""
+        if of_first is None:
+            return Path(os.devnull if self.rank else "/dev/stdout")
+        return rank_file(Path(of_first), self.rank)
+
+    @property
+    def cores(self) -> tuple[int, ...] | None:
+        """The cores of this rank: its share of the attempt's, which are in the order of its GPUs."""
+        cores, ranks = self.attempt.settings.cores, self.attempt.cell.params.ranks
+        if not cores or len(cores) < ranks:
+            return cores
+        share = len(cores) // ranks
+        return cores[self.rank * share : (self.rank + 1) * share]
+
+    def answer_limits(self) -> None:
+        """Have the minder's signal show where this process hangs, and end it."""
+        if self.by_hand:
+            return
+        if self.attempt.cell.params.ranks > 1:
+            answer_signal(STACK_SIGNAL, self.file(FLIGHT_FILE))
+        else:
+            # Not faulthandler.dump_traceback_later: it reads the stack of a thread that runs, which
+            # may crash a process that is well. `chain`: the signal then ends this process, so that
+            # nothing is measured after its limit.
+            faulthandler.register(STACK_SIGNAL, file=2, chain=True)
+
+
+def _measure(here: Rank, stream: TextIO, start_method: StartMethod) -> Status:
+    journal, attempt = Journal(stream), here.attempt
     journal.stage("start")
     reset_niceness()
-    journal.facts({"start_method": start_method, **pin_to_cores(attempt.settings.cores)})
-    if not by_hand:
-        # Not faulthandler.dump_traceback_later: it reads the stack of a thread that runs, which may
-        # crash a process that is well. `chain`: the signal then ends this process, so that nothing
-        # is measured after its limit.
-        faulthandler.register(STACK_SIGNAL, file=2, chain=True)
+    journal.facts({"start_method": start_method, **pin_to_cores(here.cores)})
+    here.answer_limits()
     # Appended, so that a user's file does not hide a package that this program imports.
     sys.path.extend(attempt.settings.import_paths)
-    progress = Progress(None if by_hand else attempt.path / PHASE_FILE)
     evidence: dict[str, object] = {}
     try:
-        _run_stages(attempt, journal, progress, by_hand, evidence)
+        _run_stages(here, journal, evidence)
+        final = FinalStatus(Status.OK)
     except BaseException as error:  # also SystemExit of a user's model: it is this cell's result
-        journal.end(_final_status(attempt, error, evidence))
-    else:
-        journal.end(FinalStatus(Status.OK))
+        final = _final_status(attempt, error, evidence)
+        if attempt.cell.params.ranks > 1:
+            record_flight(here.file(FLIGHT_FILE))
+    journal.end(final)
+    return final.status
 
 
-def _run_stages(
-    attempt: Attempt,
-    journal: Journal,
-    progress: Progress,
-    by_hand: bool,
-    evidence: dict[str, object],
-) -> None:
+def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> None:
     """Build the cell and run each stage of the chosen instruments. Journal each when it ends.
 
     evidence: filled by instruments with what they know about an error that ends a stage.
     """
+    from tasks.harness.group import Group, join_group
     from tasks.harness.precision import require_precision
     from tasks.harness.process_settings import read_settings
     from tasks.harness.stage import Session
@@ -174,9 +223,16 @@ def _run_stages(
     from tasks.instruments import stages_of
     from tasks.process.environment import fingerprint, read_environment
 
-    task, params = all_tasks()[attempt.cell.task], attempt.cell.params
+    attempt, params = here.attempt, here.attempt.cell.params
+    task = all_tasks()[attempt.cell.task]
+    progress = Progress(None if here.by_hand else here.file(PHASE_FILE))
     environment = read_environment()
     journal.facts(environment)
+    group = Group()
+    if params.ranks > 1:
+        journal.stage("rendezvous")
+        group, met = join_group(params)
+        journal.facts(met)
     journal.stage("build")
     settings = read_settings()
     built = task.build(params)
@@ -188,10 +244,11 @@ def _run_stages(
     assert isinstance(built, Workload)
     journal.facts({"tokens": built.tokens, "flops": built.flops})
     require_precision(params)
-    folder = None if by_hand else attempt.path
-    session = Session(built, params, progress, folder=folder, evidence=evidence)
+    folder = None if here.by_hand else attempt.path
+    session = Session(built, params, progress, group, folder=folder, evidence=evidence)
     checks = StageChecks(session, settings)
     for stage in stages_of(attempt.settings.instruments):
+        group.wait_for_all(f"before {stage.name}")
         journal.stage(stage.name)
         try:
             _journal_samples(stage.run(session), journal)
@@ -202,6 +259,12 @@ def _run_stages(
             raise
         finally:
             _journal_rows(session, journal)
+        if stage.name == "warm-up":
+            group.limit_collectives(attempt.settings.collective_timeout_s)
+    if built.verify is not None:
+        built.verify()
+    group.wait_for_all("the end")
+    group.leave()
 
 
 def _journal_samples(samples: Iterable[Sample], journal: Journal) -> None:

@@ -38,6 +38,18 @@ derived_ratio(
     ("tokens_per_s", "timed_power_w", 1),
     "tokens/J",
 )
+derived_ratio(
+    "algbw_gb_s",
+    "algorithm bandwidth of nccl-tests: `collective_bytes` over the median step time",
+    ("collective_bytes", "step_ms_median", 1e-6),
+    "GB/s",
+)
+derived_ratio(
+    "busbw_gb_s",
+    "bus bandwidth of nccl-tests: `bus_bytes` over the median step time; with a peak to compare it",
+    ("bus_bytes", "step_ms_median", 1e-6),
+    "GB/s",
+)
 
 
 @derived(

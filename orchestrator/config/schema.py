@@ -99,6 +99,9 @@ class Limits(Strict):
     host_memory_gib: Annotated[float, Field(gt=0, le=MOST_GIB)] | None = Field(
         None, description="resident set in GiB at which a cell is ended"
     )
+    collective_timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = Field(
+        60.0, description="seconds for all ranks to arrive at a collective, after the warm-up"
+    )
 
 
 class SweepConfig(Strict):

@@ -66,5 +66,10 @@ def write_rerun_script(attempt: Attempt) -> None:
     It prints to the terminal.
     """
     variables = assignments(child_environment(attempt))
-    command = shlex.join(["env", *variables, *PROGRAM, str(attempt.path / ATTEMPT_FILE)])
+    program: tuple[str, ...] = PROGRAM
+    ranks = attempt.cell.params.ranks
+    if ranks > 1:
+        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+        program = (*PROGRAM[:-2], *torchrun, *PROGRAM[-2:])
+    command = shlex.join(["env", *variables, *program, str(attempt.path / ATTEMPT_FILE)])
     (attempt.path / RERUN_FILE).write_text(f"{command}\n")

@@ -11,11 +11,12 @@ import signal
 import time
 from dataclasses import dataclass
 
+from orchestrator.execution.rank_group import blame, find_cause, group_samples, rank_rows
 from tasks.process.journal import FinalStatus, JournalContents, read_journal
 from tasks.process.log_file import tail
 from tasks.process.minder import RankExits
 from tasks.process.phase_file import read_phase
-from tasks.spec.attempt import JOURNAL_FILE, LOG_FILE, PHASE_FILE, Attempt
+from tasks.spec.attempt import JOURNAL_FILE, LOG_FILE, PHASE_FILE, Attempt, rank_file
 from tasks.spec.messages import escape_controls, shorten
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -39,40 +40,42 @@ class ProcessExit:
     kernel_oom_kills: int = 0
     kernel_log: tuple[str, ...] = ()
 
-    @property
-    def code(self) -> int:
-        """The exit code of the rank that ended the attempt; negative for a signal."""
-        return self.ranks.codes[self.ranks.first]
-
 
 def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Outcome:
-    """Return the outcome that the journal reports, or the one that the process's end implies."""
-    journal = read_journal(attempt.path / JOURNAL_FILE)
-    final = journal.final or _diagnose(attempt, ended)
-    if final.status is Status.OK and not journal.samples:
+    """Return the outcome that the journals report, or the one that the end of a process implies."""
+    count = attempt.cell.params.ranks
+    journals = [read_journal(rank_file(attempt.path / JOURNAL_FILE, rank)) for rank in range(count)]
+    rank = find_cause(journals, ended.ranks)
+    final = journals[rank].final or _diagnose(attempt, ended, rank)
+    if final.status is Status.OK and not journals[rank].samples:
         message = "it ended well, yet measured nothing: no instrument gave a sample"
         final = FinalStatus(Status.FAILED, {"message": message})
+    if count > 1 and final.status is not Status.OK:
+        rank, final = blame(attempt, rank, final)
     evidence = dict(final.evidence)
     if final.status not in (Status.OK, Status.SKIPPED):
-        evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
+        evidence["log_tail"] = tail(rank_file(attempt.path / LOG_FILE, rank), _LOG_TAIL_BYTES)
         if ended.kernel_log:
             evidence["kernel_log"] = list(ended.kernel_log)
     stage = phase = ""
     if final.status is not Status.OK:
-        stage, phase = journal.stage, read_phase(attempt.path / PHASE_FILE)
+        stage = journals[rank].stage
+        phase = read_phase(rank_file(attempt.path / PHASE_FILE, rank))
+    first = journals[0]
     return Outcome(
         attempt=attempt,
         status=final.status,
         stage=stage,
         phase=phase,
         evidence=evidence,
-        facts=_facts(journal, ended),
-        samples=journal.samples,
+        facts=_facts(first, ended),
+        samples=group_samples([journal.samples for journal in journals]),
         started_at=started_at,
         wall_s=ended.wall_s,
-        kernels=journal.kernels,
-        allocations=journal.allocations,
-        live=journal.live,
+        kernels=first.kernels,
+        allocations=first.allocations,
+        live=first.live,
+        ranks=rank_rows(journals) if count > 1 else (),
     )
 
 
@@ -97,8 +100,8 @@ def _facts(journal: JournalContents, ended: ProcessExit) -> dict[str, object]:
     return facts
 
 
-def _diagnose(attempt: Attempt, ended: ProcessExit) -> FinalStatus:
-    ranks = ended.ranks
+def _diagnose(attempt: Attempt, ended: ProcessExit, rank: int) -> FinalStatus:
+    ranks, code = ended.ranks, ended.ranks.codes[rank]
     if ranks.late:
         message = f"not {ranks.late} after {ranks.limit_s:g} s"
         return FinalStatus(Status.TIMEOUT, {"message": message, "timeout_s": ranks.limit_s})
@@ -106,16 +109,16 @@ def _diagnose(attempt: Attempt, ended: ProcessExit) -> FinalStatus:
         message = f"its resident set passed host_memory_gib: {attempt.settings.host_memory_gib}"
         evidence = {"message": message, "rss_bytes": ranks.over_memory_bytes}
         return FinalStatus(Status.HOST_OOM, evidence)
-    if ended.code < 0:
-        return _killed(signal_name(-ended.code), ended.kernel_oom_kills)
-    log_end = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
+    if code < 0:
+        return _killed(signal_name(-code), ended.kernel_oom_kills)
+    log_end = tail(rank_file(attempt.path / LOG_FILE, rank), _LOG_TAIL_BYTES)
     if attempt.cell.params.caps_host and _NO_THREAD in log_end:
         message = f"{_NO_THREAD}: its stack is within the cap"
-        return FinalStatus(Status.OOM, {"message": message, "exit_code": ended.code})
+        return FinalStatus(Status.OOM, {"message": message, "exit_code": code})
     words = last_words(log_end)
     end = f"; its last output: {words}" if words else " without a word"
-    message = f"exited with code {ended.code}{end}"
-    return FinalStatus(Status.CRASHED, {"message": message, "exit_code": ended.code})
+    message = f"exited with code {code}{end}"
+    return FinalStatus(Status.CRASHED, {"message": message, "exit_code": code})
 
 
 def last_words(output: str) -> str:

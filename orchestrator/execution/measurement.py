@@ -95,7 +95,7 @@ class Slot:
 
         Variables of its config win.
         """
-        threads = len(self.cores or ()) or self.cpus
+        threads = max(1, (len(self.cores or ()) or self.cpus) // attempt.cell.params.ranks)
         variables = {"OMP_NUM_THREADS": str(threads)}
         if self.cores:
             variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(threads, _MAX_COMPILE_THREADS))
@@ -113,17 +113,17 @@ def visible_gpus(attempt: Attempt) -> str:
 
 
 def cores_near(gpu: str, uuids: GpuUuids) -> Cores | None:
-    """Return the GPUs' shares of the cores, or None for any core.
+    """Return the GPUs' shares of the cores in the order of the GPUs, or None for any core.
 
     It returns None without GPUs, and if a GPU has no cores for itself or has all of them.
     """
-    cores: set[int] = set()
+    cores: dict[int, None] = {}
     for name in split_gpu_names(gpu):
         share = cores_for(name, uuids)
         if not share:
             return None
-        cores.update(share)
-    return tuple(sorted(cores)) or None
+        cores |= dict.fromkeys(share)
+    return tuple(cores) or None
 
 
 def only_on(gpu: str, attempt: Attempt) -> Attempt:
@@ -274,7 +274,10 @@ def recover(attempt: Attempt) -> Outcome | None:
     if journal.final is None:
         return None
     left_out = remove_middle(attempt.path / LOG_FILE)
-    ended = ProcessExit(RankExits([0], log_left_out_bytes=left_out), wall_s=journal.wall_s)
+    ended = ProcessExit(
+        RankExits([0] * attempt.cell.params.ranks, log_left_out_bytes=left_out),
+        wall_s=journal.wall_s,
+    )
     return nsys.with_kernels(build_outcome(attempt, ended, journal.started_at))
 
 
@@ -288,6 +291,7 @@ def _run_measuring_process(attempt: Attempt) -> Outcome:
         log=str(attempt.path / LOG_FILE),
         folder=os.getcwd(),
         variables={**os.environ, **variables},
+        ranks=attempt.cell.params.ranks,
         preparation_s=PREPARATION_S,
         timeout_s=attempt.settings.timeout_s,
         host_memory_gib=attempt.settings.host_memory_gib,

@@ -107,6 +107,7 @@ class SweepRequest:
             instruments=tuple(config.instruments),
             env=dict(config.env),
             host_memory_gib=config.limits.host_memory_gib,
+            collective_timeout_s=config.limits.collective_timeout_s,
             import_paths=self.import_paths,
             start_method=self.execution.start_method,
         )

@@ -12,7 +12,7 @@ from tasks.spec.fields import Dtype, Field
 from tasks.spec.tables import STORED_TABLES
 
 # Tables of an attempt's measured rows, under the names of the attributes of `Outcome`.
-MEASURED_TABLES = ("samples", "kernels", "allocations", "live")
+MEASURED_TABLES = ("samples", "kernels", "allocations", "live", "ranks")
 
 _ARROW_TYPES = {
     Dtype.TEXT: pa.string(),

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+from tasks.harness.group import Group
 from tasks.harness.workload import Watcher, Workload, run_step
 from tasks.process.phase_file import Progress
 from tasks.spec.parameters import Params
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -19,6 +23,7 @@ class Session:
     workload: Workload
     params: Params
     progress: Progress
+    group: Group = field(default_factory=Group)  # with which this process takes its steps
     # Watchers of the very first step, in whatever stage it runs, and of the last step before the
     # measured ones, if there are at least two. They work outside of the timed intervals.
     on_first_step: list[Watcher] = field(default_factory=list)
@@ -35,10 +40,16 @@ class Session:
     on_error: list[Callable[[Exception], None]] = field(default_factory=list)
     evidence: dict[str, object] = field(default_factory=dict)
     steps: int = 0  # run so far
+    decisions: int = 0  # on which the ranks agreed so far
 
     def count(self, name: str) -> int:
         """Return a parameter that is a count, such as `measured_steps`."""
         return int(getattr(self.params, name))
+
+    def agree(self, value: T) -> T:
+        """Return the value of rank 0, for all ranks to take as many steps. JSON can hold it."""
+        self.decisions += 1
+        return self.group.agree(f"decision {self.decisions}", value)
 
     def step(self, *watchers: Watcher) -> None:
         """Run one step. `watchers[0]` is the innermost."""

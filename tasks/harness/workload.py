@@ -51,6 +51,8 @@ class Workload:
     optimizer_steps: Callable[[], int] | None = None
     # Facts that steps may change. They are read after each stage.
     read_facts: Callable[[], Mapping[str, object]] = dict
+    # Runs after the last step. Raises RuntimeError if the ranks do not have what they should.
+    verify: Callable[[], None] | None = None
 
     @property
     def phase_runs(self) -> int:

@@ -83,7 +83,7 @@ def time_kernels(session: Session) -> Iterator[Sample]:
             taken += samples
             yield from samples
             watched_ms += samples[-1].value or 0.0
-            if watched_ms > _ENOUGH_MS:
+            if session.agree(watched_ms) > _ENOUGH_MS:
                 break
     busy = {sample.phase for sample in taken if sample.value != 0}
     if idle := sorted({sample.phase for sample in taken} - busy):

@@ -121,7 +121,7 @@ def _first_steps(session: Session) -> Iterator[Sample]:
         return
     first = list(_synced_steps(session, "warmup", _cold_steps(session)))
     yield from first
-    steps = 1 if _whole(first)[0] > _LONG_MS else 2
+    steps = 1 if session.agree(_whole(first)[0]) > _LONG_MS else 2
     checked = _run_pipelined(session, steps, "check", *_steady_watchers(session))
     session.shelf["check"] = checked
     yield from checked
@@ -168,7 +168,8 @@ def time_pipelined(session: Session) -> list[Sample]:
         return _run_pipelined(session, session.count("measured_steps"), "pipelined")
     synced, checked = _whole(session.shelf["synced"]), _whole(session.shelf["check"])[-1]
     deviation = abs(checked / median(synced) - 1)
-    if half_width(synced) <= rule.half_width and deviation <= rule.half_width:
+    is_close = half_width(synced) <= rule.half_width and deviation <= rule.half_width
+    if session.agree(is_close):
         session.facts["timing_pipelined"] = "as synced"
         return []
     session.facts["timing_pipelined"] = "measured"
@@ -218,10 +219,10 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
     measured, cold = StepDurations(rule), _cold_steps(session)
     steps: list[list[Sample]] = []
     with uncollected():
-        while measured.stopped_by is None:
+        while session.agree(measured.stopped_by) is None:
             steps.append(_synced_step(session, "synced", len(steps)))
             measured.add(*_whole(steps[-1]))
-    warm_up = measured.warm_up
+    warm_up = session.agree(measured.warm_up)
     session.facts |= {
         "timing_warmup_steps": cold + warm_up,
         "timing_stopped_by": measured.stopped_by,

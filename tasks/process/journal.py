@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import time
 import zlib
 from collections import defaultdict
@@ -60,7 +61,7 @@ class Journal:
         """Write the last line. Once it is on disk, the attempt is finished."""
         self._write({"status": final.status, "evidence": dict(final.evidence)})
         # A cell that is measured by hand writes to a terminal or a pipe, which cannot be synced.
-        if not self._stream.isatty() and self._stream.seekable():
+        if stat.S_ISREG(os.fstat(self._stream.fileno()).st_mode):
             os.fsync(self._stream.fileno())
 
     def _write(self, entry: Mapping[str, object]) -> None:

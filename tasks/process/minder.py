@@ -19,8 +19,9 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,15 +30,18 @@ from setproctitle import setproctitle
 
 from tasks.process.journal import read_journal
 from tasks.process.log_file import free_middle, remove_middle
-from tasks.spec.attempt import BEFORE_ITS_TASK, PREPARATION_S
+from tasks.spec.attempt import BEFORE_ITS_TASK, PREPARATION_S, rank_file
 
 ORPHANS_S = 10.0  # a process that holds a GPU may take seconds to die
 # How late an exceeded limit may be noticed. Looking takes time on a core that may be the cell's.
 _TICK_S = 0.2
 # Has a cell's process print the stacks of its threads and end.
 STACK_SIGNAL = signal.SIGUSR2
-STACKS_S = 0.3  # writing them takes milliseconds
+STACKS_S = 2.0  # writing them takes milliseconds
 _KILL_TICK_S = 0.001
+# Variable of rank 0: descriptor of the socket on which it listens for the other ranks.
+LISTENER = "SWEEP_LISTENER"
+_HERE = "127.0.0.1"
 _GIB = 1024**3
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _CHILDREN = Path("/proc/thread-self/children")
@@ -49,11 +53,10 @@ class MindRequest:
 
     Args:
         name: of the cell, in the titles of the processes.
-        journal: file that rank 0 writes.
-        log: file of the output of all ranks.
+        journal, log: files that rank 0 writes. The names for other ranks have their numbers.
         folder: their working directory.
         variables: of forked ranks those that are read late; of new processes all of them.
-        command: starts a new process as the only rank; empty: ranks are forked.
+        command: starts a new process as a rank; empty: ranks are forked.
         preparation_s: limit until the task begins.
         timeout_s: limit from the begin of the task.
         host_memory_gib: limit on the resident set of each process.
@@ -78,14 +81,14 @@ class RankExits:
 
     Args:
         codes: exit code by rank; negative for a signal.
-        first: the rank that ended the attempt.
+        failed: the ranks that ended badly by themselves, as they were noticed.
         late: what the attempt was not after `limit_s`, such as "done"; empty: it was in time.
         over_memory_bytes: the resident set that exceeded the limit.
         log_left_out_bytes: what was removed from the middle of the log.
     """
 
     codes: Sequence[int]
-    first: int = 0
+    failed: Sequence[int] = field(default_factory=list)
     late: str = ""
     limit_s: float = 0.0
     over_memory_bytes: int | None = None
@@ -175,13 +178,17 @@ class Minder:
     def start_ranks(self, run: Run) -> None:
         """Start all ranks. Raises OSError."""
         minder = os.getpid()
-        for rank in range(self.request.ranks):
-            pid = os.fork()
-            if pid == 0:
-                exit_after(lambda rank=rank: self._run_rank(rank, run, minder))  # type: ignore[misc]
-            self.pids.append(pid)
+        # Bound before there are ranks, so that no other process can take the port.
+        meeting = socket.create_server((_HERE, 0)) if self.request.ranks > 1 else None
+        with meeting or nullcontext():
+            for rank in range(self.request.ranks):
+                pid = os.fork()
+                if pid == 0:
+                    variables = rank_variables(rank, self.request.ranks, meeting)
+                    exit_after(partial(self._run_rank, rank, run, minder, variables))
+                self.pids.append(pid)
 
-    def _run_rank(self, rank: int, run: Run, minder: int) -> None:
+    def _run_rank(self, rank: int, run: Run, minder: int, variables: Mapping[str, str]) -> None:
         """Set up the state that a new process would have started with, then run."""
         os.setpgid(0, 0)
         die_with_parent_process()
@@ -190,21 +197,22 @@ class Minder:
         self.client.close()
         request = self.request
         set_title(f"cell {request.name} rank {rank}")
-        with open(os.devnull) as nothing, open(request.log, "ab") as log:
+        with open(os.devnull) as nothing, open(rank_file(Path(request.log), rank), "ab") as log:
             os.dup2(nothing.fileno(), 0)
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         os.chdir(request.folder)
         if request.command:
-            os.execve(request.command[0], list(request.command), dict(request.variables))
+            os.execve(request.command[0], list(request.command), {**request.variables, **variables})
+        os.environ.update(variables)
         run(rank)
 
     def wait(self) -> RankExits:
         """Wait for the first reason to end, end everything, and return how the ranks ended."""
-        codes, first, limits = dict[int, int](), 0, AttemptLimits(self.request)
+        codes, failed, limits = dict[int, int](), list[int](), AttemptLimits(self.request)
         client = self.client.fileno()
         watched = {os.pidfd_open(pid): pid for pid in self.pids}
-        while len(codes) < len(self.pids) and not any(codes.values()):
+        while watched and not failed:
             ready, _, _ = select.select([client, *watched], [], [], _TICK_S)
             if client in ready:  # it never writes, so it has ended
                 break
@@ -213,20 +221,47 @@ class Minder:
                 os.close(descriptor)
                 codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 if codes[pid]:
-                    first = self.pids.index(pid)
+                    failed.append(self.pids.index(pid))
             if not ready and limits.are_exceeded(self.pids):
                 break
-        if limits.late:
+        if watched and (limits.late or failed):
             print_stacks()
+            _wait_for_ends(list(watched))
         kill_children()
         return RankExits(
             codes=[codes.get(pid, -signal.SIGKILL) for pid in self.pids],
-            first=first,
+            failed=failed,
             late=limits.late,
             limit_s=limits.limit_s,
             over_memory_bytes=limits.over_memory_bytes,
             log_left_out_bytes=limits.shorten_log(),
         )
+
+
+def rank_variables(rank: int, ranks: int, meeting: socket.socket | None) -> dict[str, str]:
+    """Return the variables by which a rank finds the others; none without others.
+
+    They are those of torchrun, except for LISTENER.
+    """
+    if meeting is None:
+        return {}
+    here, port = meeting.getsockname()
+    variables = {"MASTER_ADDR": here, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": ranks}
+    variables |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+    if rank == 0:
+        meeting.set_inheritable(True)
+        variables[LISTENER] = meeting.fileno()
+    else:
+        meeting.close()
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _wait_for_ends(watched: list[int]) -> None:
+    """Wait until the processes of these descriptors have ended, or for STACKS_S."""
+    deadline = time.monotonic() + STACKS_S
+    while watched and (left := deadline - time.monotonic()) > 0:
+        ended, _, _ = select.select(watched, [], [], left)
+        watched = [one for one in watched if one not in ended]
 
 
 def print_stacks() -> None:
@@ -235,7 +270,6 @@ def print_stacks() -> None:
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 process.send_signal(STACK_SIGNAL)
-    time.sleep(STACKS_S)
 
 
 def kill_children(spared: set[int] | None = None) -> None:
@@ -265,7 +299,7 @@ class AttemptLimits:
         self.late, self.limit_s = "", 0.0
         self.over_memory_bytes: int | None = None
         self.left_out_bytes = 0
-        self._log = Path(request.log)
+        self._logs = [rank_file(Path(request.log), rank) for rank in range(request.ranks)]
         self._request = request
         # How long importing torch takes depends on the file system and on what else starts, not on
         # the cell. Its own limit counts from the start of its task.
@@ -275,8 +309,9 @@ class AttemptLimits:
     def are_exceeded(self, pids: Sequence[int]) -> bool:
         """Return True if a limit is exceeded by the process tree of these ranks."""
         # A cell may remove its own files, and must end with its limits all the same.
-        with suppress(OSError):
-            self.left_out_bytes += free_middle(self._log)
+        for log in self._logs:
+            with suppress(OSError):
+                self.left_out_bytes += free_middle(log)
         with suppress(OSError):
             self._look_for_begin()
         if time.monotonic() > self._deadline:
@@ -292,9 +327,10 @@ class AttemptLimits:
         return self.over_memory_bytes is not None
 
     def shorten_log(self) -> int:
-        """Remove the middle of a long log. Return how many bytes were removed in all."""
-        with suppress(OSError):
-            self.left_out_bytes += remove_middle(self._log)
+        """Remove the middle of long logs. Return how many bytes were removed in all."""
+        for log in self._logs:
+            with suppress(OSError):
+                self.left_out_bytes += remove_middle(log)
         return self.left_out_bytes
 
     def _look_for_begin(self) -> None:

@@ -22,6 +22,7 @@ JOURNAL_FILE = "journal.jsonl"
 LOG_FILE = "log.txt"
 RERUN_FILE = "rerun.sh"
 PHASE_FILE = "phase"
+FLIGHT_FILE = "flight.json"
 BEFORE_ITS_TASK = ("", "start")  # stages before the process begins its task
 # Limit for these stages. A cell's own time limit starts after them, because importing torch on a
 # busy host may take minutes.
@@ -40,6 +41,7 @@ class Settings:
     timeout_s: limit from the begin of the task. env: variables for the measuring process.
     host_memory_gib: limit on the resident set. import_paths: appended to `sys.path`.
     start_method: None: forked if possible. cores: the process is restricted to these; None: all.
+    collective_timeout_s: for ranks to arrive at a collective, from the end of the warm-up on.
     """
 
     timeout_s: float = 600.0
@@ -49,6 +51,7 @@ class Settings:
     import_paths: tuple[str, ...] = ()
     start_method: StartMethod | None = None
     cores: tuple[int, ...] | None = None
+    collective_timeout_s: float = 60.0
 
     @classmethod
     def from_json(cls, stored: Values) -> Settings:
@@ -105,6 +108,11 @@ def read_attempt(text: str) -> Attempt:
 
 def _checksum(body: Mapping[str, object]) -> int:
     return zlib.crc32(json.dumps(body).encode())
+
+
+def rank_file(path: Path, rank: int) -> Path:
+    """Return the file of a rank: `log_1.txt` of rank 1, where rank 0 has `log.txt`."""
+    return path.with_stem(f"{path.stem}_{rank}") if rank else path
 
 
 def artifact_name(kind: str, params: Params, suffix: str) -> str:

@@ -37,6 +37,11 @@ _CELL_FACTS = (
     _text("autocast_dtype", doc="dtype of autocast, read back after the build"),
     _text("float32_matmul_precision", doc="torch's setting, read back: `highest` means fp32 only"),
     _bool("matmul_allow_tf32", doc="torch's flag, read back"),
+    # What ranks sent.
+    _bytes("collective_bytes", doc="S of nccl-tests times the calls of a step"),
+    _bytes(
+        "bus_bytes", doc="what a step sends through each GPU's link: S times nccl-tests' factor"
+    ),
     # What torch.compile did.
     _text(
         "compile_cache_seen", doc="the compiler's cache had nothing, all or some: cold, warm, mixed"
@@ -91,6 +96,12 @@ _OTHER_FACTS = (
     _bool("cudnn_allow_tf32", doc="torch's flag, read back"),
     _text("nvidia_tf32_override", doc="the environment variable NVIDIA_TF32_OVERRIDE"),
     _bytes("gpu_memory_bytes", doc="memory of the GPU"),
+    _int("ranks", doc="number of processes that measured the cell together"),
+    _float("rendezvous_s", doc="until the ranks had met and run a first collective", unit="s"),
+    _text("nccl", doc="version of NCCL"),
+    _bytes(
+        "nccl_device_bytes", doc="memory of the GPU that NCCL took, outside of torch's allocator"
+    ),
     _json("gpu_uuids", doc="ids of all GPUs of a cell with several"),
     _text("compute_capability", doc="compute capability of the GPU"),
     _json("fingerprint", doc="fields that must be equal for cells of one run to be comparable"),
@@ -130,6 +141,9 @@ _OTHER_EVIDENCE = (
     _float("timeout_s", doc="limit that it exceeded", unit="s"),
     _json("kernel_log", doc="the kernel's messages about memory and GPUs while it ran"),
     _text("log_tail", doc="the end of its log"),
+    _int("rank", doc="of several ranks: the one at fault"),
+    _text("collective", doc="collective at which ranks waited, with its number"),
+    _json("arrived", doc="the last collective of each rank whose flight record could be read"),
     _text("nvml", doc="of a lost GPU: NVML's message"),
     _text("gpu_uuid", doc="of a lost GPU: its id"),
     _text("host_fault", doc="why nothing can be measured on that host"),

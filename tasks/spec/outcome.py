@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tasks.spec.attempt import Attempt
 from tasks.spec.axes import Values
 from tasks.spec.status import Status
-from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, RankRow, Sample
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,4 @@ class Outcome:
     kernels: tuple[KernelRow, ...] = ()
     allocations: tuple[AllocationRow, ...] = ()
     live: tuple[LiveRow, ...] = ()
+    ranks: tuple[RankRow, ...] = ()

@@ -100,7 +100,10 @@ def _require_json(value: object, place: str) -> None:
 
 
 # Axes that mean nothing on other devices, with the types of their values.
-_OF_DEVICE = {"cuda": {"gpu_kind": str, "gpus": int}, "cpu": {"processes": int}}
+_OF_DEVICE: dict[str, dict[str, type]] = {
+    "cuda": {"gpu_kind": str, "gpus": int},
+    "cpu": {"processes": int},
+}
 
 
 class Params(Axes):

@@ -13,6 +13,7 @@ PHASES: Mapping[str, str] = {
     "forward": "the forward pass, with the loss if there is one",
     "backward": "the backward pass",
     "optimizer": "the optimizer's update",
+    "collective": "a collective of all ranks, or several of them; see `call`",
 }
 STATUSES: Mapping[str, str] = {
     Status.OK: "measured",
@@ -27,6 +28,7 @@ STATUSES: Mapping[str, str] = {
 }
 STAGES: Mapping[str, str] = {
     "start": "until the process can begin its task",
+    "rendezvous": "ranks find each other, and a first collective runs",
     "build": "opens the device and builds model and inputs; a static result is found here",
     "out-of-memory watched": "starts to record allocations, in case memory runs out",
     "kernels prepared": "sets up the compiler's record of kernels, before anything is compiled",
@@ -261,6 +263,24 @@ class LiveRow:
 
 
 @dataclass(frozen=True)
+class RankRow:
+    """One rank of a cell with several. A null value was not measured."""
+
+    rank: Annotated[int, column("number of the rank, from 0", Dtype.INT32)]
+    gpu_uuid: Annotated[str | None, column("id of its GPU; a digest of it in published results")]
+    pinned_cores: Annotated[str | None, column("cores that it is restricted to; null: all")]
+    status: Annotated[str, column("how it ended; empty: with the group", values=STATUSES)]
+    step_ms: Annotated[float | None, column("median of its timed steps", unit="ms")]
+    slowest: Annotated[int, column("timed steps in which it was the slowest", Dtype.INT32)]
+    peak_allocated_bytes: Annotated[
+        int | None, column("its peak of allocated memory", unit="bytes")
+    ]
+    peak_reserved_bytes: Annotated[int | None, column("its peak of reserved memory", unit="bytes")]
+    sm_clock: Annotated[float | None, column("clock of its GPU after the timing", unit="MHz")]
+    power: Annotated[float | None, column("mean power of its GPU while it was timed", unit="W")]
+
+
+@dataclass(frozen=True)
 class PredictionRow:
     """One number of a cell's predicted memory. It belongs to no attempt."""
 
@@ -329,6 +349,12 @@ STORED_TABLES: tuple[StoredTable, ...] = (
         "moment the roles add up; between two moments the highest one is stored. For cells with "
         "the instrument `memory_snapshot`.",
         LiveRow,
+    ),
+    _of_attempts(
+        "ranks",
+        "One row per rank of a cell with several. `samples` has the values of the group: of a "
+        "duration and of memory the largest of all ranks.",
+        RankRow,
     ),
     StoredTable(
         "predictions",

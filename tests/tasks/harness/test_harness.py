@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.__main__ import _final_status, _measure
+from tasks.__main__ import Rank, _final_status, _measure
 from tasks.harness.device import VECTOR_MATH, Skip, open_device
 from tasks.harness.error_kinds import (
     asked_bytes,
@@ -238,7 +238,7 @@ def test_rows_and_evidence_that_a_failing_stage_adds_are_kept(
         Settings(),
     )
     with (tmp_path / "journal.jsonl").open("w") as stream:
-        _measure(attempt, stream, "spawn", by_hand=True)
+        _measure(Rank(attempt, 0, by_hand=True), stream, "spawn")
     account = read_journal(tmp_path / "journal.jsonl")
     assert account.final is not None
     assert account.final.status is Status.FAILED

@@ -49,8 +49,8 @@ def test_an_attempt_is_measured_in_the_folder_of_its_file(
     moved.parent.mkdir()
     moved.write_text(make_attempt().to_json())
     measured: list[Attempt] = []
-    monkeypatch.setattr(program, "_measure", lambda attempt, *_, **__: measured.append(attempt))
+    monkeypatch.setattr(program, "_measure", lambda here, *_: measured.append(here.attempt))
     monkeypatch.setattr(program, "prefer_for_oom_kill", lambda: None)
     monkeypatch.setattr(program.os, "_exit", lambda code: None)
-    program.measure(str(moved), str(tmp_path / "journal"), "spawn")
+    program.measure(str(moved), str(tmp_path / "journal"), 0, "spawn")
     assert [attempt.path for attempt in measured] == [moved.parent]

@@ -92,7 +92,7 @@ def test_no_column_of_cells_is_declared_twice() -> None:
 
 def test_stages_and_instruments_are_declared() -> None:
     stages = {stage.name for stage in stages_of(instrument_names())}
-    assert set(STAGES) == {*stages, "build", *BEFORE_ITS_TASK} - {""}
+    assert set(STAGES) == {*stages, "build", "rendezvous", *BEFORE_ITS_TASK} - {""}
     assert set(INSTRUMENTS) == {*instrument_names(), "finding"}
     assert set(STATUSES) == set(Status)
 

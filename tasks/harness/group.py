@@ -1,0 +1,125 @@
+"""The group of ranks that measure one cell together: how a rank finds the others and waits for them.
+
+A rank is a process. Its variables are those of torchrun, so that torchrun, too, can run a cell.
+Nothing here works on a GPU once the group has met: ranks wait for each other, and agree on how to go
+on, at the store of the rendezvous.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from tasks.process.minder import LISTENER
+from tasks.spec.axes import Values
+from tasks.spec.parameters import Params
+
+T = TypeVar("T")
+# Until the warm-up has ended, each rank compiles and loads kernels at its own pace.
+_BEFORE_TIMING = timedelta(seconds=300)
+_END = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks of a cell, as one of them sees them. store: None if there is one rank."""
+
+    rank: int = 0
+    ranks: int = 1
+    store: Store | None = None
+
+    def agree(self, name: str, value: T) -> T:
+        """Return the value of rank 0, which JSON can hold. Name: unique in the attempt."""
+        if self.store is None:
+            return value
+        if self.rank == 0:
+            self.store.set(name, json.dumps(value))
+        agreed: T = json.loads(self.store.get(name))
+        return agreed
+
+    def wait_for_all(self, place: str) -> None:
+        """Wait until all ranks are at this place, which is unique in the attempt."""
+        if self.store is None:
+            return
+        if self.store.add(place, 1) == self.ranks:
+            self.store.set(f"{place} all", "")
+        self.store.wait([f"{place} all"])
+
+    def leave(self) -> None:
+        """Return when this process may end: rank 0, which serves the store, as the last one."""
+        if self.store is None:
+            return
+        deadline = time.monotonic() + _END.total_seconds()
+        self.store.add("left", 1)
+        while self.rank == 0 and self.store.add("left", 0) < self.ranks:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)
+
+    def limit_collectives(self, seconds: float) -> None:
+        """Have torch end a collective at which a rank does not arrive in time."""
+        if self.store is not None:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+
+
+def join_group(params: Params) -> tuple[Group, Values]:
+    """Wait for the other ranks of a cell. Return the group, and facts about how it met.
+
+    The rank's GPU becomes the current one, and a first collective has run. Raise RuntimeError if
+    this process was not started as a rank of as many.
+    """
+    if params.ranks == 1:
+        return Group(), {}
+    began = time.perf_counter()
+    rank, started = int(os.environ.get("RANK", "0")), os.environ.get("WORLD_SIZE", "1")
+    if int(started) != params.ranks:
+        raise RuntimeError(
+            f"this cell has {params.ranks} ranks, and {started} was started: use torchrun "
+            f"--nproc-per-node {params.ranks} -m tasks"
+        )
+    on_gpu, free = params.device == "cuda", 0
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+        free = torch.cuda.mem_get_info()[0]
+    store = _meet(rank, params.ranks)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=params.ranks,
+        timeout=_BEFORE_TIMING,
+        device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+    )
+    dist.all_reduce(torch.ones(1, device=params.device))
+    facts: Values = {"rendezvous_s": time.perf_counter() - began, "ranks": params.ranks}
+    if on_gpu:
+        torch.cuda.synchronize()
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        facts["nccl"] = ".".join(map(str, version))
+        facts["nccl_device_bytes"] = free - torch.cuda.mem_get_info()[0]
+    # Whoever waits there is ended with the rank that fails, or by the limit of the attempt.
+    store.set_timeout(timedelta(days=1))
+    return Group(rank, params.ranks, PrefixStore("sweep", store)), facts
+
+
+def _meet(rank: int, ranks: int) -> Store:
+    """Return the store of the rendezvous, which rank 0 serves, or the agent of torchrun."""
+    listener = os.environ.pop(LISTENER, None)
+    served_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        ranks,
+        is_master=rank == 0 and not served_elsewhere,
+        timeout=_BEFORE_TIMING,
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else int(listener),
+    )
