@@ -46,6 +46,7 @@ from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
 from tasks.spec.tables import Sample
 from tasks.training.hugging_face import NoModelError
+from tasks.training.model_sources import build_model
 from tasks.training.parameters import TrainStepParams
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class _Forward(ExitStack):
 
 
 def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0) -> Trace:
-    """Return the trace of a cell's build and two steps, with a GPU's allocations.
+    """Return the trace of a cell's build and steps on one rank, with a GPU's allocations.
 
     Raise what the workload raises. workspace_bytes, capability: of the GPU, see PredictionRequest.
     """
@@ -194,6 +195,8 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
         compiler = function_compiler(emulation) if function_compiler else None
         functions = stack.enter_context(functions_compiled(compiler))
         stack.enter_context(tracker)
+        if params.ranks > 1:
+            stack.enter_context(_ranks(params, tracker))
         with emulation, compiling(emulation):
             workload = _build(params)
             # Cycles of references are released before a process measures.
@@ -206,7 +209,9 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
             tracker.label(model.parameters(), "parameters")
         tracker.follow(workload, outside="loss" if optimizers else "attention")
         saved = SavedWatcher(workload, "prediction")
-        steps: tuple[Step, Step] = ("first", "steady")
+        steps: tuple[Step, ...] = ("first", "steady")
+        if params.ranks > 1:
+            steps = ("first", "second", "steady")
         for step in steps:
             tracker.begin(step)
             with _Forward(emulation) as forward:
@@ -223,6 +228,19 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
     if isinstance(params, TrainStepParams):
         tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace
+
+
+def _ranks(params: Predictable, tracker: StorageTracker) -> AbstractContextManager[None]:
+    """Return the context in which this process is the rank of the cell with the most memory."""
+    from tasks.prediction.ranks import fullest_rank, ranks_emulated
+
+    assert isinstance(params, TrainStepParams)
+    rank = 0
+    if params.parallel == "zero1_torch":
+        model = build_model(params, NoData())
+        trained = [one.numel() for one in model.parameters() if one.requires_grad]
+        rank = fullest_rank(trained, params.ranks)
+    return ranks_emulated(params, rank, tracker)
 
 
 def _load_compiler(

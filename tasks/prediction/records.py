@@ -242,8 +242,6 @@ def unsupported_reason(cell: Cell) -> str:
         return "with cold_l2 the size of the buffer that empties the cache depends on the GPU"
     if cell.params.device != "cuda":
         return f"on {cell.params.device} the peak is of the whole process, not only of its tensors"
-    if cell.params.ranks > 1:
-        return "the memory of a rank of several is not predicted yet"
     return ""
 
 

@@ -1,0 +1,216 @@
+"""Emulates the other ranks of a cell in one process without data: nothing is sent.
+
+The strategies' own code, and that of torch's DistributedDataParallel, ZeroRedundancyOptimizer and
+FSDP2, run unchanged in a group whose collectives return at once. What they would read from other
+ranks, such as the shapes of parameters, they are not asked for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore, Work, _create_work_from_future
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
+from tasks.prediction.tracking import StorageTracker
+from tasks.training.parameters import TrainStepParams
+
+_BACKEND = "emulated"
+_META = "meta"
+
+
+@contextmanager
+def ranks_emulated(
+    params: TrainStepParams, rank: int, tracker: StorageTracker
+) -> Iterator[None]:
+    """Make this process one rank of the cell, as far as torch can tell.
+
+    Storages that are made on another CUDA stream are recorded with its number.
+    """
+    if not hasattr(dist.Backend, _BACKEND.upper()):
+        dist.Backend.register_backend(_BACKEND, _make_group, devices=[_META, "cpu", "cuda"])
+    dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=params.ranks)
+    with ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        for name, replacement in _replacements(params, tracker).items():
+            stack.enter_context(patch(name, replacement, create=True))
+        yield
+
+
+def _replacements(params: TrainStepParams, tracker: StorageTracker) -> dict[str, object]:
+    """Return what takes the place of functions of torch that need a GPU or another rank."""
+    if params.parallel == "fsdp2":
+        # Imported only here, because it takes a second.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor
+
+        tracker.sharded = DTensor
+        group = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
+        return {
+            "torch.meta": _Streams(tracker.on_stream, params.ranks),
+            "torch.distributed.device_mesh.init_device_mesh": (
+                lambda device, shape: init_device_mesh(_META, shape)
+            ),
+            f"{group}._validate_no_meta_params": lambda group: None,
+        }
+    rebuild = dist.Reducer._rebuild_buckets
+
+    def rebuild_buckets(reducer: dist.Reducer) -> bool:
+        with _OwnOrder():
+            return rebuild(reducer)
+
+    ddp = "torch.nn.parallel.distributed"
+    return {
+        "torch.distributed.Reducer._rebuild_buckets": rebuild_buckets,
+        f"{ddp}._verify_param_shape_across_processes": lambda *args, **kwargs: None,
+    }
+
+
+def fullest_rank(sizes: Sequence[int], ranks: int) -> int:
+    """Return the rank that ZeroRedundancyOptimizer gives the most elements of parameters.
+
+    sizes: numbers of elements. It gives the largest parameter that is left to the rank with the
+    fewest elements (ZeroRedundancyOptimizer._partition_parameters).
+    """
+    shares = [(0, rank) for rank in range(ranks)]
+    for size in sorted(sizes, reverse=True):
+        held, rank = heapq.heappop(shares)
+        heapq.heappush(shares, (held + size, rank))
+    return max(shares)[1]
+
+
+def _make_group(store: object, rank: int, ranks: int, timeout: object) -> _Group:
+    return _Group(rank, ranks)
+
+
+class _Group(dist.ProcessGroup):
+    """A group whose collectives are complete at once and leave all tensors as they are.
+
+    Torch's `fake` group has no results for the futures of its work, which DDP reads.
+    """
+
+    def getBackendName(self) -> str:  # noqa: N802  torch calls it by this name
+        return _BACKEND
+
+    @property
+    def pg_name(self) -> str:
+        name: str = dist.distributed_c10d._world.pg_names[self]
+        return name
+
+    group_name = pg_name
+
+    def allreduce(self, tensors: list[Tensor], options: object = None) -> Work:
+        return _completed(tensors)
+
+    def broadcast(self, tensors: list[Tensor], options: object = None) -> Work:
+        return _completed(tensors)
+
+    def allgather(self, outputs: object, inputs: object, options: object = None) -> Work:
+        return _completed(outputs)
+
+    def _allgather_base(self, output: Tensor, tensor: Tensor, options: object = None) -> Work:
+        return _completed([output])
+
+    def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, options: object = None) -> Work:
+        return _completed([output])
+
+    def barrier(self, options: object = None) -> Work:
+        return _completed([])
+
+
+def _completed(result: object) -> Work:
+    future: Any = torch.futures.Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+class _OwnOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode in which values that are sent to all ranks and read back stay those of this rank."""
+
+    def __torch_dispatch__(
+        self,
+        func: Operation,
+        types: object,
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
+        if func is torch.ops.aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+class _Event:
+    """A CUDA event that has always happened."""
+
+    def record(self, stream: object = None) -> None:
+        pass
+
+    def wait(self, stream: object = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Stream:
+    """A CUDA stream, which is only a number: no work is submitted to it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def record_event(self, event: object = None) -> _Event:
+        return _Event()
+
+
+class _Streams:
+    """The functions of `torch.cuda` that FSDP2 calls.
+
+    on_stream: returns a context in which storages are made on the stream of this number.
+    """
+
+    Event = _Event
+
+    def __init__(self, on_stream: Callable[[int], AbstractContextManager[None]], ranks: int) -> None:
+        self._on_stream = on_stream
+        self._ranks = ranks
+        self._numbers = count()
+        self._current = [self.Stream()]
+
+    def Stream(self, priority: int = 0) -> _Stream:  # noqa: N802  a class in torch.cuda
+        return _Stream(next(self._numbers))
+
+    def current_stream(self, device: object = None) -> _Stream:
+        return self._current[-1]
+
+    @contextmanager
+    def stream(self, stream: _Stream) -> Iterator[None]:
+        self._current.append(stream)
+        try:
+            with self._on_stream(stream.number):
+                yield
+        finally:
+            self._current.pop()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return self._ranks
+
+    def current_device(self) -> int:
+        return 0
