@@ -244,7 +244,8 @@ def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> No
     assert isinstance(built, Workload)
     journal.facts({"tokens": built.tokens, "flops": built.flops})
     require_precision(params)
-    folder = None if here.by_hand else attempt.path
+    # Artifacts are those of the first rank.
+    folder = None if here.by_hand or here.rank else attempt.path
     session = Session(built, params, progress, group, folder=folder, evidence=evidence)
     checks = StageChecks(session, settings)
     for stage in stages_of(attempt.settings.instruments):
@@ -261,8 +262,6 @@ def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> No
             _journal_rows(session, journal)
         if stage.name == "warm-up":
             group.limit_collectives(attempt.settings.collective_timeout_s)
-    if built.verify is not None:
-        built.verify()
     group.wait_for_all("the end")
     group.leave()
 

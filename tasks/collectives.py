@@ -5,8 +5,7 @@ ranks and a tensor of S bytes in t seconds, the algorithm bandwidth is S/t. The 
 times a factor of n, which makes it comparable with the bandwidth of a link, whatever n is. Where a
 switch reduces (NVLink SHARP), less is sent, and the bus bandwidth may exceed that of the link.
 
-The result is compared element by element with what follows from the inputs, before the first step
-and after the last one.
+Before the first step and after the last one, each element of the result is checked.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Call: TypeAlias = Callable[..., Any]
 PHASE = "collective"
 _MEGABYTE = 1e6
 _WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes
-_IN_FLIGHT = 20  # calls of a step with `call: async`, as many as nccl-tests times together
+_IN_FLIGHT = 20  # calls of a step with `call: async`, the number that nccl-tests times together
 # Element i of rank r is (i mod 13) + r, so that sums of up to 8 ranks are exact in bf16, which has
 # all integers up to 256.
 _PERIOD = 13

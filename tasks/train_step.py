@@ -7,6 +7,7 @@ functions.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from model.accounting import (
@@ -47,7 +48,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     from tasks.training.model_sources import build_model, compile_model
     from tasks.training.optimizers import StepCounter
     from tasks.training.step import TrainingStep
-    from tasks.training.strategies import local_tensors, make_strategy
+    from tasks.training.strategies import local_tensors, make_strategy, require_equal_ranks
 
     model = build_model(params, device)
     model.train(params.pass_ != "forward")  # no dropout in inference
@@ -72,6 +73,10 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         optimizers=strategy.local_optimizers,
         optimizer_steps=counter,
         read_facts=strategy.read_facts,
+        without_communication=None
+        if params.parallel == "fsdp2"
+        else strategy.without_communication,
+        verify=partial(require_equal_ranks, model) if params.ranks > 1 else None,
     )
 
 
@@ -91,7 +96,7 @@ def _random_tokens(params: TrainStepParams, device: Device) -> tuple[Tensor, Ten
     """Return inputs and targets of this rank, both `(micro-batches, batch, context)`.
 
     They are random, because the pattern of the data changes power draw and clocks. All ranks draw
-    the same global batch, of which each has its own rows.
+    the same global batch, and each takes other rows of it.
     """
     import torch
     import torch.distributed as dist

@@ -1,6 +1,6 @@
 """Four ways to average the gradients of ranks, from the simplest one to that of torch's DDP.
 
-Each rank has the whole model, computes the gradients of its own rows, and replaces them by their
+All ranks have the whole model. Each computes the gradients of its rows, and replaces them by their
 mean over all ranks. The optimizers of all ranks then make the same update. With a ring of n ranks,
 each rank sends 2(n-1)/n times the bytes of the gradients in a step, in all four ways: only the
 number of calls differs, and how much of them the backward pass hides.
@@ -116,7 +116,9 @@ class Bucketed:
         self, model: nn.Module, collectives: Collectives, bucket_bytes: float = 25 * 2**20
     ) -> None:
         self._collectives = collectives
-        self._buckets = tuple(_Bucket(one) for one in _fill(trained_parameters(model), bucket_bytes))
+        self._buckets = tuple(
+            _Bucket(one) for one in _fill(trained_parameters(model), bucket_bytes)
+        )
         self._bucket_of: dict[Tensor, _Bucket] = {}
         for bucket in self._buckets:
             for parameter in bucket.parameters:
@@ -207,7 +209,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy from one dimension back into the tensors that were flattened."""
-    parts = flat.split([tensor.numel() for tensor in tensors])
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view_as(tensor))
 

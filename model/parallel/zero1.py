@@ -67,7 +67,7 @@ class Zero1:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a rank updates of one parameter: `part` and its `gradient` are views of flat tensors."""
+    """The part of one parameter that a rank updates; it and its gradient are views of flat tensors."""
 
     whole: nn.Parameter
     part: nn.Parameter

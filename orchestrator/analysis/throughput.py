@@ -50,6 +50,22 @@ derived_ratio(
     ("bus_bytes", "step_ms_median", 1e-6),
     "GB/s",
 )
+derived_ratio(
+    "exposed_share",
+    "part of the step, under the profiler, in which the GPU only communicates or waits for others",
+    ("exposed_ms", "overlap_step_ms", 1),
+)
+
+
+@derived(
+    "exposed_ms",
+    "communication that no computing hid: `exposed_transfer_ms` and `exposed_wait_ms`",
+    "ms",
+    needs=("exposed_transfer_ms", "exposed_wait_ms"),
+)
+def exposed_ms(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the communication that lengthens the step."""
+    return cells["exposed_transfer_ms"] + cells["exposed_wait_ms"]
 
 
 @derived(

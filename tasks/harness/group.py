@@ -45,6 +45,13 @@ class Group:
         agreed: T = json.loads(self.store.get(name))
         return agreed
 
+    def gather(self, name: str, value: T) -> list[T]:
+        """Return the values of all ranks, which JSON can hold. Name: unique in the attempt."""
+        if self.store is None:
+            return [value]
+        self.store.set(f"{name} {self.rank}", json.dumps(value))
+        return [json.loads(self.store.get(f"{name} {rank}")) for rank in range(self.ranks)]
+
     def wait_for_all(self, place: str) -> None:
         """Wait until all ranks are at this place, which is unique in the attempt."""
         if self.store is None:

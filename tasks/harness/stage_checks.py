@@ -109,11 +109,13 @@ def _state_of(parameter: nn.Parameter) -> tuple[int, Tensor]:
 
     Course code writes to `parameter.data`, which torch does not count.
     """
-    version = parameter._version
+    # Of a sharded parameter this rank's shard, as torch does not count writes to the whole.
+    local: Tensor = getattr(parameter, "_local_tensor", parameter)
+    version = local._version
     # Only of these is the slice a view. Another slice would be an allocation on the device.
-    if type(parameter) is not nn.Parameter or not parameter.is_contiguous():
+    if type(local) not in (Tensor, nn.Parameter) or not local.is_contiguous():
         return version, torch.empty(0)
-    first = parameter.detach().flatten()[:_COMPARED_VALUES]
+    first = local.detach().flatten()[:_COMPARED_VALUES]
     return version, first.to("cpu", copy=True)
 
 

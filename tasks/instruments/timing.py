@@ -146,6 +146,13 @@ def count_compilation(session: Session) -> list[Sample]:
     return []
 
 
+def verify(session: Session) -> list[Sample]:
+    """Check what several ranks have computed together, after all timed steps."""
+    if session.workload.verify is not None:
+        session.workload.verify()
+    return []
+
+
 def time_synced(session: Session) -> Iterator[Sample]:
     """Return the durations of steps that wait for the device at each boundary."""
     rule = _stop_rule(session)
@@ -203,6 +210,11 @@ def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) 
     for number, ms in enumerate(_whole(samples), start=1):
         _require_passed(ms, number, mode)
     return [*samples, Sample("timing", "drain", "ms", drain, mode)]
+
+
+def pipelined_step_ms(session: Session, steps: int) -> list[float]:
+    """Return the durations of steps that do not wait, on CUDA, outside of the cell's own timing."""
+    return _whole(_run_pipelined(session, steps, "pipelined"))
 
 
 def _stop_rule(session: Session) -> StopRule | None:
@@ -314,4 +326,5 @@ STAGES = (
     Stage("timing synced", 23, time_synced),
     Stage("timing pipelined", 24, time_pipelined),
     Stage("compilation counted", 25, count_compilation),
+    Stage("ranks compared", 26, verify),
 )

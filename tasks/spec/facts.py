@@ -35,6 +35,7 @@ _CELL_FACTS = (
     _int("parameters", doc="number of parameters of the model, counted after the build"),
     _text("parameter_dtype", doc="dtype of the parameters, read back after the build"),
     _text("autocast_dtype", doc="dtype of autocast, read back after the build"),
+    _text("fsdp_param_dtype", doc="parallel: fsdp2: dtype of gathered parameters; null: their own"),
     _text("float32_matmul_precision", doc="torch's setting, read back: `highest` means fp32 only"),
     _bool("matmul_allow_tf32", doc="torch's flag, read back"),
     # What ranks sent.
@@ -83,6 +84,9 @@ _CELL_FACTS = (
     _float("timing_half_width", doc="adaptive timing: half-width reached, over the median"),
 )
 _OTHER_FACTS = (
+    _json(
+        "bucket_bytes", doc="parallel: bucketed, ddp, zero1_torch: sizes of the buckets, in order"
+    ),
     _text("start_method", doc="start of the process: `fork` from a fork server, or `spawn`"),
     _text("pinned_cores", doc="cores that the process is restricted to, such as 0-3,8; null: all"),
     _int("cores", doc="number of cores that the process may use"),

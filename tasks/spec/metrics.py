@@ -362,6 +362,40 @@ _SNAPSHOT = (
     _snapshot("processing", "ms", "time to turn the record into rows", "processing_ms"),
 )
 
+# ---------------------------------------------------------------------------- overlap
+
+
+def _overlap(name: str, doc: str, column: str) -> Metric:
+    return Metric("overlap", name, "ms", doc, (CellColumn(column),))
+
+
+_OVERLAP = (
+    _overlap(
+        "profiled_step",
+        "step under the profiler, of the rank with the slowest steps, as are the next",
+        "overlap_step_ms",
+    ),
+    _overlap("compute", "of that, in which a kernel computed", "compute_ms"),
+    _overlap(
+        "exposed_transfer",
+        "of that, sending and receiving that no computing hid",
+        "exposed_transfer_ms",
+    ),
+    _overlap(
+        "exposed_wait", "of that, waiting for other ranks that no computing hid", "exposed_wait_ms"
+    ),
+    _overlap("exposed_copies", "of that, only copies", "exposed_copies_ms"),
+    _overlap("idle", "of that, nothing ran", "overlap_idle_ms"),
+    _overlap("communication", "time in which a collective ran", "comm_ms"),
+    _overlap(
+        "transfer", "all collectives, each as long as on the rank that came last", "transfer_ms"
+    ),
+    _overlap("wait", "all collectives, what they took beyond `transfer_ms`", "wait_ms"),
+    _overlap(
+        "exposed_off", "median step less that of steps without communication", "exposed_off_ms"
+    ),
+)
+
 # ---------------------------------------------------------------------------- findings
 
 _finding = partial(Metric, "finding")
@@ -396,6 +430,7 @@ METRICS: tuple[Metric, ...] = (
     *_KERNELS,
     _KERNEL_TIME,
     *_SNAPSHOT,
+    *_OVERLAP,
     *_FINDINGS,
     Metric("backend", "events", "events", "events that the profiler recorded", ()),
     Metric("nvtx", "annotated_steps", "steps", "number of steps with ranges", ()),

@@ -12,8 +12,10 @@ from tasks.spec.status import Status
 PHASES: Mapping[str, str] = {
     "forward": "the forward pass, with the loss if there is one",
     "backward": "the backward pass",
+    "communication": "of several ranks, between backward pass and update: the rest of the exchange",
     "optimizer": "the optimizer's update",
     "collective": "a collective of all ranks, or several of them; see `call`",
+    "gather": "parallel: zero1, after the update: the exchange of parameters",
 }
 STATUSES: Mapping[str, str] = {
     Status.OK: "measured",
@@ -43,6 +45,7 @@ STAGES: Mapping[str, str] = {
     "timing synced": "the steps that wait at the end of each phase",
     "timing pipelined": "the steps that do not wait",
     "compilation counted": "what torch has compiled until now",
+    "ranks compared": "the results of several ranks are checked",
     "energy after": "the mean power of the GPU during the timing",
     "cores after": "the waiting time of threads after the timing",
     "pace after": "the CPU's dispatch rate after the timing",
@@ -53,6 +56,7 @@ STAGES: Mapping[str, str] = {
     "nvtx": "steps with ranges for Nsight Systems",
     "nsys": "the same under Nsight Systems",
     "kernel time": "a few steps under the profiler, one phase at a time",
+    "overlap": "steps of all ranks under the profiler, and steps without communication",
     "attention backend": "a step under the profiler, for the names of attention kernels",
 }
 INSTRUMENTS: Mapping[str, str] = {
@@ -62,6 +66,7 @@ INSTRUMENTS: Mapping[str, str] = {
     "kernels": "totals over the kernels of a profiled step; each kernel is in `kernels`",
     "memory_snapshot": "totals over a recorded step; see `allocations` and `live`",
     "kernel_time": "duration of the kernels of a few steps, one phase at a time",
+    "overlap": "how much of the communication of several ranks nothing hides",
     "backend": "the attention kernels that ran; they are in the facts",
     "nvtx": "steps with ranges for Nsight Systems",
     "nsys": "the same under Nsight Systems; its kernels are in `kernels`",

@@ -99,7 +99,8 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
     )
     bucket_view: bool = axis(False, "true: gradients are views of ddp's buckets")
     reshard: bool = axis(
-        True, "true: fsdp2 frees a block's parameters after its forward pass, and gathers them again"
+        True,
+        "true: fsdp2 frees a block's parameters after its forward pass, and gathers them again",
     )
     wire: Wire = axis(
         "fp32",
@@ -307,7 +308,9 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
         if self.parallel == "none":
             advice = "Choose a strategy, such as parallel: ddp"
             if "parallel" in self.model_fields_set:
-                advice = f"Remove none from the axis; the cell with {axis_name}: 1 already covers it"
+                advice = (
+                    f"Remove none from the axis; the cell with {axis_name}: 1 already covers it"
+                )
             raise ValueError(
                 f"parallel: none requires one {unit}, but {axis_name} is {self.ranks}. {advice}"
             )
@@ -361,6 +364,16 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
             return (
                 "optimizer: muon cannot be combined with parallel: zero1_torch, which distributes "
                 "one optimizer, not two. Use parallel: ddp or fsdp2"
+            )
+        if parallel == "fsdp2" and self.optimizer == "adafactor":
+            return (
+                "optimizer: adafactor cannot be combined with parallel: fsdp2, because torch has no "
+                "Adafactor of sharded parameters. Use fused, or parallel: ddp"
+            )
+        if parallel == "fsdp2" and self.optimizer == "sgd" and self.optimizer_args.get("fused", 1):
+            return (
+                "optimizer: sgd cannot be combined with parallel: fsdp2, because torch has no fused "
+                "SGD of sharded parameters. Add optimizer_args: {fused: false}"
             )
         if parallel == "fsdp2" and self.checkpointing.startswith("groups"):
             return (

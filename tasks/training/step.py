@@ -52,6 +52,15 @@ class TrainingStep:
                 f"{self._params.vocab_size}) or positions (context_length "
                 f"{self._params.context_length})"
             ) from error
+        except RuntimeError as error:
+            # What DDP says, in ten lines, in the second step.
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            raise RuntimeError(
+                f"parallel: {self._params.parallel} needs a gradient of each parameter in each "
+                "step, and this model has parameters without one. Freeze them with "
+                "requires_grad_(False), or use parallel: bucketed or fsdp2"
+            ) from error
 
     def _infer(self, phase: PhaseMarker) -> None:
         with phase("forward"), torch.no_grad(), self._autocast():

@@ -8,13 +8,14 @@ communicate within the backward pass and the optimizer's step, so that they have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -27,6 +28,7 @@ from model.parallel.data_parallel import (
     Naive,
     Overlap,
     broadcast_model,
+    trained_parameters,
 )
 from model.parallel.zero1 import Zero1
 from tasks.harness.device import Skip
@@ -119,6 +121,17 @@ def checksums(model: nn.Module) -> tuple[float, float]:
     return total, squares
 
 
+def require_equal_ranks(model: nn.Module) -> None:
+    """Raise RuntimeError if the parameters differ between ranks in a single bit of their sums."""
+    place = next(iter(local_tensors(model))).device
+    own = torch.tensor(checksums(model), dtype=torch.float64, device=place)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    if any(not torch.equal(one, own) for one in found):
+        sums = ", ".join(f"{one[0]:.17g}" for one in found)
+        raise RuntimeError(f"the ranks have different parameters after their steps: sums {sums}")
+
+
 def local_tensors(model: nn.Module) -> tuple[Tensor, ...]:
     """Return parameters and buffers as this rank stores them, of sharded ones its shards."""
     found = (*model.parameters(), *model.buffers())
@@ -128,6 +141,15 @@ def local_tensors(model: nn.Module) -> tuple[Tensor, ...]:
 def _whole(values: Tensor) -> Tensor:
     gather: Callable[[], Tensor] | None = getattr(values, "full_tensor", None)
     return values if gather is None else gather()
+
+
+def _require_one_dtype(trained: Iterable[nn.Parameter], params: TrainStepParams) -> None:
+    names = sorted({dtype_name(parameter.dtype) for parameter in trained})
+    if len(names) > 1:
+        raise Skip(
+            f"parallel: {params.parallel} needs trained parameters of one dtype, and this model has "
+            f"{', '.join(names)}"
+        )
 
 
 def _wire(params: TrainStepParams) -> torch.dtype | None:
@@ -209,12 +231,11 @@ class _Ddp(Strategy):
         if _wire(params) is not None:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-            self._ddp.register_comm_hook(None, bf16_compress_hook)
+            # Within a function, because torch refuses its own hook for gloo, which can do it.
+            self._ddp.register_comm_hook(None, lambda *given: bf16_compress_hook(*given))
         super().__init__(self._ddp, self._make_optimizers(params, model))
 
-    def _make_optimizers(
-        self, params: TrainStepParams, model: nn.Module
-    ) -> tuple[Optimizer, ...]:
+    def _make_optimizers(self, params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
         return make_optimizers(params, model)
 
     def without_communication(self) -> AbstractContextManager[None]:
@@ -228,14 +249,13 @@ class _Ddp(Strategy):
 
 
 class _Zero1Torch(_Ddp):
-    """DDP with torch's ZeroRedundancyOptimizer, each rank of which updates whole parameters."""
+    """DDP with torch's ZeroRedundancyOptimizer, in which each rank updates some whole parameters."""
 
-    def _make_optimizers(
-        self, params: TrainStepParams, model: nn.Module
-    ) -> tuple[Optimizer, ...]:
+    def _make_optimizers(self, params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        trained = [one for one in model.parameters() if one.requires_grad]
+        trained = trained_parameters(model)
+        _require_one_dtype(trained, params)
         make: Any = partial(make_optimizer, params)
         self._zero = ZeroRedundancyOptimizer(trained, optimizer_class=make)
         return (self._zero,)
@@ -262,6 +282,7 @@ class _Fsdp2(Strategy):
             raise Skip(
                 "parallel: fsdp2 needs blocks in a torch.nn.ModuleList, and this model has none"
             )
+        _require_one_dtype(trained_parameters(model), params)
         mesh = init_device_mesh(params.device, (params.ranks,))
         is_mixed = params.precision == "bf16"
         self._param_dtype = torch.bfloat16 if is_mixed else None

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 _PRELOADED = [
     "pytest", "torch", "torch.distributed.fsdp", "torch.distributed.optim",
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "tasks.train_step",
@@ -97,7 +97,7 @@ def _serve(rank: int, count: int, store: str, connection: Connection) -> None:
         store=dist.FileStore(store, count),
         rank=rank,
         world_size=count,
-        timeout=timedelta(seconds=20),
+        timeout=timedelta(seconds=300),
     )
     while True:
         try:
