@@ -36,7 +36,7 @@ from tasks.prediction.records import (
     unknown,
     unsupported_reason,
 )
-from tasks.prediction.replay import Replay, Step, Trace, highest, replay
+from tasks.prediction.replay import Replay, Step, Trace, held_by_nccl, highest, replay
 from tasks.prediction.resizing import trace_by_layers
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from tasks.prediction.compiled_calls import FunctionCompiler
 
 STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, within 3.5 %
+
+_GIB = 1024**3
 
 Predictable = TrainStepParams | AttentionParams
 
@@ -105,10 +107,19 @@ class Predictor:
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
+        reason = ""
+        if trace.sent:
+            surely, trace = peaks, held_by_nccl(trace)
+            peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
+            for cap, verdict in verdicts.items():
+                verdicts[cap] = _if_uncertain(verdict, judge(trace, peaks, cap))
+            reason = _why_uncertain(surely, peaks)
+        elif params.ranks > 1:
+            peaks |= _second_step(trace)
         by_role = _composition(trace, peaks)
         counted = [sample for sample in trace.flops if ("steady", sample.phase) in peaks]
         samples = (*_samples(peaks, how), *by_role, *trace.saved, *counted, *_closed_form(params))
-        prediction = Prediction(how, "", samples, verdicts).without(trace.unfollowed)
+        prediction = Prediction(how, reason, samples, verdicts).without(trace.unfollowed)
         if not trace.eager_functions:
             return prediction
         return prediction.with_eager_functions(trace.eager_functions)
@@ -194,9 +205,9 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
         emulation = stack.enter_context(gpu_emulated(tracker.labelling, capability=capability))
         compiler = function_compiler(emulation) if function_compiler else None
         functions = stack.enter_context(functions_compiled(compiler))
-        stack.enter_context(tracker)
         if params.ranks > 1:
             stack.enter_context(_ranks(params, tracker))
+        stack.enter_context(tracker)
         with emulation, compiling(emulation):
             workload = _build(params)
             # Cycles of references are released before a process measures.
@@ -210,7 +221,7 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
         tracker.follow(workload, outside="loss" if optimizers else "attention")
         saved = SavedWatcher(workload, "prediction")
         steps: tuple[Step, ...] = ("first", "steady")
-        if params.ranks > 1:
+        if _replaces_buckets(params):
             steps = ("first", "second", "steady")
         for step in steps:
             tracker.begin(step)
@@ -228,6 +239,11 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
     if isinstance(params, TrainStepParams):
         tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace
+
+
+def _replaces_buckets(params: Predictable) -> bool:
+    """Return True for DDP, which makes other buckets in the second step."""
+    return isinstance(params, TrainStepParams) and params.parallel in ("ddp", "zero1_torch")
 
 
 def _ranks(params: Predictable, tracker: StorageTracker) -> AbstractContextManager[None]:
@@ -315,6 +331,28 @@ def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:
     return "borderline" if _survives(trace, peaks, round(cap_bytes * (1 + MARGIN))) else "oom"
 
 
+def _if_uncertain(surely: Verdict, perhaps: Verdict) -> Verdict:
+    """Return the verdict on a cell that takes at least one amount of memory, perhaps another."""
+    return "perhaps" if perhaps == "oom" and surely != "oom" else perhaps
+
+
+def _why_uncertain(surely: Replay, perhaps: Replay) -> str:
+    """Return why the second step may need more than predicted as sure; empty if it does not."""
+    low, high = (highest(peaks, "second")[1].allocated for peaks in (surely, perhaps))
+    if low == high:
+        return ""
+    return (
+        f"in the second step DDP replaces its buckets, and NCCL may still hold the old ones: its peak "
+        f"is {low / _GIB:.2f} or {high / _GIB:.2f} GiB, which differs from run to run"
+    )
+
+
+def _second_step(trace: Trace) -> Replay:
+    """Return the peaks of a second step that does what all later ones do."""
+    found = replay(trace, CachingAllocator(), steady_steps=1)
+    return {("second", phase): peaks for (step, phase), peaks in found.items() if step == "steady"}
+
+
 def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
     reserved = max(found.reserved for found in peaks.values())
     requested = max(found.requested for found in peaks.values())
@@ -360,7 +398,8 @@ def _closed_form(params: Predictable) -> Iterator[Sample]:
 def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -> Prediction:
     """Return a lower bound from the parameters of a model that does not run without data."""
     with suppress(Exception), gpu_emulated(lambda role: nullcontext()) as emulation, emulation:
-        model = train_step.build_on(NoData(), params).model
+        alone = params.model_copy(update={"gpus": 1, "parallel": "none"})
+        model = train_step.build_on(NoData(), alone).model
         if model is None:
             return unknown(reason)
         count = trained = 0

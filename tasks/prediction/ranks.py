@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore, Work, _create_work_from_future
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
-from tasks.prediction.tracking import StorageTracker
+from tasks.prediction.tracking import BUFFERS, StorageTracker
 from tasks.training.parameters import TrainStepParams
 
 _BACKEND = "emulated"
@@ -39,6 +39,10 @@ def ranks_emulated(
     if not hasattr(dist.Backend, _BACKEND.upper()):
         dist.Backend.register_backend(_BACKEND, _make_group, devices=[_META, "cpu", "cuda"])
     dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=params.ranks)
+    group = dist.group.WORLD
+    assert isinstance(group, _Group)
+    group.tracker = tracker
+    group.is_waited_for = params.parallel not in ("ddp", "zero1_torch")
     with ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
         for name, replacement in _replacements(params, tracker).items():
@@ -96,7 +100,13 @@ class _Group(dist.ProcessGroup):
     """A group whose collectives are complete at once and leave all tensors as they are.
 
     Torch's `fake` group has no results for the futures of its work, which DDP reads.
+
+    tracker: records the tensors as communication buffers. is_waited_for: False if nobody waits for
+        the work of a collective.
     """
+
+    tracker: StorageTracker
+    is_waited_for = True
 
     def getBackendName(self) -> str:  # noqa: N802  torch calls it by this name
         return _BACKEND
@@ -109,6 +119,9 @@ class _Group(dist.ProcessGroup):
     group_name = pg_name
 
     def allreduce(self, tensors: list[Tensor], options: object = None) -> Work:
+        self.tracker.label_unlabelled(tensors, BUFFERS)
+        if not self.is_waited_for:
+            self.tracker.trace.sent.update(self.tracker.indices_of(tensors))
         return _completed(tensors)
 
     def broadcast(self, tensors: list[Tensor], options: object = None) -> Work:
@@ -118,9 +131,11 @@ class _Group(dist.ProcessGroup):
         return _completed(outputs)
 
     def _allgather_base(self, output: Tensor, tensor: Tensor, options: object = None) -> Work:
+        self.tracker.label_unlabelled([output], BUFFERS)
         return _completed([output])
 
     def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, options: object = None) -> Work:
+        self.tracker.label_unlabelled([tensor], BUFFERS)
         return _completed([output])
 
     def barrier(self, options: object = None) -> Work:

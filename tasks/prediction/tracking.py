@@ -39,6 +39,7 @@ from tasks.prediction.operations.shapes import (
 )
 from tasks.prediction.replay import Label, Step, TensorLifetime, Trace
 
+BUFFERS = "communication buffers"
 PARTS = {
     "Embedding": "embedding",
     "RMSNorm": "norm",
@@ -181,6 +182,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for index in self.indices_of(tensors):
             self.trace.labels[index] = self.trace.labels[index]._replace(role=role)
 
+    def label_unlabelled(self, tensors: Iterable[Tensor], role: str) -> None:
+        """Set the role of storages that were recorded before and have none."""
+        for index in self.indices_of(tensors):
+            label = self.trace.labels[index]
+            self.trace.labels[index] = label._replace(role=label.role or role)
+
     @contextmanager
     def labelling(self, role: str) -> Iterator[None]:
         """Set the role of all storages that are recorded within this context."""
@@ -267,7 +274,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reference = self._known.get(storage._cdata)
         if reference is not None and nbytes != storage.nbytes():
             before = reference.index
-            reference.index = self._allocate(nbytes, self._label) if nbytes else None
+            # FSDP2 does so with the parameters that it gathers.
+            label = self._label._replace(role=BUFFERS)
+            reference.index = self._allocate(nbytes, label) if nbytes else None
             if before is not None:
                 self._event(~before)
         _RESIZE(storage, nbytes)
