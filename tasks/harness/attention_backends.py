@@ -13,7 +13,7 @@ from model.attention import IMPLEMENTATIONS, Attention, make_attention
 from tasks.harness.compilation import load_compiler
 from tasks.harness.device import Skip
 from tasks.harness.error_kinds import is_unsupported
-from tasks.harness.precision import autocast, stored_dtype
+from tasks.harness.precision import autocast, matmul_dtype, stored_dtype
 from tasks.spec.parameters import AttentionAxisParams
 
 # Implementations made of plain operations, which run everywhere.
@@ -49,7 +49,9 @@ def choose_attention(
 def _probe(params: AttentionAxisParams, shape: AttentionShape, device: torch.device) -> None:
     # Trying is the only reliable test: torch's own rules differ between its versions.
     sizes = (3, 1, 1, shape.length, shape.d_head)
-    inputs = torch.zeros(sizes, dtype=stored_dtype(params), device=device)
+    # Without autocast, as with fsdp2, inputs come in the dtype of products.
+    dtype = stored_dtype(params) if params.autocasts else matmul_dtype(params)
+    inputs = torch.zeros(sizes, dtype=dtype, device=device)
     inputs.requires_grad_(shape.has_gradients)
     attend = make_attention(params.attention, shape.length, shape.causal, device)
     with warnings.catch_warnings(record=True) as caught:

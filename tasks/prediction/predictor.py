@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, within 3.5 %
 
-_GIB = 1024**3
-
 Predictable = TrainStepParams | AttentionParams
 
 # Micro-batches that are traced. The second one adds to gradients. The third one repeats it, but
@@ -337,13 +335,13 @@ def _if_uncertain(surely: Verdict, perhaps: Verdict) -> Verdict:
 
 
 def _why_uncertain(surely: Replay, perhaps: Replay) -> str:
-    """Return why the second step may need more than predicted as sure; empty if it does not."""
+    """Return why the second step may need less than predicted; empty if it does not."""
     low, high = (highest(peaks, "second")[1].allocated for peaks in (surely, perhaps))
     if low == high:
         return ""
     return (
-        f"in the second step DDP replaces its buckets, and NCCL may still hold the old ones: its peak "
-        f"is {low / _GIB:.2f} or {high / _GIB:.2f} GiB, which differs from run to run"
+        "DDP replaces its buckets in the second step, in which NCCL may still hold the old ones: it "
+        "is predicted with both, and in some runs it needs less, by the size of all gradients"
     )
 
 

@@ -29,9 +29,7 @@ _META = "meta"
 
 
 @contextmanager
-def ranks_emulated(
-    params: TrainStepParams, rank: int, tracker: StorageTracker
-) -> Iterator[None]:
+def ranks_emulated(params: TrainStepParams, rank: int, tracker: StorageTracker) -> Iterator[None]:
     """Make this process one rank of the cell, as far as torch can tell.
 
     Storages that are made on another CUDA stream are recorded with its number.
@@ -200,7 +198,9 @@ class _Streams:
 
     Event = _Event
 
-    def __init__(self, on_stream: Callable[[int], AbstractContextManager[None]], ranks: int) -> None:
+    def __init__(
+        self, on_stream: Callable[[int], AbstractContextManager[None]], ranks: int
+    ) -> None:
         self._on_stream = on_stream
         self._ranks = ranks
         self._numbers = count()

@@ -97,7 +97,9 @@ def held_by_nccl(trace: Trace) -> Trace:
         if not any(before.phase == "backward" for before in trace.spans["second"][:number]):
             is_late = [event < 0 and ~event in trace.sent for event in span.events]
             late += compress(span.events, is_late)
-            events = array("q", (event for event, at in zip(events, is_late, strict=True) if not at))
+            events = array(
+                "q", (event for event, at in zip(events, is_late, strict=True) if not at)
+            )
             if span.phase == "backward":
                 events.extend(late)
         spans.append(TensorLifetime(span.phase, events))
