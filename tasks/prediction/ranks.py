@@ -136,6 +136,10 @@ class _Group(dist.ProcessGroup):
         self.tracker.label_unlabelled([tensor], BUFFERS)
         return _completed([output])
 
+    # Torch 2.13 renamed both.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+
     def barrier(self, options: object = None) -> Work:
         return _completed([])
 
