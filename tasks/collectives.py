@@ -40,7 +40,9 @@ Call: TypeAlias = Callable[..., Any]
 PHASE = "collective"
 _MEGABYTE = 1e6
 _WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes
-_IN_FLIGHT = 20  # calls of a step with `call: async`, the number that nccl-tests times together
+# Calls of a step on GPUs, the number that nccl-tests times together. A single small one is faster
+# than the host can note its begin and its end.
+_CALLS = 20
 # Element i of rank r is (i mod 13) + r, so that sums of up to 8 ranks are exact in bf16, which has
 # all integers up to 256.
 _PERIOD = 13
@@ -69,7 +71,8 @@ class CollectivesParams(RankedParams, TimedParams):
     )
     call: Literal["sync", "async"] = axis(
         "sync",
-        f"sync: a step is one call; async: {_IN_FLIGHT} calls, and then all are waited for",
+        f"a step on GPUs is {_CALLS} calls, on the CPU one: sync, one after another, or async, all begun "
+        "and then waited for",
     )
 
     @model_validator(mode="after")
@@ -84,7 +87,7 @@ class CollectivesParams(RankedParams, TimedParams):
     @property
     def calls(self) -> int:
         """Calls of a step."""
-        return _IN_FLIGHT if self.call == "async" else 1
+        return _CALLS if self.device == "cuda" else 1
 
     @property
     def part(self) -> int:
@@ -146,7 +149,11 @@ def build(params: CollectivesParams) -> Workload:
 
     buffers.check()
     size = params.size_bytes * params.calls
-    facts = {"collective_bytes": size, "bus_bytes": round(size * params.bus_factor)}
+    facts = {
+        "collective_calls": params.calls,
+        "collective_bytes": size,
+        "bus_bytes": round(size * params.bus_factor),
+    }
     return Workload(step, (PHASE,), device, None, facts=facts, verify=buffers.check)
 
 

@@ -32,9 +32,11 @@ class GradientAveraging(Protocol):
 def broadcast_model(model: nn.Module) -> None:
     """Give all ranks the parameters and buffers of rank 0."""
     for tensor in (*model.parameters(), *model.buffers()):
-        sent = tensor.detach().contiguous()
+        values = tensor.detach()
+        sent = values.contiguous()
         dist.broadcast(sent, src=0)
-        tensor.detach().copy_(sent)
+        if sent is not values:
+            values.copy_(sent)
 
 
 class Naive:

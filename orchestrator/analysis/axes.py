@@ -26,6 +26,11 @@ MAIN: Mapping[str, object] = {
     "attention": "naive",
 }
 # Ways to compile, which an eager cell does not have.
+# Axes in which a cell on one GPU differs from one that does the same on several.
+RANK_AXES = (
+    "gpus", "processes", "parallel", "batch", "bucket_mb", "bucket_view", "reshard", "wire",
+    "nccl_algo",
+)  # fmt: skip
 COMPILE_AXES = ("compile_mode", "compile_cache")
 
 _FOLLOWING = {*TIMING_AXES, "attention"}

@@ -78,6 +78,10 @@ class Results:
         """Return the GPU memory in use over time, of each attempt in `cells`."""
         return self._shown_rows("live")
 
+    def ranks(self) -> pd.DataFrame:
+        """Return one row per rank of each attempt in `cells` with several."""
+        return self._shown_rows("ranks")
+
     def _shown_rows(self, table: str) -> pd.DataFrame:
         return self.read_table(table).merge(self.cells[["cell", "attempt"]])
 

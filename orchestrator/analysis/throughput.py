@@ -39,6 +39,12 @@ derived_ratio(
     "tokens/J",
 )
 derived_ratio(
+    "call_ms",
+    "one call of a collective, from the median step time",
+    ("step_ms_median", "collective_calls", 1),
+    "ms",
+)
+derived_ratio(
     "algbw_gb_s",
     "algorithm bandwidth of nccl-tests: `collective_bytes` over the median step time",
     ("collective_bytes", "step_ms_median", 1e-6),
@@ -70,15 +76,16 @@ def exposed_ms(cells: pd.DataFrame) -> pd.Series[float]:
 
 @derived(
     "peak_tflops",
-    "dense peak of the GPU in the cell's precision, by its maker; null if no source gives it",
+    "dense peak of the cell's GPUs in its precision, by their maker; null if no source gives it",
     "TFLOP/s",
     needs=("achieved_tflops", "precision"),
 )
 def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
-    """Return the peak of each cell's GPU."""
+    """Return the peak of all GPUs of each cell."""
     gpus = _gpus(cells).dropna()  # cells on the CPU have none
     peaks = list(map(catalog_peak, gpus, cells["precision"][gpus.index]))
-    return pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
+    of_one = pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
+    return of_one * cells["gpus"].fillna(1) if "gpus" in cells else of_one
 
 
 derived_ratio(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from tasks.process.flight_record import last_collective
+from tasks.process.flight_record import Collective, last_collective
 from tasks.process.journal import FinalStatus, JournalContents
 from tasks.process.log_file import tail
 from tasks.process.minder import RankExits
@@ -25,6 +25,7 @@ _LATE = (
 )
 # What they say of a rank that has ended.
 _GONE = r"Connection closed by peer|Connection reset by peer|remote process exited|Broken pipe"
+_WATCHDOG = r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
 _LOG_BYTES = 20_000
 # Energy and power of a cell are those of all its GPUs.
 _SUMMED = ("power", "timed_power", "power_limit", "energy")
@@ -60,8 +61,8 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
         rank: the one that ended first.
     """
     ranks = range(attempt.cell.params.ranks)
-    flights = [last_collective(rank_file(attempt.path / FLIGHT_FILE, one)) for one in ranks]
-    known = {one: flight for one, flight in enumerate(flights) if flight is not None}
+    flights = {one: _last_collective(attempt, one) for one in ranks}
+    known = {one: flight for one, flight in flights.items() if flight is not None}
     evidence = {**final.evidence, "rank": rank}
     if known:
         arrived = {str(one): f"{flight.name} {flight.number}" for one, flight in known.items()}
@@ -72,7 +73,7 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
         return rank, FinalStatus(final.status, evidence)
     latest = max(flight.number for flight in known.values())
     there = {one: flight for one, flight in known.items() if flight.number == latest}
-    called = {(flight.name, flight.shape) for flight in there.values()}
+    called = {(one.name, one.shape) for one in there.values() if one.shape}
     first = there[min(there)]
     evidence["collective"] = f"{first.name} {first.number}"
     if len(called) > 1:
@@ -88,6 +89,18 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
     message = f"rank {names} did not arrive at {evidence['collective']} within {limit}"
     evidence |= {"rank": missing[0], "message": message}
     return missing[0], FinalStatus(Status.TIMEOUT, evidence)
+
+
+def _last_collective(attempt: Attempt, rank: int) -> Collective | None:
+    """Return the latest collective of a rank: by its flight record, or by NCCL's watchdog.
+
+    The watchdog aborts the process of a rank that waited in vain, which then writes no record.
+    """
+    flight = last_collective(rank_file(attempt.path / FLIGHT_FILE, rank))
+    if flight is not None:
+        return flight
+    found = re.search(_WATCHDOG, tail(rank_file(attempt.path / LOG_FILE, rank), _LOG_BYTES))
+    return Collective(int(found[1]), found[2].lower(), "") if found else None
 
 
 def group_samples(ranks: Sequence[Sequence[Sample]]) -> tuple[Sample, ...]:

@@ -49,7 +49,6 @@ def choose_attention(
 def _probe(params: AttentionAxisParams, shape: AttentionShape, device: torch.device) -> None:
     # Trying is the only reliable test: torch's own rules differ between its versions.
     sizes = (3, 1, 1, shape.length, shape.d_head)
-    # Without autocast, as with fsdp2, inputs come in the dtype of products.
     dtype = stored_dtype(params) if params.autocasts else matmul_dtype(params)
     inputs = torch.zeros(sizes, dtype=dtype, device=device)
     inputs.requires_grad_(shape.has_gradients)

@@ -24,9 +24,11 @@ class Session:
     params: Params
     progress: Progress
     group: Group = field(default_factory=Group)  # with which this process takes its steps
-    # Watchers of the very first step, in whatever stage it runs, and of the last step before the
-    # measured ones, if there are at least two. They work outside of the timed intervals.
+    # Watchers of the next step and of the one after it, in whatever stage they run, and of the last
+    # step before the measured ones, if there are at least two. They work outside of the timed
+    # intervals. Until the first step, the next one is the first.
     on_first_step: list[Watcher] = field(default_factory=list)
+    on_second_step: list[Watcher] = field(default_factory=list)
     on_last_warm_up: list[Watcher] = field(default_factory=list)
     # Samples that a stage leaves for a later stage of the same instrument.
     shelf: dict[str, list[Sample]] = field(default_factory=dict)
@@ -53,7 +55,8 @@ class Session:
 
     def step(self, *watchers: Watcher) -> None:
         """Run one step. `watchers[0]` is the innermost."""
-        first, self.on_first_step = self.on_first_step, []
+        first = self.on_first_step
+        self.on_first_step, self.on_second_step = self.on_second_step, []
         self.steps += 1
         run_step(self.workload, self.progress, *watchers, *first)
 

@@ -1,7 +1,7 @@
 """Measure the peak memory of each phase, the memory at its end, and what is saved for backward.
 
 The first step and the steady state are measured separately, because the first has no optimizer
-state yet. After the build, memory holds the model and its inputs; the forward pass adds what it
+state yet; with several ranks the second, too, in which DDP has its buckets twice. After the build, memory holds the model and its inputs; the forward pass adds what it
 saves, which `saved` counts tensor by tensor. On CUDA these are the allocator's numbers
 (allocated, reserved, requested). On the CPU it is the resident set of the process; its peak is
 null where the kernel refuses to reset it. The steps of the warm-up are measured, at no noticeable
@@ -68,7 +68,11 @@ def watch_warm_up(session: Session) -> list[Sample]:
     first, steady = PeakWatcher(device, "first"), PeakWatcher(device, "steady")
     session.on_first_step.append(first)
     session.on_last_warm_up.append(steady)
-    session.shelf |= {"first": first.samples, "steady": steady.samples, "saved": []}
+    session.shelf |= {"first": first.samples, "second": [], "steady": steady.samples, "saved": []}
+    if session.group.ranks > 1:
+        second = PeakWatcher(device, "second")
+        session.on_second_step.append(second)
+        session.shelf["second"] = second.samples
     # Hooks would recompile compiled code.
     if not session.workload.compiled and session.workload.facts.get("grad_mode") != "no_grad":
         saved = SavedWatcher(session.workload)
@@ -83,8 +87,8 @@ def take_warm_up(session: Session) -> list[Sample]:
     steady = shelf["steady"]
     if uses_cuda_graphs(session.params):
         steady = list(map(_unknown_unless_reserved, steady))
-    taken = [*shelf["first"], *steady, *shelf["saved"]]
-    for mode in ("first", "steady", "saved"):
+    taken = [*shelf["first"], *shelf["second"], *steady, *shelf["saved"]]
+    for mode in ("first", "second", "steady", "saved"):
         shelf[mode].clear()
     return taken
 

@@ -71,10 +71,9 @@ def _exposed_by_difference(session: Session) -> Iterator[Sample]:
     if switched_off is None:
         yield _sample("exposed_off", None, "it cannot compute without communication")
         return
-    steps = session.count("measured_steps") if session.params.values()["measured_steps"] else _STEPS
-    with_it = pipelined_step_ms(session, steps)
+    with_it = pipelined_step_ms(session, is_timed=True)
     with switched_off():
-        without = pipelined_step_ms(session, steps)
+        without = pipelined_step_ms(session, is_timed=False)
     yield _sample("exposed_off", median(with_it) - median(without))
 
 

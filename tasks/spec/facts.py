@@ -39,6 +39,7 @@ _CELL_FACTS = (
     _text("float32_matmul_precision", doc="torch's setting, read back: `highest` means fp32 only"),
     _bool("matmul_allow_tf32", doc="torch's flag, read back"),
     # What ranks sent.
+    _int("collective_calls", doc="calls of a collective in a step"),
     _bytes("collective_bytes", doc="S of nccl-tests times the calls of a step"),
     _bytes(
         "bus_bytes", doc="what a step sends through each GPU's link: S times nccl-tests' factor"

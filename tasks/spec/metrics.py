@@ -166,18 +166,25 @@ _KINDS = {
 }
 
 
+_MEMORY_MODES = ("built", "first", "second", "steady")
+
+
 def _sized(name: str, doc: str, phases: tuple[str, ...], *columns: CellColumn) -> Metric:
     by_phase = (
         CellColumn(f"{{phase}}_{name}", doc, Aggregate.MAX, "steady"),
         CellColumn(f"first_{{phase}}_{name}", f"{doc}, of the first step", Aggregate.MAX, "first"),
     )
-    return _memory(name, "bytes", doc, (*columns, *by_phase), ("built", "first", "steady"), phases)
+    return _memory(name, "bytes", doc, (*columns, *by_phase), _MEMORY_MODES, phases)
 
 
 def _peak(name: str, doc: str) -> Metric:
     whole = CellColumn(name, f"{doc}: maximum over the phases", Aggregate.MAX, "steady")
-    first = CellColumn(f"first_{name}", f"{doc}, in the first step", Aggregate.MAX, "first")
-    return _sized(name, doc, tuple(PHASES), whole, first)
+    early = []
+    for step in ("first", "second"):
+        early.append(
+            CellColumn(f"{step}_{name}", f"{doc}, in the {step} step", Aggregate.MAX, step)
+        )
+    return _sized(name, doc, tuple(PHASES), whole, *early)
 
 
 def _held(kind: str) -> Metric:

@@ -80,6 +80,7 @@ MODES: Mapping[str, str] = {
     "check": "adaptive timing: one or two pipelined warm-up steps, compared with synced ones",
     "built": "after the build, before any step",
     "first": "the first step, which has no optimizer state yet",
+    "second": "of several ranks: the second step, in which DDP makes its buckets again",
     "steady": "the last warm-up step, or a separate one if there is no warm-up",
     "before": "telemetry: before the steps that compile; `host_pace`: before the timing",
     "after": "telemetry: after the timing",

@@ -10,6 +10,7 @@ from torch import Tensor
 from tasks.harness.compilation import begin_step
 from tasks.harness.precision import autocast
 from tasks.harness.workload import PhaseMarker
+from tasks.spec.messages import message_of
 from tasks.training.losses import Logits, make_loss, require_loss
 from tasks.training.parameters import TrainStepParams
 from tasks.training.strategies import Strategy
@@ -45,7 +46,7 @@ class TrainingStep:
             else:
                 self._train(phase)
         except IndexError as error:
-            if "out of range in self" not in str(error):  # what an embedding says on the CPU
+            if "out of range in self" not in message_of(error):  # what an embedding says on the CPU
                 raise
             raise IndexError(
                 f"{error}: an embedding has fewer rows than there are tokens (vocab_size "
@@ -54,7 +55,9 @@ class TrainingStep:
             ) from error
         except RuntimeError as error:
             # What DDP says, in ten lines, in the second step.
-            if "Expected to have finished reduction in the prior iteration" not in str(error):
+            if "Expected to have finished reduction in the prior iteration" not in message_of(
+                error
+            ):
                 raise
             raise RuntimeError(
                 f"parallel: {self._params.parallel} needs a gradient of each parameter in each "

@@ -49,7 +49,10 @@ class Strategy:
 
     module: what to call in the forward pass: the model, or torch's wrapper of it.
     optimizers: whose `step()` makes the update.
+    is_separable: True if whole steps can run without communication.
     """
+
+    is_separable = False
 
     def __init__(self, module: nn.Module, optimizers: tuple[Optimizer, ...]) -> None:
         self.module = module
@@ -68,8 +71,7 @@ class Strategy:
     def without_communication(self) -> AbstractContextManager[None]:
         """Return a context in which gradients stay those of this rank's rows.
 
-        All micro-batches but the last run in it, so that a step communicates once. In it, whole
-        steps of all strategies but fsdp2 communicate nothing.
+        All micro-batches but the last run in it, so that a step communicates once.
         """
         return nullcontext()
 
@@ -122,14 +124,19 @@ def checksums(model: nn.Module) -> tuple[float, float]:
 
 
 def require_equal_ranks(model: nn.Module) -> None:
-    """Raise RuntimeError if the parameters differ between ranks in a single bit of their sums."""
-    place = next(iter(local_tensors(model))).device
-    own = torch.tensor(checksums(model), dtype=torch.float64, device=place)
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, own)
-    if any(not torch.equal(one, own) for one in found):
-        sums = ", ".join(f"{one[0]:.17g}" for one in found)
-        raise RuntimeError(f"the ranks have different parameters after their steps: sums {sums}")
+    """Raise RuntimeError if the parameters of ranks differ, in any bit. All ranks must call it."""
+    own = checksums(model)
+    device = next(model.parameters()).device
+    # Compared as integers: a NaN differs from itself.
+    bits = torch.tensor(own, dtype=torch.float64, device=device).view(torch.int64)
+    all_bits = [torch.empty_like(bits) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_bits, bits)
+    if any(not torch.equal(one, bits) for one in all_bits):
+        found = [tuple(one.view(torch.float64).tolist()) for one in all_bits]
+        raise RuntimeError(
+            "the ranks have different parameters after their steps. Their sums, and sums of "
+            f"squares, by rank: {', '.join(map(str, found))}"
+        )
 
 
 def local_tensors(model: nn.Module) -> tuple[Tensor, ...]:
@@ -159,6 +166,8 @@ def _wire(params: TrainStepParams) -> torch.dtype | None:
 class _Averaging(Strategy):
     """Our own ways to average gradients."""
 
+    is_separable = True
+
     def __init__(self, params: TrainStepParams, model: nn.Module) -> None:
         broadcast_model(model)
         ways: dict[str, Callable[[nn.Module, Collectives], GradientAveraging]] = {
@@ -185,6 +194,8 @@ class _Averaging(Strategy):
 
 class _Zero1(Strategy):
     """Our own ZeRO stage 1."""
+
+    is_separable = True
 
     def __init__(self, params: TrainStepParams, model: nn.Module) -> None:
         broadcast_model(model)
@@ -218,21 +229,26 @@ class _TransparentDdp(DistributedDataParallel):
 class _Ddp(Strategy):
     """Torch's DistributedDataParallel, which averages buckets of gradients in the backward pass."""
 
+    is_separable = True
+
     def __init__(self, params: TrainStepParams, model: nn.Module) -> None:
+        # All ranks compute the same buffers. Torch would broadcast them in each step.
+        options: Any = {_SYNC_BUFFERS: False}
         is_default = params.bucket_mb == TrainStepParams.model_fields["bucket_mb"].default
         self._ddp = _TransparentDdp(
             model,
             # A given size makes all buckets equal. Without one, the first has only 1 MiB.
             bucket_cap_mb=None if is_default else params.bucket_mb,
             gradient_as_bucket_view=params.bucket_view,
-            # All ranks compute the same buffers. Torch would broadcast them in each step.
-            **{_SYNC_BUFFERS: False},
+            **options,
         )
         if _wire(params) is not None:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
             # Within a function, because torch refuses its own hook for gloo, which can do it.
-            self._ddp.register_comm_hook(None, lambda *given: bf16_compress_hook(*given))
+            self._ddp.register_comm_hook(
+                None, lambda state, bucket: bf16_compress_hook(state, bucket)
+            )
         super().__init__(self._ddp, self._make_optimizers(params, model))
 
     def _make_optimizers(self, params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
@@ -242,7 +258,7 @@ class _Ddp(Strategy):
         return self._ddp.no_sync()
 
     def read_facts(self) -> Values:
-        logged = self._ddp._get_ddp_logging_data()
+        logged = self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         # Its first step has one bucket: it makes others in the order in which gradients came.
         sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
         return {"bucket_bytes": [int(size) for size in str(sizes).split(",") if size.strip()]}
@@ -250,6 +266,8 @@ class _Ddp(Strategy):
 
 class _Zero1Torch(_Ddp):
     """DDP with torch's ZeroRedundancyOptimizer, in which each rank updates some whole parameters."""
+
+    is_separable = False  # the optimizer broadcasts in any case
 
     def _make_optimizers(self, params: TrainStepParams, model: nn.Module) -> tuple[Optimizer, ...]:
         from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -47,7 +47,7 @@ class Model(nn.Module):
     """From token ids to logits, and on the way `how`. `step` counts from 0: the earlier ones go well.
 
     where: or already in the build, or not before backward or optimizer. mark: a file to which a line is added as each process
-    is built, and its process id. once: in the first of those alone. victim: what is removed.
+    is built, and its process id. once: in the first of those alone. victim: what is removed. rank: the one that misbehaves.
     """
 
     def __init__(
@@ -59,10 +59,12 @@ class Model(nn.Module):
         where: str = "forward",
         once: bool = False,
         victim: str = "",
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         self.where, self.mark, self.victim = where, mark, victim
-        self.how, self.left = how, step
+        is_culprit = rank is None or rank == int(os.environ["RANK"])
+        self.how, self.left = how if is_culprit else "well", step
         self.embedding = nn.Embedding(vocab_size, 8)
         self.head = nn.Linear(8, vocab_size)
         if mark:

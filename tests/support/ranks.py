@@ -18,9 +18,9 @@ from typing import Any
 
 LIMIT_S = 300.0
 _PRELOADED = [
-    "pytest", "torch", "torch.distributed.fsdp", "torch.distributed.optim",
-    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "tasks.train_step",
-    "tasks.training.step", "tasks.training.model_sources", "tests.support.ranks",
+    "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim",
+    "tasks.harness.setup", "tasks.training.checkpointing", "tasks.training.model_sources",
+    "tests.support.rank_steps", "tests.support.ranks",
 ]  # fmt: skip
 
 

@@ -41,6 +41,9 @@ QUESTIONS: tuple[Question, ...] = (
         ("attention", "attention-memory"),
     ),
     Question(
+        "parallel", "Several GPUs", "What do several GPUs gain?", ("parallel", "collectives", "ranks"),
+    ),
+    Question(
         "numerics", "Numerics", "How exact are the numbers of a low precision?",
         ("accumulation", "autocast-dtypes", "norms"),
     ),

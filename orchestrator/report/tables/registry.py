@@ -17,6 +17,7 @@ from orchestrator.report.tables.comparison_tables import ATTENTION, ATTENTION_ME
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
 from orchestrator.report.tables.layouts import Column, cell_rows
 from orchestrator.report.tables.memory_tables import MEMORY_TABLES
+from orchestrator.report.tables.parallel_tables import PARALLEL_TABLES
 from orchestrator.report.tables.table import Entry, Heading, RenderedTable, Table, TableGrid
 from orchestrator.report.tables.timing_tables import TIMING_TABLES
 from orchestrator.report.text.provenance import provenance
@@ -76,6 +77,7 @@ TABLES: tuple[Table, ...] = (
     *MEMORY_TABLES,
     TRADEOFFS,
     *KERNEL_TABLES,
+    *PARALLEL_TABLES,
     *_NUMERICS,
 )
 

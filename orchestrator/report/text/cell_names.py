@@ -23,7 +23,7 @@ NAME = "model_name"  # column with the name of a cell's model, which charts and 
 # Axes that name a model, and the word in front of their values.
 NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
 MODEL_ARGS = "model_args."
-NAME_COLUMNS = (*dict(NAMING), "task")
+NAME_COLUMNS = (*dict(NAMING), "task", "gpus", "processes", "parallel")
 SCOPE_COLUMNS = (*NAME_COLUMNS, LENGTH, "precision", "compile", "pass")
 _PLAIN = (NAME, "task", "precision", "compile", "pass")  # axes whose values say of what they are
 _TITLES = {NAME: "model", "memory_limit_gib": "memory limit", "compile": "code"}
@@ -33,8 +33,17 @@ def name_of(row: Row) -> str:
     """Return the name of a cell's model: its size, the model of the user, or the head width."""
     for axis, prefix in NAMING:
         if has_value(row, axis):
-            return " ".join([f"{prefix}{row[axis]}", *_arguments(row)])
-    return str(row.get("task", "cell")).replace("_", " ")
+            return " ".join([f"{prefix}{row[axis]}", *_arguments(row)]) + _ranks_text(row)
+    return str(row.get("task", "cell")).replace("_", " ") + _ranks_text(row)
+
+
+def _ranks_text(row: Row) -> str:
+    """Return how several ranks share the work of a cell, empty for one."""
+    for axis, noun in (("gpus", "GPUs"), ("processes", "processes")):
+        if has_value(row, axis) and row[axis] > 1:
+            way = f" by {row['parallel']}" if has_value(row, "parallel") else ""
+            return f" on {row[axis]:.0f} {noun}{way}"
+    return ""
 
 
 def _arguments(row: Row) -> list[str]:

@@ -418,3 +418,58 @@ def test_a_wrong_value_is_named_where_it_stands(old: str, new: str, place: str) 
     with pytest.raises(ConfigError) as refused:
         expanded(text)
     assert str(refused.value).startswith(f"test.yaml:{line}: {place}: ")
+
+
+RANKS = """
+name: test
+instruments: [{instruments}]
+env: {{{env}}}
+grids:
+  - task: train_step
+    axes: {{gpus: [1, 2, 4], parallel: [naive, ddp]}}
+    fixed: {{size: tiny, {fixed}}}
+"""
+
+
+def test_a_grid_of_strategies_has_one_cell_with_one_gpu() -> None:
+    cells = expanded(RANKS.format(instruments="timing", env="", fixed="precision: bf16"))
+    assert column(cells, "gpus", "parallel") == [
+        (1, "none"), (2, "naive"), (2, "ddp"), (4, "naive"), (4, "ddp")
+    ]  # fmt: skip
+    assert cells.duplicates == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (
+            {"instruments": "memory, nsys"},
+            "test.yaml:3: instruments[1]: the instrument nsys can observe only one process. Remove "
+            "it, or use --set gpus=1",
+        ),
+        (
+            {"env": "NCCL_ALGO: Ring", "fixed": "nccl_algo: ring"},
+            "test.yaml:4: env.NCCL_ALGO: nccl_algo and env both set NCCL's algorithm. Remove one of",
+        ),
+        (
+            {"env": "NCCL_NVLS_ENABLE: '0'", "fixed": "nccl_algo: no_nvls"},
+            "test.yaml:4: env.NCCL_NVLS_ENABLE: nccl_algo and env both set NCCL's algorithm. Remove",
+        ),
+        (
+            {"fixed": "batch_size: 6"},
+            "test.yaml:6: grids[0]: batch_size 6 is not divisible by 4 GPUs. Use a multiple of 4, or",
+        ),
+    ],
+)
+def test_configs_that_several_ranks_cannot_follow_are_refused(
+    written: dict[str, str], message: str
+) -> None:
+    text = RANKS.format(**{"instruments": "timing", "env": "", "fixed": "seed: 0"} | written)
+    with pytest.raises(ConfigError) as refused:
+        expanded(text)
+    assert str(refused.value).startswith(message)
+
+
+def test_one_rank_has_all_instruments_and_variables() -> None:
+    text = RANKS.format(instruments="memory, nsys", env="NCCL_ALGO: Ring", fixed="nccl_algo: ring")
+    assert len(expanded(text, ["gpus=1"]).cells) == 1

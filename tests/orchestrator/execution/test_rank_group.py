@@ -53,7 +53,7 @@ class FaultyParams(RankedParams, TimedParams):
 
 
 def build(params: FaultyParams) -> Workload:
-    device, numbers, done = set_up(params), torch.ones(8), list[int]()
+    device, numbers, done = set_up(params), torch.ones(8, device=params.device), list[int]()
 
     def step(phase: Any) -> None:
         with phase("forward"):
@@ -105,7 +105,8 @@ class Faults:
 
     @staticmethod
     def call_another() -> None:
-        dist.broadcast(torch.ones(8), 0)
+        place = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        dist.broadcast(torch.ones(8, device=place), 0)
 
     @staticmethod
     def fork_a_daemon() -> None:
@@ -301,15 +302,22 @@ def test_a_collective_at_which_all_arrived_is_the_links_fault(attempt: Attempt) 
 
 
 def test_a_watchdog_that_aborts_its_rank_reports_a_late_one(attempt: Attempt) -> None:
-    """NCCL's ends the process by a signal, and what it found is in the log."""
-    flight(attempt, 0, 7)
-    flight(attempt, 1, 7)
+    """NCCL's ends the process by a signal, so that it writes no flight record."""
+    for rank, number in ((1, 7), (2, 6)):
+        flight(attempt, rank, number)
     (attempt.path / LOG_FILE).write_text(
-        "[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, …)\n"
+        "[rank0]:[E1127 ProcessGroupNCCL.cpp:690] [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=5000) ran "
+        "for 5012 milliseconds before timing out.\n"
     )
     killed = FinalStatus(Status.CRASHED, {"message": "killed by SIGABRT", "signal": "SIGABRT"})
     rank, final = blame(attempt, 0, killed)
     assert (rank, final.status) == (2, Status.TIMEOUT)
+    assert final.evidence["arrived"] == {
+        "0": "allreduce 7",
+        "1": "all_reduce 7",
+        "2": "all_reduce 6",
+    }
 
 
 def test_sizes_that_differ_are_a_failure(attempt: Attempt) -> None:

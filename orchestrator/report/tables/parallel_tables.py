@@ -1,0 +1,138 @@
+"""Tables of cells with several ranks: collectives, strategies, and each rank."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from orchestrator.analysis.axes import RANK_AXES, Row, each, has_value, key_axes
+from orchestrator.analysis.pairs import counterpart_among
+from orchestrator.analysis.results import Results
+from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables.cell_filters import of_task
+from orchestrator.report.tables.layouts import Column, cell_rows, child_rows, grid_of, shown_by
+from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quotient
+
+_STRATEGY_COLUMNS: tuple[Column, ...] = (
+    ("peak GiB", show.gib("peak_allocated_bytes")),
+    ("MFU", show.number("mfu", ".1%")),
+    ("compute ms", show.ms("compute_ms")),
+    ("exposed transfer", show.ms("exposed_transfer_ms")),
+    ("exposed wait", show.ms("exposed_wait_ms")),
+    ("copies", show.ms("exposed_copies_ms")),
+    ("idle", show.ms("overlap_idle_ms")),
+    ("transfer", show.ms("transfer_ms")),
+    ("wait", show.ms("wait_ms")),
+    ("without communication", show.ms("exposed_off_ms")),
+    ("predicted GiB", show.gib_predicted("predicted_peak_allocated_bytes")),
+    ("second step GiB", show.gib("second_peak_allocated_bytes")),
+)
+_STEP = show.of_steps(show.median_interval("step_ms"))
+_RANK_COLUMNS: tuple[Column, ...] = (
+    ("rank", show.number("rank", ".0f")),
+    ("step ms", show.ms("step_ms")),
+    ("slowest in", show.number("slowest", ".0f")),
+    ("peak GiB", show.gib("peak_allocated_bytes")),
+    ("SM MHz", show.number("sm_clock", ".0f")),
+    ("W", show.number("power", ".0f")),
+    ("cores", show.text("pinned_cores")),
+)
+
+
+def _ranks_of(row: Row) -> int:
+    """Return the number of ranks of a cell."""
+    axis = {"cuda": "gpus", "cpu": "processes"}.get(str(row.get("device")), "")
+    return int(row[axis]) if axis and has_value(row, axis) else 1
+
+
+def _strategies(results: Results) -> TableGrid:
+    """Return a row for each cell, with its efficiency by the cell that does the same alone."""
+    others = [axis for axis in results.axes if axis in results.cells and axis not in RANK_AXES]
+    alone = [row for row in each(results.cells) if _ranks_of(row) == 1]
+    counterpart = counterpart_among(alone, others)
+    found = []
+    for row in each(results.cells, key_axes(results)):
+        first = {"step ms": _STEP(row), "efficiency": efficiency(row, counterpart(row))}
+        found.append((row, first | shown_by(_STRATEGY_COLUMNS, row)))
+    return grid_of(key_axes(results), found)
+
+
+def efficiency(row: Row, alone: Row | None) -> Entry:
+    """Return the scaling efficiency: 1 if n GPUs do n times the work of one in the same time.
+
+    With `batch: global` it is T₁ / (n·Tₙ), and with `per_gpu` T₁ / Tₙ. The interval comes from the
+    ends of both intervals.
+    """
+    ranks, name = _ranks_of(row), "step_ms_{}"
+    if ranks == 1 or alone is None:
+        return MISSING
+    median, low, high = (name.format(end) for end in ("median", "ci_low", "ci_high"))
+    if not has_value(row, median) or not has_value(alone, median):
+        return show.missing(row, median)
+    work = 1 if row.get("batch") == "per_gpu" else ranks
+    entry = quotient(alone[median], work * row[median])
+    if all(has_value(one, end) for one in (row, alone) for end in (low, high)):
+        ends = (quotient(alone[low], work * row[high]), quotient(alone[high], work * row[low]))
+        spread = f" [{ends[0].text}, {ends[1].text}]"
+        entry = entry._replace(spread=spread, low=ends[0].number, high=ends[1].number)
+    return entry._replace(is_cpu_bound=show.is_cpu_bound(row, alone))
+
+
+def _ranks(results: Results) -> TableGrid:
+    return child_rows(results, results.ranks(), _RANK_COLUMNS, ("rank",))
+
+
+def _with_strategies(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the training steps of several ranks, with those of one that are in the same run."""
+    cells = of_task("train_step")(cells)
+    if "parallel" not in cells or not (cells["parallel"] != "none").any():
+        return cells.iloc[:0]
+    return cells
+
+
+def _with_several(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells that have several ranks."""
+    several = [_ranks_of(row) > 1 for row in each(cells)]
+    return cells[several]
+
+
+PARALLEL_TABLES: tuple[Table, ...] = (
+    Table(
+        "collectives",
+        "Collectives",
+        "Milliseconds of one call, the median of all steps on the slowest rank, and the bandwidths of"
+        " nccl-tests: algbw is the size over the time, busbw what each link must carry. Each"
+        " element of a result was checked.",
+        cell_rows(
+            ("call ms", show.ms("call_ms")),
+            ("step ms", show.of_steps(show.median_interval("step_ms"))),
+            ("algbw GB/s", show.number("algbw_gb_s", ".1f")),
+            ("busbw GB/s", show.number("busbw_gb_s", ".1f")),
+        ),
+        of_task("collectives"),
+    ),
+    Table(
+        "parallel",
+        "Several GPUs",
+        "A step is as long as on its slowest rank. Compute, exposed transfer, exposed wait, copies and"
+        " idle add up to a step under the profiler, of the rank with the slowest steps.",
+        _strategies,
+        _with_strategies,
+        column_notes={
+            "exposed transfer": "Exposed: no kernel computes at the same time.",
+            "(exposed )?wait": "Wait: for the rank that comes last; the transfer of a collective is"
+            " its shortest duration over the ranks.",
+            "without communication": "Without communication: by how much it lengthens a step, without"
+            " a profiler; a dash where a strategy cannot compute without it.",
+            "efficiency": "Efficiency: 1 if n GPUs do n times the work of one GPU in the same time.",
+            "peak GiB": "Peak GiB: of the rank that needs most, in a steady step.",
+            "second step GiB": "Second step: DDP then has its buckets twice.",
+        },
+    ),
+    Table(
+        "ranks",
+        "Ranks",
+        "One row for each rank. Slowest in: the number of timed steps in which it ended last.",
+        _ranks,
+        _with_several,
+    ),
+)
