@@ -87,14 +87,9 @@ def measured_cells() -> Iterator[Cell]:
     content = tomllib.loads(MEASURED.read_text())
     for source in content["source"]:
         for values in source["cells"]:
-            peaks = values.pop("peaks", None)
-            by_step = {"highest": values.pop("peak", 0.0)}
-            if peaks is not None:
-                by_step = {"first": peaks[0], "steady": peaks[-1]}
-            if len(peaks or ()) > 2:
-                by_step["second"] = peaks[1]
-            whole = {"device": "cuda", **content["defaults"], **values}
-            yield Cell(source["name"], whole, by_step, source.get("differs", False))
+            peaks = {step: values.pop(step) for step in BOUNDS if step in values}
+            whole = {**content["defaults"], **source.get("defaults", {}), **values}
+            yield Cell(source["name"], whole, peaks, source.get("differs", False))
 
 
 def compare(cell: Cell) -> Iterator[Comparison]:

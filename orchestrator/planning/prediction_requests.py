@@ -149,9 +149,9 @@ def reason_of(cell: Cell, prediction: Prediction, gpu: GpuModel | None) -> str:
     if prediction.least_bytes() is not None:
         reasons = [f"activations unknown: {prediction.reason}"]
     if cell.params.ranks > 1 and prediction.how and gpu:
-        reserved = f"{nccl_bytes() / GIB:.1f} GiB are reserved for NCCL"
         reasons.append(
-            f"{reserved}: what it takes is not measured yet, so as much as CUDA's context"
+            f"{nccl_bytes() / GIB:.1f} GiB of each GPU are reserved for NCCL, which is what it takes on "
+            "two H100s; others are not measured"
         )
     return "; ".join(filter(None, reasons))
 

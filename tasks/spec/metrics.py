@@ -452,21 +452,9 @@ def _predicted(metric: Metric) -> Metric:
     columns = []
     for one in metric.columns:
         columns.append(replace(one, name=f"predicted_{one.name}", doc=f"predicted {one.doc}"))
-    modes = metric.modes
-    if "first" in modes:
-        modes = ("built", "first", "second", "steady")
-        name, doc = f"predicted_second_{metric.name}", f"predicted {metric.doc}"
-        doc += ", in the second step of several ranks"
-        columns.append(CellColumn(name, doc, Aggregate.MAX, "second"))
     # A prediction of a phase has the peak of the build, too: its phase is empty.
     phases = dict.fromkeys(("", *metric.phases))
-    return replace(
-        metric,
-        instrument="prediction",
-        columns=tuple(columns),
-        modes=modes,
-        phases=tuple(phases),
-    )
+    return replace(metric, instrument="prediction", columns=tuple(columns), phases=tuple(phases))
 
 
 _prediction = partial(Metric, "prediction", modes=("steady",))

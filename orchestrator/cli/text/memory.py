@@ -82,7 +82,7 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     used = {prediction.how for prediction in predictions.values() if prediction.how}
     if used and card:
         yield from _explain_limit(card)
-        if any(cell.params.memory_limit_gib is not None for cell in cells):
+        if any(cap_bytes(cell, None) == cap_bytes(cell, card) for cell in cells):
             yield "the verdict on a cell with a lower memory_limit_gib is for that limit"
     explained = [f"`{how}`: {meaning}" for how, meaning in _HOW.items() if how in used]
     if explained:

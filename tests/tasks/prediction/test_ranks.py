@@ -33,7 +33,8 @@ SHAPE: dict[str, Any] = {
     "batch_size": 2, "batch": "per_gpu",
 }  # fmt: skip
 ON_GPUS = SHAPE | {"device": "cuda", "gpus": 2, "precision": "bf16", "optimizer": "fused"}
-PARAMETER_BYTES = 4 * (2 * 500 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64)
+LAYER_BYTES = 4 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64)
+PARAMETER_BYTES = 4 * (2 * 500 * 64 + 64) + 2 * LAYER_BYTES
 
 
 def params_of(**values: Any) -> TrainStepParams:
@@ -92,12 +93,12 @@ def test_the_peaks_of_a_rank_are_those_of_the_cpu(
 @pytest.mark.parametrize(
     "values",
     [
-        {"parallel": "fsdp2"},
+        {"parallel": "naive"},
         *(
             pytest.param(values, marks=pytest.mark.slow)
             for values in (
-                {"parallel": "naive"},
                 {"parallel": "overlap"},
+                {"parallel": "fsdp2"},
                 {"parallel": "fsdp2", "reshard": False},
                 {"parallel": "fsdp2", "checkpointing": "blocks", "optimizer": "foreach"},
                 {"parallel": "fsdp2", "precision": "fp32", "gradient_accumulation": 2},
@@ -121,36 +122,39 @@ def test_strategies_with_tensors_of_several_layers_are_traced_whole() -> None:
 
 
 def test_the_second_step_of_ddp_holds_the_buckets_of_the_first() -> None:
-    trace = track(params_of(parallel="ddp"))
+    trace = track(params_of(parallel="ddp", num_layers=1))
     released, held = requested_of(trace), requested_of(held_by_nccl(trace))
-    assert held["second"] - released["second"] == PARAMETER_BYTES  # gradients are fp32
+    gradients = PARAMETER_BYTES - LAYER_BYTES  # in fp32
+    assert held["second"] - released["second"] == gradients
     assert (held["first"], held["steady"]) == (released["first"], released["steady"])
-    found = prediction_of(parallel="ddp")
+    found = prediction_of(parallel="ddp", num_layers=1)
     assert found.peak_bytes("peak_requested_bytes", "second") == held["second"]
     assert "in some runs it needs less" in found.reason
+    by_role = found.role_bytes()
+    assert by_role[BUFFERS] == by_role["parameters"] == gradients
 
 
 def test_a_limit_between_both_second_steps_of_ddp_is_perhaps_enough() -> None:
-    model = {"parallel": "ddp", "d_model": 256, "d_ff": 1024, "vocab_size": 4000, "num_layers": 1}
+    model = {"parallel": "ddp", "vocab_size": 1_000_000, "num_layers": 1, "context_length": 2}
     trace = track(params_of(**model))
     low, high = requested_of(trace)["second"], requested_of(held_by_nccl(trace))["second"]
-    limits = tuple(round(part * (high - low) + low) for part in (-0.5, 0.75, 10.0))
+    limits = (round(0.9 * low), (low + 2 * high) // 3, 4 * high)
     assert list(prediction_of(limits, **model).verdicts.values()) == ["oom", "perhaps", "fits"]
 
 
 def test_a_strategy_without_ddp_has_a_second_step_like_all_later_ones() -> None:
-    found = prediction_of(parallel="flat", optimizer="foreach")
+    found = prediction_of(parallel="naive", optimizer="foreach")
     peaks = [found.peak_bytes(mode=mode) or 0 for mode in ("first", "second", "steady")]
-    assert peaks[0] < peaks[1] == peaks[2]
+    assert 0 < peaks[0] <= peaks[1] == peaks[2]
     assert not found.reason
 
 
-def test_the_roles_of_a_rank_tell_what_communicates() -> None:
-    by_role = prediction_of(parallel="ddp").role_bytes()
-    assert by_role[BUFFERS] == by_role["parameters"] == PARAMETER_BYTES
-    sharded = prediction_of(parallel="fsdp2", gpus=4).role_bytes()
-    assert sharded["parameters"] == pytest.approx(PARAMETER_BYTES / 4, rel=0.01)
-    assert sharded["optimizer state"] == pytest.approx(PARAMETER_BYTES / 2, rel=0.01)
+def test_a_rank_of_fsdp2_has_its_share() -> None:
+    found = [prediction_of(parallel="fsdp2", gpus=gpus) for gpus in (4, 8)]
+    assert (found[0].peak_bytes() or 0) > (found[1].peak_bytes() or 0) > 0
+    by_role = found[0].role_bytes()
+    assert by_role["parameters"] == pytest.approx(PARAMETER_BYTES / 4, rel=0.01)
+    assert by_role["optimizer state"] == pytest.approx(PARAMETER_BYTES / 2, rel=0.01)
 
 
 def test_the_rank_with_the_most_parameters_is_that_of_torch() -> None:
@@ -166,12 +170,6 @@ def test_the_rank_with_the_most_parameters_is_that_of_torch() -> None:
             for groups in zero._partition_parameters()
         ]
     assert shares[fullest_rank(sizes, 4)] == max(shares) > min(shares)
-
-
-def test_more_ranks_need_no_more_memory() -> None:
-    for parallel in ("zero1", "zero1_torch", "fsdp2"):
-        peaks = [prediction_of(parallel=parallel, gpus=gpus).peak_bytes() or 0 for gpus in (2, 8)]
-        assert peaks[0] > peaks[1] > 0
 
 
 def test_fused_attention_takes_the_dtype_that_fsdp2_gathers() -> None:
@@ -252,10 +250,10 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(17))
+@pytest.mark.parametrize("number", range(26))
 def test_predicted_peaks_of_ranks_are_those_measured_on_gpus(number: int, benchmark: Any) -> None:
     cells = list(benchmark.measured_cells())
-    assert len(cells) == 17
+    assert len(cells) == 26
     for one in benchmark.compare(cells[number]):
         assert one.is_within, benchmark.row_of(one)
 
