@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from tasks.prediction.allocator import CachingAllocator
 from tasks.prediction.operations.kernels import SCRATCH
@@ -196,49 +196,48 @@ def test_storages_of_another_stream_have_its_number() -> None:
     assert len(streams) > 1
 
 
+OWN = {"device": "cuda", "gpus": 2, "vocab_size": 50, "context_length": 32, "optimizer": "fused"}
+MODELS = """
+import torch.distributed as dist
+from torch import nn
+
+
 class WithoutBlocks(nn.Module):
-    """A model without a list of blocks."""
-
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, 64)
-        self.head = nn.Linear(64, vocab_size)
+        self.embed = nn.Embedding(50, 7)
+        self.head = nn.Linear(7, 50)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embedding(tokens))
-        return logits
+    def forward(self, tokens):
+        return self.head(self.embed(tokens))
 
 
 class AsksOtherRanks(WithoutBlocks):
-    """A model that reads what other ranks send."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        found: list[object] = [None] * dist.get_world_size()
+    def forward(self, tokens):
+        found = [None] * dist.get_world_size()
         dist.all_gather_object(found, "here")
         return super().forward(tokens)
+"""
 
 
-OWN = {
-    "device": "cuda", "gpus": 2, "vocab_size": 500, "context_length": 32, "optimizer": "fused",
-    "model_args": {"vocab_size": 500},
-}  # fmt: skip
+def test_an_own_model_is_predicted_or_has_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models_of_ranks.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
 
+    def predict(factory: str, parallel: str) -> Prediction:
+        values = {"model": f"models_of_ranks:{factory}", "parallel": parallel}
+        return Predictor().predict(PredictionRequest(make_cell("train_step", OWN | values)))
 
-def own_prediction(factory: type[nn.Module], parallel: str) -> Prediction:
-    model = f"{__name__}:{factory.__name__}"
-    cell = make_cell("train_step", OWN | {"model": model, "parallel": parallel})
-    return Predictor().predict(PredictionRequest(cell))
-
-
-def test_an_own_model_is_predicted_or_has_the_reason() -> None:
-    assert own_prediction(WithoutBlocks, "ddp").how == "tracked"
-    sharded = own_prediction(WithoutBlocks, "fsdp2")
+    assert predict("WithoutBlocks", "ddp").how == "tracked"
+    sharded = predict("WithoutBlocks", "fsdp2")
     assert not sharded.how
     assert "needs blocks in a torch.nn.ModuleList" in sharded.reason
-    asking = own_prediction(AsksOtherRanks, "zero1")
+    asking = predict("AsksOtherRanks", "zero1")
     assert asking.how == CLOSED_FORM
     assert "it does not run without data" in asking.reason
-    count = 500 * 64 * 2 + 500
+    count = 50 * 7 * 2 + 50
     assert asking.role_bytes("closed_form_bytes")["optimizer state"] == 8 * count // 2
     assert not dist.is_initialized()
 
