@@ -131,8 +131,8 @@ def _predict(cells: Sequence[Cell], predictor: _Predictor) -> dict[str, Predicti
 def cap_bytes(cell: Cell, gpu: GpuModel | None) -> int | None:
     """Return the memory that a cell's allocator may reserve, or None if there is no limit.
 
-    It is the smaller one of the cell's own limit and of the GPU's memory, of which NCCL needs a
-    part if there are several.
+    It is the smaller one of the cell's own limit and of the GPU's memory. If there are several
+    GPUs, NCCL needs a part of it.
     """
     limit_gib = cell.params.memory_limit_gib
     caps = []

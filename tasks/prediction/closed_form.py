@@ -29,7 +29,7 @@ from tasks.spec.tables import Sample
 from tasks.training.parameters import TrainStepParams
 
 _NARROW, _WIDE = 2, 4  # bytes of an element: with bf16_pure, and otherwise
-# Terms of which each rank has its share, by strategy.
+# Terms that the ranks share, by strategy.
 _SHARDED = {
     "zero1": ("optimizer state",),
     "zero1_torch": ("optimizer state",),

@@ -1,8 +1,8 @@
 """Emulates the other ranks of a cell in one process without data: nothing is sent.
 
 The strategies' own code, and that of torch's DistributedDataParallel, ZeroRedundancyOptimizer and
-FSDP2, run unchanged in a group whose collectives return at once. What they would read from other
-ranks, such as the shapes of parameters, they are not asked for.
+FSDP2, run unchanged in a group that completes each collective at once. Checks that read values from
+other ranks, such as the shapes of parameters, are left out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._C._distributed_c10d import HashStore, Work, _create_work_from_future
+from torch._C import _distributed_c10d as c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
@@ -35,8 +34,13 @@ def ranks_emulated(params: TrainStepParams, rank: int, tracker: StorageTracker) 
     Storages that are made on another CUDA stream are recorded with its number.
     """
     if not hasattr(dist.Backend, _BACKEND.upper()):
-        dist.Backend.register_backend(_BACKEND, _make_group, devices=[_META, "cpu", "cuda"])
-    dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=params.ranks)
+        devices = [_META, "cpu", "cuda"]
+        make_group: Any = _Group
+        dist.Backend.register_backend(
+            _BACKEND, lambda store, rank, ranks, timeout: make_group(rank, ranks), devices=devices
+        )
+    store = c10d.HashStore()
+    dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=params.ranks)
     group = dist.group.WORLD
     assert isinstance(group, _Group)
     group.tracker = tracker
@@ -64,15 +68,15 @@ def _replacements(params: TrainStepParams, tracker: StorageTracker) -> dict[str,
             ),
             f"{group}._validate_no_meta_params": lambda group: None,
         }
-    rebuild = dist.Reducer._rebuild_buckets
+    rebuild = c10d.Reducer._rebuild_buckets
 
-    def rebuild_buckets(reducer: dist.Reducer) -> bool:
-        with _OwnOrder():
+    def rebuild_buckets(reducer: c10d.Reducer) -> bool:
+        with _OwnOrder():  # type: ignore[no-untyped-call]
             return rebuild(reducer)
 
     ddp = "torch.nn.parallel.distributed"
     return {
-        "torch.distributed.Reducer._rebuild_buckets": rebuild_buckets,
+        "torch._C._distributed_c10d.Reducer._rebuild_buckets": rebuild_buckets,
         f"{ddp}._verify_param_shape_across_processes": lambda *args, **kwargs: None,
     }
 
@@ -90,12 +94,8 @@ def fullest_rank(sizes: Sequence[int], ranks: int) -> int:
     return max(shares)[1]
 
 
-def _make_group(store: object, rank: int, ranks: int, timeout: object) -> _Group:
-    return _Group(rank, ranks)
-
-
 class _Group(dist.ProcessGroup):
-    """A group whose collectives are complete at once and leave all tensors as they are.
+    """A group that completes each collective at once and changes no tensor.
 
     Torch's `fake` group has no results for the futures of its work, which DDP reads.
 
@@ -110,44 +110,43 @@ class _Group(dist.ProcessGroup):
         return _BACKEND
 
     @property
-    def pg_name(self) -> str:
-        name: str = dist.distributed_c10d._world.pg_names[self]
-        return name
+    def pg_name(self) -> Any:
+        return dist.distributed_c10d._world.pg_names[self]
 
     group_name = pg_name
 
-    def allreduce(self, tensors: list[Tensor], options: object = None) -> Work:
-        self.tracker.label_unlabelled(tensors, BUFFERS)
+    def allreduce(self, *args: Any, **options: Any) -> Any:
+        self.tracker.label_unlabelled(args[0], BUFFERS)
         if not self.is_waited_for:
-            self.tracker.trace.sent.update(self.tracker.indices_of(tensors))
-        return _completed(tensors)
+            self.tracker.trace.sent.update(self.tracker.indices_of(args[0]))
+        return _completed(args[0])
 
-    def broadcast(self, tensors: list[Tensor], options: object = None) -> Work:
-        return _completed(tensors)
+    def broadcast(self, *args: Any, **options: Any) -> Any:
+        return _completed(args[0])
 
-    def allgather(self, outputs: object, inputs: object, options: object = None) -> Work:
-        return _completed(outputs)
+    allgather = broadcast
 
-    def _allgather_base(self, output: Tensor, tensor: Tensor, options: object = None) -> Work:
-        self.tracker.label_unlabelled([output], BUFFERS)
-        return _completed([output])
+    def _allgather_base(self, *args: Any, **options: Any) -> Any:
+        self.tracker.label_unlabelled(args[:1], BUFFERS)
+        return _completed(args[:1])
 
-    def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, options: object = None) -> Work:
-        self.tracker.label_unlabelled([tensor], BUFFERS)
-        return _completed([output])
+    def _reduce_scatter_base(self, *args: Any, **options: Any) -> Any:
+        self.tracker.label_unlabelled(args[1:2], BUFFERS)
+        return _completed(args[:1])
 
     # Torch 2.13 renamed both.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
 
-    def barrier(self, options: object = None) -> Work:
+    def barrier(self, *args: Any, **options: Any) -> Any:
         return _completed([])
 
 
-def _completed(result: object) -> Work:
+def _completed(result: object) -> object:
     future: Any = torch.futures.Future()
-    future.set_result(result)
-    return _create_work_from_future(future)
+    future.set_result(list(result) if isinstance(result, tuple) else result)
+    work: object = getattr(c10d, "_create_work_from_future")(future)  # noqa: B009  it is untyped
+    return work
 
 
 class _OwnOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -116,24 +116,17 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        if self.sharded is not None:
-            if self.sharded in types:
-                return NotImplemented
-            if _get_mode(_FAKE) is not None:  # it computes the shape of a whole tensor
-                return func(*args, **(kwargs or {}))
-        if func is _PUT_COPY and in_backward():
-            # torch works in place unless it is watched (index_backward in FunctionsManual.cpp).
-            func = _PUT_IN_PLACE
-        elif func is ADD and in_backward() and is_made_in_place(args):
-            func = ADD_IN_PLACE
+        keywords = kwargs or _NO_KEYWORDS
+        if self.sharded is not None and self.sharded in types:
+            return NotImplemented
+        if self._is_untracked(func):
+            return func(*args, **keywords)
+        func = _unwatched(func, args)
         name = _name(func)
         if name in NOT_ON_META:
             return None
         if func is _READ_NUMBER and (number := self._number(args[0])) is not None:
             return number
-        keywords = kwargs or _NO_KEYWORDS
-        if func.namespace in _WITHOUT_TENSORS:
-            return func(*args, **keywords)
         result, made = _call(func, args, keywords)
         for tensor in made:
             if tensor.is_meta:
@@ -157,6 +150,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = _RESIZE  # type: ignore[method-assign]
         self._event = _ignore  # the workload itself is released after this
+
+    def _is_untracked(self, func: Operation) -> bool:
+        """Return True for an operation that makes no tensors, or those without a place on a GPU."""
+        # A sharded tensor computes the shape of the whole one with fake tensors.
+        is_fake = self.sharded is not None and _get_mode(_FAKE) is not None
+        return is_fake or func.namespace in _WITHOUT_TENSORS
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -349,6 +348,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.label([parameter.grad], "gradients")
+
+
+def _unwatched(func: Operation, args: Arguments) -> Operation:
+    """Return the operation that autograd would call if nothing watched it: it works in place."""
+    if func is _PUT_COPY and in_backward():  # index_backward in FunctionsManual.cpp
+        return _PUT_IN_PLACE
+    is_sum = func is ADD and in_backward() and is_made_in_place(args)
+    return ADD_IN_PLACE if is_sum else func
 
 
 def _name(func: Operation) -> str:

@@ -453,7 +453,9 @@ def test_cells_with_several_gpus_have_less_memory_and_the_peak_of_the_second_ste
     text = "\n".join(describe_memory(request, card, Screen()))
     assert re.search(r"first step +second", text)
     assert re.search(r"^ 2 .* 2\.00  fits .* 3\.00$", text, re.M)
-    assert "why it may need less; 0.9 GiB of each GPU are reserved for NCCL" in text.replace("\n", " ")
+    assert "why it may need less; 0.9 GiB of each GPU are reserved for NCCL" in text.replace(
+        "\n", " "
+    )
     assert "verdict on a cell with a lower" not in text
     only_one = request_for(config, ["gpus=1"], [], tmp_path / "run")
     assert "NCCL" not in "\n".join(describe_memory(only_one, card, Screen()))

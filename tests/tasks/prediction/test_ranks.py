@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -243,9 +242,9 @@ def test_an_own_model_is_predicted_or_has_the_reason(
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    yield importlib.import_module("prediction_ranks")
+    return importlib.import_module("prediction_ranks")
 
 
 @pytest.mark.slow
