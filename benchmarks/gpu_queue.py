@@ -26,7 +26,7 @@ from orchestrator.analysis.results import read_attempts
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import make_plan
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.store.cell_state import CellState, read_states
 from orchestrator.store.run import Run

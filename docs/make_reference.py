@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from orchestrator.cli.main import main as sweep
 from orchestrator.config.schema import SweepConfig
-from orchestrator.planning.options import PENDING
+from orchestrator.planning.invocation import PENDING
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.text.column_docs import cell_columns, parameter_columns
 from orchestrator.store.run import INCOMPLETE

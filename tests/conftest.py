@@ -114,7 +114,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # pytest-xdist 3.8 appends the group to `_nodeid`, which pytest 9.2 no longer reads: tests of a
+    # group would be for any worker, and each worker would make what they share.
+    for item in session.items:
+        grouped = vars(item).get("_nodeid")
+        if grouped and hasattr(item, "_id"):
+            item._id = type(item._id).parse(grouped)
     # As the program does: the garbage collector would look at torch, pandas and 4,000 tests again
     # and again, a tenth of the time.
     gc.collect()

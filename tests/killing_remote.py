@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.store import batch_writer
-from orchestrator.store.mirror import open_run
+from orchestrator.store.open import open_run
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tests.orchestrator.store.test_mirror import ADDRESS, go, measured

@@ -1,7 +1,8 @@
 """Declarations of the columns of `cells` that are computed from other columns.
 
 A function with `@derived` declares one: its name, its unit, from which its notation in tables
-follows, and a description for docs/columns.md. Nothing else has to be changed for a new column,
+follows, and a description for docs/columns.md. A ratio of two columns is an entry of
+`DERIVED_FIELDS` without a function. Nothing else has to be changed for a new column,
 except that a table may show it.
 Columns that are measured are declared in tasks/spec/metrics.py and tasks/spec/facts.py.
 
@@ -30,7 +31,9 @@ class DerivedField:
 
     needs: columns that must exist, or the field is left out. A name with `?` may be missing;
         it is computed first if it is a derived field itself.
-    compute: None for a column that `derive_cells` takes from the attempts.
+    compute: None for a ratio, and for a column that `derive_cells` takes from the attempts.
+    ratio: the field is the first of its needed columns over the second, times this number, which
+        converts units.
     """
 
     name: str
@@ -38,6 +41,7 @@ class DerivedField:
     unit: str = ""
     needs: tuple[str, ...] = ()
     compute: Compute | None = None
+    ratio: float | None = None
 
 
 DERIVED_FIELDS: list[DerivedField] = []  # in the order of their declarations
@@ -58,16 +62,6 @@ def derived(
     return declare
 
 
-def derived_ratio(name: str, doc: str, ratio: tuple[str, str, float], unit: str = "ratio") -> None:
-    """Declare a field from `ratio`: numerator, denominator, and a factor that converts units."""
-    numerator, denominator, factor = ratio
-
-    def compute(cells: pd.DataFrame) -> pd.Series[float]:
-        return quotients(cells[numerator], cells[denominator]) * factor
-
-    derived(name, doc, unit, (numerator, denominator))(compute)
-
-
 def add_derived_fields(
     cells: pd.DataFrame, declared: Sequence[DerivedField] = DERIVED_FIELDS
 ) -> pd.DataFrame:
@@ -75,14 +69,22 @@ def add_derived_fields(
 
     Raise CycleError if fields need each other.
     """
+    cells = cells.copy()
     for field in _in_order(declared):
         required = [name for name in field.needs if not name.endswith("?")]
-        if field.compute is None or not set(required) <= set(cells):
+        if not set(required) <= set(cells):
             continue
-        columns = apply_to_sound_cells(field.compute, cells)
+        if field.ratio is not None:
+            numerator, denominator = (cells[name] for name in field.needs)
+            columns: pd.Series | pd.DataFrame = quotients(numerator, denominator) * field.ratio
+        elif field.compute is not None:
+            columns = apply_to_sound_cells(field.compute, cells)
+        else:
+            continue
         if isinstance(columns, pd.Series):
             columns = columns.to_frame(field.name)
-        cells = cells.assign(**{str(name): column for name, column in columns.items()})
+        for name, column in columns.items():
+            cells[str(name)] = column
     return cells
 
 

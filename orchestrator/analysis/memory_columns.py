@@ -10,7 +10,6 @@ from orchestrator.analysis.derived_fields import (
     DERIVED_FIELDS,
     DerivedField,
     derived,
-    derived_ratio,
 )
 from orchestrator.analysis.metric_columns import join_columns
 from tasks.spec.metrics import CLOSED_FORM_BYTES, VERDICT
@@ -70,11 +69,15 @@ def _closed_form(samples: pd.DataFrame) -> pd.DataFrame:
     return found.dropna(axis=1, how="all")
 
 
-derived_ratio(
-    "snapshot_unlabelled_share",
-    "share of the recorded peak whose role is unknown",
-    ("snapshot_unlabelled_bytes", "snapshot_peak_allocated_bytes", 1),
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "snapshot_unlabelled_share",
+        "share of the recorded peak whose role is unknown",
+        "ratio",
+        ("snapshot_unlabelled_bytes", "snapshot_peak_allocated_bytes"),
+        ratio=1,
+    ),
+]
 
 
 @derived(

@@ -8,59 +8,61 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived, derived_ratio
+from orchestrator.analysis.derived_fields import DERIVED_FIELDS, DerivedField, derived
 from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
 from orchestrator.store.layout import RUN_SEPARATOR
 
-derived_ratio(
-    "tokens_per_s",
-    "tokens per second, from the median step time",
-    ("tokens", "step_ms_median", 1e3),
-    "tokens/s",
-)
-derived_ratio(
-    "achieved_tflops",
-    "`flops` per second, from the median step time",
-    ("flops", "step_ms_median", 1e-9),
-    "TFLOP/s",
-)
-
-
-derived_ratio(
-    "joules_per_token",
-    "energy of the GPU with its memory, without the CPU: `timed_power_w` over `tokens_per_s`",
-    ("timed_power_w", "tokens_per_s", 1),
-    "J",
-)
-derived_ratio(
-    "tokens_per_joule",
-    "tokens for each joule that the GPU with its memory used",
-    ("tokens_per_s", "timed_power_w", 1),
-    "tokens/J",
-)
-derived_ratio(
-    "call_ms",
-    "one call of a collective, from the median step time",
-    ("step_ms_median", "collective_calls", 1),
-    "ms",
-)
-derived_ratio(
-    "algbw_gb_s",
-    "algorithm bandwidth of nccl-tests: `collective_bytes` over the median step time",
-    ("collective_bytes", "step_ms_median", 1e-6),
-    "GB/s",
-)
-derived_ratio(
-    "busbw_gb_s",
-    "bus bandwidth of nccl-tests: `bus_bytes` over the median step time; with a peak to compare it",
-    ("bus_bytes", "step_ms_median", 1e-6),
-    "GB/s",
-)
-derived_ratio(
-    "exposed_share",
-    "part of the step, under the profiler, in which the GPU only communicates or waits for others",
-    ("exposed_ms", "overlap_step_ms", 1),
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "tokens_per_s",
+        "tokens per second, from the median step time",
+        "tokens/s",
+        ("tokens", "step_ms_median"),
+        ratio=1e3,
+    ),
+    DerivedField(
+        "achieved_tflops",
+        "`flops` per second, from the median step time",
+        "TFLOP/s",
+        ("flops", "step_ms_median"),
+        ratio=1e-9,
+    ),
+    DerivedField(
+        "joules_per_token",
+        "energy of the GPU with its memory, without the CPU: `timed_power_w` over `tokens_per_s`",
+        "J",
+        ("timed_power_w", "tokens_per_s"),
+        ratio=1,
+    ),
+    DerivedField(
+        "tokens_per_joule",
+        "tokens for each joule that the GPU with its memory used",
+        "tokens/J",
+        ("tokens_per_s", "timed_power_w"),
+        ratio=1,
+    ),
+    DerivedField(
+        "call_ms",
+        "one call of a collective, from the median step time",
+        "ms",
+        ("step_ms_median", "collective_calls"),
+        ratio=1,
+    ),
+    DerivedField(
+        "algbw_gb_s",
+        "algorithm bandwidth of nccl-tests: `collective_bytes` over the median step time",
+        "GB/s",
+        ("collective_bytes", "step_ms_median"),
+        ratio=1e-6,
+    ),
+    DerivedField(
+        "busbw_gb_s",
+        "bus bandwidth of nccl-tests: `bus_bytes` over the median step time",
+        "GB/s",
+        ("bus_bytes", "step_ms_median"),
+        ratio=1e-6,
+    ),
+]
 
 
 @derived(
@@ -88,11 +90,15 @@ def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     return of_one * cells["gpus"].fillna(1) if "gpus" in cells else of_one
 
 
-derived_ratio(
-    "mfu",
-    "model FLOPs utilisation: `achieved_tflops` over `peak_tflops`",
-    ("achieved_tflops", "peak_tflops", 1),
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "mfu",
+        "model FLOPs utilisation: `achieved_tflops` over `peak_tflops`",
+        "ratio",
+        ("achieved_tflops", "peak_tflops"),
+        ratio=1,
+    ),
+]
 
 
 @derived(
@@ -125,11 +131,15 @@ def ceiling_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     return key_of_cell.map(fastest)
 
 
-derived_ratio(
-    "ceiling_share",
-    "`achieved_tflops` over `ceiling_tflops`",
-    ("achieved_tflops", "ceiling_tflops", 1),
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "ceiling_share",
+        "`achieved_tflops` over `ceiling_tflops`",
+        "ratio",
+        ("achieved_tflops", "ceiling_tflops"),
+        ratio=1,
+    ),
+]
 
 
 def _gpus(cells: pd.DataFrame) -> pd.Series[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived, derived_ratio, quotients
+from orchestrator.analysis.derived_fields import DERIVED_FIELDS, DerivedField, derived, quotients
 from orchestrator.analysis.metric_columns import STATISTICS
 
 # An interval wider than this share of its median hides most differences that a reader looks for.
@@ -13,22 +13,29 @@ _WIDE = 0.05
 ATTEMPT_KEY = ["cell", "attempt"]
 _KERNEL_TIME = "_kernel_time_ms"
 
-derived_ratio(
-    "busy_timed",
-    "kernel time of a step over `step_ms_median`, which no profiler makes longer",
-    ("step_kernel_time_ms_median", "step_ms_median", 1),
-)
-derived_ratio(
-    "profile_cost",
-    "duration of the profiled step over that of a timed step",
-    ("profiled_step_ms", "step_ms_median", 1),
-    unit="",  # it is at least 1: no share
-)
-derived_ratio(
-    "processing_share",
-    "`processing_ms` as a share of the whole attempt",
-    ("processing_ms", "wall_s", 1e-3),
-)
+DERIVED_FIELDS += [
+    DerivedField(
+        "busy_timed",
+        "kernel time of a step over `step_ms_median`, which no profiler makes longer",
+        "ratio",
+        ("step_kernel_time_ms_median", "step_ms_median"),
+        ratio=1,
+    ),
+    DerivedField(
+        "profile_cost",
+        "duration of the profiled step over that of a timed step",
+        "",  # it is at least 1: no share
+        ("profiled_step_ms", "step_ms_median"),
+        ratio=1,
+    ),
+    DerivedField(
+        "processing_share",
+        "`processing_ms` as a share of the whole attempt",
+        "ratio",
+        ("processing_ms", "wall_s"),
+        ratio=1e-3,
+    ),
+]
 
 
 def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
@@ -39,7 +46,7 @@ def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
     times = cells.filter(regex=f"{_KERNEL_TIME}$").drop(
         columns=f"outside{_KERNEL_TIME}", errors="ignore"
     )
-    if times.empty or not {"busy", "profiled_step_ms"} <= set(cells):
+    if times.empty:
         return cells
     # An imported trace may contain any number of steps. Without a known number, its kernel time is
     # not that of one step.
@@ -59,6 +66,8 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     # If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does
     # not show this: in a step that ends in many small kernels the GPU catches up.
     leads = samples[(samples["instrument"] == "timing") & (samples["metric"] == "lead")]
+    if leads.empty:
+        return pd.DataFrame()
     pipelined, checked = (leads[leads["mode"] == mode] for mode in ("pipelined", "check"))
     # If adaptive timing stopped without pipelined steps, the last of its warm-up counts.
     checked_only = checked[~checked["cell"].isin(pipelined["cell"])]
@@ -128,6 +137,8 @@ def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
 
 def repeated_steps(samples: pd.DataFrame) -> pd.DataFrame:
     """Return `repeated_ms_{statistic}` of each cell, over the medians of its attempts."""
+    if samples.empty:  # most runs have no repetitions
+        return pd.DataFrame()
     steps = step_attempts(samples)
     if steps.empty:
         return pd.DataFrame()

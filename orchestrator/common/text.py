@@ -64,6 +64,11 @@ def cells_and_verb(count: int, singular: str, plural: str) -> str:
     return f"{cell_count(count)} {singular if count == 1 else plural}"
 
 
+def format_counts(counts: Iterable[tuple[str, int]]) -> str:
+    """Return counts by status, such as "3 ok, 1 oom"."""
+    return ", ".join(f"{count} {status}" for status, count in counts)
+
+
 def value_text(value: object) -> str:
     """Return a value as it is typed after `axis=`."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.text import shell_word, value_text
 from orchestrator.config.cell_labels import CellLabels
-from orchestrator.config.combinations import grid_factors, include_factors, product
 from orchestrator.config.grid_checks import (
     check_axes,
     check_selection,
     check_size,
+    grid_factors,
+    include_factors,
     own_axes,
+    product,
     task_params,
 )
 from orchestrator.config.schema import Grid, SweepConfig
@@ -56,7 +58,8 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
     Raises ConfigError for an unknown axis, an impossible value, and a sweep without a cell.
     """
     check_axes(config, source, selection.set)
-    check_selection(config, selection)
+    if selection.set or selection.where:
+        check_selection(config, selection)
     check_size(config, source, selection.set)
     cells: dict[str, Cell] = {}
     named, idle = 0, set(selection.set)

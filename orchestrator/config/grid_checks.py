@@ -1,28 +1,35 @@
-"""Checks of a config's grids before they are expanded.
+"""Combinations of a grid's axes, and the checks of a grid before it is expanded.
 
-They refuse unknown axes, impossible values and too many combinations, each at its place in the
-file.
+A factor is the list of values of one axis, or of the axes of one zip group, which advance together.
+The combinations are the product of the factors. `--set` replaces the values of axes, in a group for
+all of its axes. The checks refuse unknown axes, impossible values and too many combinations, each at
+its place in the file.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from operator import or_
 
 from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
-from orchestrator.config.combinations import check_group, grid_factors, include_factors
+from orchestrator.common.text import counted
 from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_axis
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import KeyPath, Source, config_error
-from tasks.spec.axes import V, Values
+from tasks.spec.axes import V, Values, select
 from tasks.spec.messages import shorten
 from tasks.spec.parameters import Params, check_value, default_values
 from tasks.spec.registry import all_tasks
+
+Lists = Mapping[str, Sequence[object]]  # the values of axes
+Factor = list[Values]
 
 MAX_COMBINATIONS = 100_000  # more is probably a mistake: it would measure for days
 
@@ -170,3 +177,61 @@ def has_axis(grid: Grid, name: str) -> bool:
 def task_params(grid: Grid) -> type[Params]:
     """Return the parameters class of a grid's task."""
     return all_tasks()[grid.task].params
+
+
+def grid_factors(axes: Lists, groups: Iterable[Lists], sets: Lists) -> list[Factor]:
+    """Return the factors of a grid: their `product` has all combinations.
+
+    groups: axes that advance together. sets: the values of `--set`, which replace those of axes.
+    """
+    remaining = dict(sets)
+    replaced = []
+    for group in groups:
+        replaced.append({name: remaining.pop(name, values) for name, values in group.items()})
+    factors = []
+    for group in (*({name: values} for name, values in {**axes, **remaining}.items()), *replaced):
+        if group:
+            rows = zip(*group.values(), strict=True)
+            factors.append([dict(zip(group, row, strict=True)) for row in rows])
+    return factors
+
+
+def include_factors(groups: Iterable[Lists], sets: Lists) -> list[Factor]:
+    """Return the factors by which `--set` multiplies each cell of `include`."""
+    return grid_factors({}, [select(group, sets) for group in groups], sets)
+
+
+def product(factors: Sequence[Factor]) -> Iterator[Values]:
+    """Yield the values of each combination."""
+    for parts in itertools.product(*factors):
+        yield reduce(or_, parts, {})
+
+
+def check_group(where: str, group: Lists, sets: Lists) -> None:
+    """Raise ConfigError for a group whose axes cannot advance together.
+
+    where: the place of the group in the config. sets: the values of `--set`.
+    """
+    _require_one_length(where, group)
+    given = select(sets, group)
+    left = ", ".join(name for name in group if name not in given)
+    if given and left:
+        verb = "are" if ", " in left else "is"
+        how_many = "both" if len(group) == 2 else "all"
+        raise ConfigError(
+            f"--set: {left} {verb} zipped with {', '.join(given)}",
+            f"Set {how_many}, or use --where",
+        )
+    _require_one_length("--set", given)
+
+
+def _require_one_length(where: str, group: Lists) -> None:
+    lengths = {name: len(values) for name, values in group.items()}
+    first, *others = lengths or ("",)
+    for name in others:
+        if lengths[name] != lengths[first]:
+            values = counted(lengths[first], "value")
+            raise ConfigError(
+                f"{where}: {first} has {values}, but {name} has {lengths[name]}",
+                "The lists of one group must have the same length",
+            )

@@ -215,8 +215,10 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
             where = source.where(("instruments", number))
             problem = f"{where}: unknown instrument {quoted(name)}"
             raise ConfigError(problem, suggestion(name, instrument_names()))
-    _check_nsys(config.instruments, source)
-    _check_env(config.env, source)
+    if "nsys" in config.instruments:
+        _require_nsys_alone(config.instruments, source)
+    if config.env:
+        _check_env(config.env, source)
     folder = config.results
     if folder is not None and not (folder.strip() and _is_encodable(folder)):
         where = source.where(("results",))
@@ -233,16 +235,17 @@ def with_instruments(config: SweepConfig, names: Sequence[str]) -> SweepConfig:
             problem = f"--instrument: unknown instrument {quoted(name)}"
             raise ConfigError(problem, suggestion(name, instrument_names()))
     instruments = list(dict.fromkeys([*config.instruments, *names]))
-    _check_nsys(instruments, Source("--instrument", None))
+    if "nsys" in instruments:
+        _require_nsys_alone(instruments, Source("--instrument", None))
     return config.model_copy(update={"instruments": instruments})
 
 
-def _check_nsys(instruments: Sequence[str], source: Source) -> None:
+def _require_nsys_alone(instruments: Sequence[str], source: Source) -> None:
     # Nsight Systems slows the cell down. It also uses CUPTI, which has one user at a time.
     others = [
         name for name in ("timing", "kernel_time", "kernels", "backend") if name in instruments
     ]
-    if "nsys" in instruments and others:
+    if others:
         raise ConfigError(
             f"{source.where(('instruments',))}: nsys cannot go with {' or '.join(others)}",
             "Use it in another config: [memory, nsys]",

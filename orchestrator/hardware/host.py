@@ -7,12 +7,14 @@ A scheduler asks every host once, before the first cell, in a process that impor
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from orchestrator.common.errors import RunMismatch
 from tasks.spec.axes import Values, select_fields
 
 Fingerprint = Values  # what must match before results may share a folder
+Fingerprints = Mapping[str, Sequence[Fingerprint]]  # by device type, oldest first
 GpuUuids = Mapping[str, str]  # UUID by the name that a GPU has in CUDA_VISIBLE_DEVICES
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -85,3 +87,41 @@ def visible_gpu_uuids(host: HostInfo) -> dict[str, str]:
     # CUDA ignores the first name that does not exist and all names after it, so there may be more
     # names than GPUs.
     return {name: gpu.uuid for name, gpu in zip(names, host.gpus, strict=False)}
+
+
+def gpus_of(fingerprints: Iterable[Fingerprint]) -> set[str]:
+    """Return the names of the GPUs that these fingerprints are of."""
+    return {str(fingerprint.get("gpu")) for fingerprint in fingerprints}
+
+
+def unique_fingerprints(fingerprints: Iterable[Fingerprint]) -> list[Fingerprint]:
+    """Return each fingerprint once, in the order of the first occurrences."""
+    found: list[Fingerprint] = []
+    # A set is not possible, because a fingerprint is a dict.
+    for fingerprint in map(dict, fingerprints):
+        if fingerprint not in found:
+            found.append(fingerprint)
+    return found
+
+
+def require_compatible(
+    before: Sequence[Fingerprint], current: Iterable[Fingerprint], run: object, *, any_gpu: bool
+) -> None:
+    """Raise RunMismatch if a current fingerprint is not among the earlier ones, at least one.
+
+    any_gpu: GPUs may differ, because each cell names its kind of GPU. run: named in the error.
+    """
+    ignored = {"gpu"} if any_gpu else set()
+    for now in current:
+        if all(set(_differing_names(known, now)) - ignored for known in before):
+            latest = before[-1]
+            names = _differing_names(latest, now)
+            found = [f"{name} {latest.get(name)} (here {now.get(name)})" for name in names]
+            raise RunMismatch(
+                f"{run}: holds results of {', '.join(found)}",
+                "Name another folder with --out, or add --mixed to allow both in one",
+            )
+
+
+def _differing_names(before: Fingerprint, now: Fingerprint) -> list[str]:
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from orchestrator.common.text import cells_and_verb, counted
 from orchestrator.planning.invocation import (
     INVOCATION,
+    QUALITY_FLAGS,
+    UNMEASURED,
     Invocation,
+    RunOptions,
     earlier_marks,
     read_invocations,
 )
 from orchestrator.planning.oom_inference import OomInference
-from orchestrator.planning.options import QUALITY_FLAGS, UNMEASURED, RunOptions
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.cell_state import PENDING, CellState, read_states
 from orchestrator.store.layout import ATTEMPTS

@@ -1,4 +1,4 @@
-"""The commands that have measured into a results folder: one entry of run.json for each.
+"""The commands that measure into a results folder: their options, and one entry of run.json for each.
 
 An entry says what a command asked for and how it measured. The marks of `--fresh` and `--retry` are
 in it (see orchestrator/store/cell_state.py): a plain `sweep run` measures the cells that a command
@@ -13,12 +13,25 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from orchestrator.common.text import path_argument, shell_command, without_separator
+from orchestrator.store.cell_state import PENDING
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
-from orchestrator.store.run import Run
+from orchestrator.store.run import INCOMPLETE, Run
 from orchestrator.store.run_writer import RunWriter
+from tasks.spec.attempt import StartMethod
 from tasks.spec.axes import Values, select, select_fields
+
+UNMEASURED = (PENDING, INCOMPLETE)
+
+# Doubts about a success: words of --retry, and the columns of `cells` that show them.
+QUALITY_FLAGS: Mapping[str, str] = {
+    "cpu-contended": "cpu_contended",
+    "interval-wide": "interval_wide",
+}
+
+_STORED = ("infer_oom", "repeat", "retry", "only", "fresh")  # keys of run.json
 
 INVOCATION = "invocation"  # the key in a row's facts: the time of the command that measured it
 
@@ -27,6 +40,54 @@ MEASUREMENT_SETTINGS = ("env", "instruments")  # keys of a config that a row's f
 _SEARCHES = (("max-context",), ("max-batch",))
 _REPEATS_WORK = ("--retry", "--only")
 _WORDS = ("fresh", "retry", "only")  # keys of the options that say which cells are measured again
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options that select cells. `retry` and `only` hold statuses, `retry` also quality flags.
+
+    repeat: how often each cell is measured in all; repetitions show the noise of the machine.
+    infer_oom: skip cells that need at least as much memory as one that ran out of it.
+    continued: ids of the cells that this command has marked already, before it was interrupted.
+    """
+
+    retry: frozenset[str] = frozenset()
+    only: frozenset[str] = frozenset()
+    repeat: int = 1
+    fresh: bool = False
+    infer_oom: bool = False
+    continued: frozenset[str] = frozenset()
+
+    def to_json(self) -> Values:
+        """Return the options as run.json stores them."""
+        sets = {"retry": sorted(self.retry), "only": sorted(self.only)}
+        return select(vars(self), _STORED) | sets
+
+    @classmethod
+    def from_json(cls, stored: Values) -> RunOptions:
+        """Read stored options, without those that measure cells again: their marks are stored."""
+        return cls(**select(stored, ("infer_oom", "repeat")))
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """The options that say where and how cells run.
+
+    address: a running Ray cluster; None: a private Ray on this machine.
+    cpu_cells: CPU cells that run at the same time.
+    start_method: of the measuring processes; None: fork where possible.
+    allow_mixed: results of other hardware or software may share the folder.
+    take_over: write to a bucket folder although another driver seems to write to it.
+    """
+
+    time_limit_s: float | None = None
+    scheduler: Literal["ray", "serial"] = "ray"
+    address: str | None = None
+    cpu_cells: int = 1
+    start_method: StartMethod | None = None
+    allow_mixed: bool = False
+    take_over: bool = False
+    skip_predicted_oom: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,10 +116,6 @@ class Invocation:
         # Older versions stored the two options in an object of their own.
         values = {**select(stored.get("asks_for") or {}, ("choice", "skips")), **stored}
         return cls(**select_fields(cls, values) | {"command": tuple(stored.get("command", ()))})
-
-    def to_json(self) -> Values:
-        """Return the entry as run.json stores it."""
-        return {**vars(self), "command": list(self.command)}
 
     def continues(self, other: Invocation) -> bool:
         """True if both ask to measure again with the same words, and would measure equally."""

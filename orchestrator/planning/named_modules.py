@@ -1,8 +1,9 @@
 """Find the modules of models, optimizers and losses that a config names, without importing them.
 
 A name that is wrong is wrong in every cell: it is reported before the first one, and before a
-results folder is created. So is a syntax error, and an argument that a model does not take. What only an import shows fails in the cells: the
-machine that plans may lack packages of the hosts that measure.
+results folder is created. So is a syntax error, and an argument that a model does not take. What
+only an import shows fails in the cells: the machine that plans may lack packages of the hosts that
+measure.
 """
 
 from __future__ import annotations

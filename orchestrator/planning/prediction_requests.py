@@ -18,7 +18,7 @@ from queue import LifoQueue
 
 from orchestrator.common.files import cache_folder
 from orchestrator.common.hashing import text_digest
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.units import GIB
 from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, nccl_bytes

@@ -2,12 +2,12 @@
 
 A check takes a `Preflight` and returns another one, for example without the cells that no host can
 measure. It raises PlatformError if nothing could be measured. `check_fingerprints` raises RunMismatch
-(orchestrator/planning/fingerprints.py) if the results in the folder were measured on other hardware
-or with other software. A new check is one function and one entry of CHECKS or GPU_CHECKS.
+if the results in the folder were measured on other hardware or with other software. A new check is one function and one entry of CHECKS or GPU_CHECKS.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,16 +16,18 @@ from orchestrator.common.output import Notify
 from orchestrator.common.text import cells_and_verb
 from orchestrator.execution import nsys
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
-from orchestrator.hardware.host import Fingerprint, GpuInfo, HostInfo
-from orchestrator.planning.fingerprints import (
+from orchestrator.hardware.host import (
+    Fingerprint,
     Fingerprints,
+    GpuInfo,
+    HostInfo,
     gpus_of,
-    known_fingerprints,
     require_compatible,
     unique_fingerprints,
 )
 from orchestrator.planning.prediction_requests import PredictedCell
 from orchestrator.planning.request import SweepRequest
+from orchestrator.store.run import Run
 from tasks.spec.cell import Cell, device_types
 
 
@@ -141,6 +143,21 @@ def check_fingerprints(request: SweepRequest, preflight: Preflight, notify: Noti
             require_compatible(before, current, request.run, any_gpu=preflight.names_every_gpu_kind)
         fingerprints[device] = unique_fingerprints([*before, *current])
     return replace(preflight, fingerprints=fingerprints)
+
+
+def known_fingerprints(run: Run) -> Fingerprints:
+    """Return the fingerprints in run.json, or those in the rows if run.json was lost."""
+    stored: Fingerprints | None = run.read_manifest().get("fingerprints")
+    if stored is not None:
+        return stored
+    found: dict[str, list[Fingerprint]] = {}
+    rows = run.rows("attempts", ["started_at", "params", "facts"])
+    for _, params, facts in sorted(rows, key=lambda row: str(row[0])):
+        device = json.loads(params).get("device")
+        fingerprint = json.loads(facts).get("fingerprint")
+        if device and fingerprint:
+            found[device] = unique_fingerprints([*found.get(device, ()), fingerprint])
+    return found
 
 
 def check_gpu_kinds(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:

@@ -25,15 +25,16 @@ from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import Source
 from orchestrator.planning.invocation import (
     MEASUREMENT_SETTINGS,
+    ExecutionOptions,
     Invocation,
+    RunOptions,
     current_command,
     last_sweep,
 )
 from orchestrator.planning.named_modules import require_modules
-from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.store.layout import MODELS
 from orchestrator.store.manifest import build_manifest, require_sweep
-from orchestrator.store.mirror import open_run
+from orchestrator.store.open import open_run
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.axes import Values, select
@@ -165,7 +166,7 @@ class SweepRequest:
             sweep = select(before, sweep)
         sweep |= {"name": self.config.name, "fingerprints": fingerprints}
         defaults = {grid.task: default_values(task_params(grid)) for grid in self.config.grids}
-        return build_manifest(before, sweep, defaults, invocation.to_json())
+        return build_manifest(before, sweep, defaults, vars(invocation))
 
 
 def resolve(path: Path, selection: Selection, out: RunLocation | None = None) -> SweepRequest:
@@ -190,7 +191,9 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
         require_name(location, "--out")  # the current folder may not be UTF-8 either
     run = open_run(location)
     request = SweepRequest(config, selection, expansion, run, path)
-    require_modules(expansion.cells, request.search_path, source)
+    values = [value for cell in expansion.cells for value in cell.params.non_default.values()]
+    if any(":" in str(value) for value in values):  # package.module:Name, or model_args
+        require_modules(expansion.cells, request.search_path, source)
     return request
 
 

@@ -9,53 +9,50 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.common.hashing import bytes_digest
-from orchestrator.store.attempt_log import Columns, to_line
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
 from orchestrator.store.listing import Listing, batches_in, read_listing
-from orchestrator.store.stored_tables import Stored, read_stored
+from orchestrator.store.stored_tables import Columns, Stored, read_stored, to_line
 from orchestrator.store.tables import to_parquet
 
 # Attempts in a batch: reading a file takes about 1 ms, however few rows it has.
 BATCH = 128
 
 
+@dataclass
 class BatchWriter:
-    """Writer of the attempts of one run. run: its name in messages."""
+    """Writer of the attempts of one run.
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self.folder = folder
-        self._run = run
-        self._log: Path | None = None  # None until a line is appended to it
-        self._log_bytes = 0
-        self._lines = 0
+    run: its name in messages. log: the log that lines were appended to, until it is closed.
+    """
 
-    @property
-    def has_log(self) -> bool:
-        """True if attempts were appended that are in no batch."""
-        return self._log is not None
+    folder: Path
+    run: str
+    log: Path | None = None
+    log_bytes: int = 0
+    lines: int = 0
 
     def append(self, rows: Mapping[str, Columns]) -> None:
         """Store the rows of an attempt, by table. They are on disk when this returns."""
-        if self._log is None:
+        if self.log is None:
             self.close()
-            self._log = self._create_log(read_listing(self.folder, self._run))
+            self.log = self._create_log(read_listing(self.folder, self.run))
         line = to_line(rows)
-        with self._log.open("r+b") as file:
-            file.truncate(self._log_bytes)  # a full disk may have taken half a line before
-            file.seek(self._log_bytes)
+        with self.log.open("r+b") as file:
+            file.truncate(self.log_bytes)  # a full disk may have taken half a line before
+            file.seek(self.log_bytes)
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._log_bytes += len(line)
-        self._lines += 1
-        if self._lines >= BATCH:
+        self.log_bytes += len(line)
+        self.lines += 1
+        if self.lines >= BATCH:
             self.close()
 
     def close(self, drop_damaged: bool = False) -> None:
@@ -63,7 +60,7 @@ class BatchWriter:
 
         drop_damaged: leave out lines that differ from what was written. Without it, raise RunError.
         """
-        stored = read_stored(self.folder, self._run)
+        stored = read_stored(self.folder, self.run)
         if not drop_damaged:
             stored.require_whole_log()
         self._set_aside_unlisted(stored.listing)
@@ -71,7 +68,7 @@ class BatchWriter:
             self.write(stored.listing, stored.logged.tables)
         else:
             self._remove_logs(stored.listing.next_number)
-        self._log, self._log_bytes, self._lines = None, 0, 0
+        self.log, self.log_bytes, self.lines = None, 0, 0
 
     def write(self, listing: Listing, tables: Mapping[str, pa.Table]) -> None:
         """Write tables as the batch after those of a list, and replace the list."""
@@ -83,7 +80,7 @@ class BatchWriter:
 
     def rebuild(self, number: int, tables: Mapping[str, pa.Table], lost: Collection[str]) -> None:
         """Write tables of a batch again. lost: names of files that leave the list."""
-        listing = read_listing(self.folder, self._run)
+        listing = read_listing(self.folder, self.run)
         left = {name: digest for name, digest in listing.files.items() if name not in lost}
         self._set_aside_unlisted(replace(listing, files=left))
         left.update(self._write_files(number, tables))
@@ -105,12 +102,6 @@ class BatchWriter:
         replace_file(self.folder / listing.log, other.log)
         listing.write(self.folder)
         self._remove_logs(last)
-
-    def list_cells(self, digest: str) -> None:
-        """List the SHA-256 of cells.parquet."""
-        listing = read_listing(self.folder, self._run)
-        if listing.cells != digest:
-            replace(listing, cells=digest).write(self.folder)
 
     def _create_log(self, listing: Listing) -> Path:
         log = self.folder / listing.log

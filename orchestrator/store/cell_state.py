@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from orchestrator.common.errors import RunError
@@ -137,7 +137,7 @@ def states_of(
 ) -> dict[str, CellState]:
     """Return the states of the cells of these attempts, by cell id."""
     states = {}
-    for cell, group in groupby(sorted(attempts, key=_cell_and_number), key=attrgetter("cell")):
+    for cell, group in groupby(sorted(attempts, key=itemgetter(0, 1)), key=attrgetter("cell")):
         own = list(group)
         current = tuple(one for one in own if one[:2] not in obsolete)
         replaced = {one.replaces or 0 for one in current if one.status == Status.OK} - {0}
@@ -154,7 +154,3 @@ def _precedence(attempt: StoredAttempt) -> tuple[bool, bool, bool, int]:
     """Order a success before all others, and attempts that were lost with their host last."""
     status = attempt.status
     return status == Status.OK, status != Status.LOST, status != INCOMPLETE, attempt.number
-
-
-def _cell_and_number(attempt: StoredAttempt) -> tuple[str, int]:
-    return attempt[:2]

@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError, RunUnreachable
-from orchestrator.store.attempt_log import whole_lines
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE
 from orchestrator.store.listing import (
@@ -34,7 +33,7 @@ from orchestrator.store.listing import (
 )
 from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
-from orchestrator.store.stored_tables import Stored
+from orchestrator.store.stored_tables import Stored, whole_lines
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.attempt import JOURNAL_FILE
 

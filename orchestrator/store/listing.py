@@ -19,14 +19,8 @@ from orchestrator.common.errors import RunError
 from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.common.hashing import bytes_digest
 from orchestrator.store.layout import ATTEMPTS, LISTING_FILE, SCHEMA_VERSION
-from orchestrator.store.parquet_file import damage_as_run_error, read_parquet
-from orchestrator.store.tables import SCHEMAS
-from orchestrator.store.untrusted_files import (
-    check_digest,
-    check_types,
-    digested_json,
-    read_json_object,
-)
+from orchestrator.store.tables import SCHEMAS, damage_as_run_error, read_parquet
+from orchestrator.store.untrusted_files import digested_json, read_json
 
 RESTORE = "Copy the run again, or repair it: `sweep run` with the same config"
 # Parts of older versions are named by a time of 19 digits, among other things.
@@ -79,7 +73,7 @@ class Listing:
 
 def number_of(name: str) -> int:
     """Return the number in the name of a batch's file."""
-    return int(Path(name).stem)
+    return int(name[name.rfind("/") + 1 : name.rfind(".")])
 
 
 def is_batch(name: str) -> bool:
@@ -97,6 +91,13 @@ def batches_in(folder: Path, *tables: str) -> list[str]:
     return [name for name in names if is_batch(name)]
 
 
+def part_files(folder: Path) -> list[Path]:
+    """Return the parts of a table, as versions before stored.json wrote them (see `old_parts`)."""
+    # macOS writes attributes of `x.parquet` into a file `._x.parquet` when it copies to others.
+    files = sorted(folder.glob("[!.]*.parquet"))
+    return [path for path in files if not is_batch(f"{folder.name}/{path.name}")]
+
+
 def read_listing(folder: Path, run: str) -> Listing:
     """Return the list of a run; an empty one before its first batch.
 
@@ -106,16 +107,15 @@ def read_listing(folder: Path, run: str) -> Listing:
     file, name = folder / LISTING_FILE, f"{run}/{LISTING_FILE}"
     listing = Listing()
     if os.path.lexists(file):
-        found = read_json_object(file, name, RESTORE)
-        contents = check_types(found, _StoredJson, name, RESTORE)
-        check_digest(found, name, RESTORE)
+        _, contents = read_json(file, _StoredJson, name, RESTORE)
         for one in contents.files:
             if not is_batch(one):
                 raise RunError(f"{name}: {one!r} is not the name of a batch", "Do not use this run")
         listing = Listing(contents.files, contents.last, contents.cells)
     # A driver that is killed before it lists a batch leaves the attempts of that batch in the log.
+    next_number = listing.next_number
     for one in batches_in(folder, ATTEMPTS):
-        is_unlisted = number_of(one) >= listing.next_number
+        is_unlisted = number_of(one) >= next_number
         if is_unlisted and not (folder / f"{number_of(one):04}.log").exists():
             raise RunError(f"{name}: is missing, or older than {one}", RESTORE)
     return listing

@@ -9,27 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, InstanceOf
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.text import shell_path
-from orchestrator.store.layout import SCHEMA_VERSION
 from orchestrator.store.untrusted_files import (
     DAMAGED,
-    check_digest,
-    check_types,
-    digested_json,
-    read_json_object,
 )
 
 Manifest: TypeAlias = dict[str, Any]
 
 MANIFEST_FILE = "run.json"
 RESTORED_BY = "`sweep run` with the same config writes it again"
-_REMEDY = f"Restore it, or move it away: {RESTORED_BY}"
+RESTORE_MANIFEST = f"Restore it, or move it away: {RESTORED_BY}"
 _REQUIRED_FOR_SWEEP = ("name", "config", "config_path", "selection", "invocations")
 # pydantic's own str refuses lone surrogates, which stand for bytes that are not UTF-8: a command
 # line may name a folder with such bytes.
@@ -76,7 +70,9 @@ class _Selection(_Stored):
     instruments: list[_Text] = []
 
 
-class _Manifest(_Stored):
+class StoredManifest(_Stored):
+    """The types of the keys that this program knows."""
+
     schema_version: int = 0
     name: _Text = ""
     created: _Text = ""
@@ -88,22 +84,6 @@ class _Manifest(_Stored):
     fingerprints: dict[_Text, list[_Object]] = {}
     defaults: dict[_Text, _Object] = {}
     invocations: list[_Invocation] = []
-
-
-def read_manifest(file: Path, name: str) -> Manifest:
-    """Return the checked contents of run.json. name: the file in messages.
-
-    Raise RunError if it is damaged, RunMismatch if a newer program wrote it.
-    """
-    found = read_json_object(file, name, _REMEDY)
-    check_types(found, _Manifest, name, _REMEDY)
-    check_digest(found, name, _REMEDY)
-    return found
-
-
-def manifest_text(manifest: Manifest) -> str:
-    """Return the text of run.json."""
-    return digested_json({**manifest, "schema_version": SCHEMA_VERSION})
 
 
 def build_manifest(
@@ -119,9 +99,13 @@ def build_manifest(
     axes at their default, and a later version of a task may have other defaults.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        program = version("transformer-sweep")
+    except PackageNotFoundError:
+        program = "source"
     return {
         "name": sweep["name"],
-        "program": _program_version(),
+        "program": program,
         "commit": invocation["commit"],
         "created": before.get("created", now),
         "updated": now,
@@ -129,13 +113,6 @@ def build_manifest(
         "defaults": {**before.get("defaults", {}), **defaults},
         "invocations": [*before.get("invocations", []), invocation],
     }
-
-
-def _program_version() -> str:
-    try:
-        return version("transformer-sweep")
-    except PackageNotFoundError:
-        return "source"
 
 
 def require_sweep(manifest: Manifest, run: object) -> None:
@@ -146,4 +123,4 @@ def require_sweep(manifest: Manifest, run: object) -> None:
         )
     for name in _REQUIRED_FOR_SWEEP:
         if name not in manifest:
-            raise RunError(f"{run}/{MANIFEST_FILE}: {DAMAGED}: it has no {name}", _REMEDY)
+            raise RunError(f"{run}/{MANIFEST_FILE}: {DAMAGED}: it has no {name}", RESTORE_MANIFEST)

@@ -14,17 +14,14 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.common.errors import RunError, RunUnwritable, SweepError
+from orchestrator.common.errors import RunUnwritable, SweepError
 from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
-from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.store.copy_refresh import download, refresh_copy, warn
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, LOCK_FILE, REPORT
 from orchestrator.store.listing import Listing
 from orchestrator.store.manifest import MANIFEST_FILE
-from orchestrator.store.publication import require_listed
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
-from orchestrator.store.untrusted_files import require_plain
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE
 
 _REFRESH_LOCK = ".refresh-lock"
@@ -115,34 +112,6 @@ class RemoteRun(Run):
         with (self.folder / _REFRESH_LOCK).open("a") as lock:
             try_lock(lock, fcntl.LOCK_EX, self.folder)
             yield
-
-
-def open_run(location: RunLocation) -> Run:
-    """Return the run of a folder or address, downloaded if it is remote.
-
-    Raise RunError for a file and for a folder with links or pipes, ConfigError for an address that
-    is wrong, RunUnreachable.
-    """
-    if isinstance(location, str):
-        require_lasting(location)
-    if is_address(location):
-        remote = RemoteRun(RemoteFolder(str(location)))
-        remote.refresh()
-        return remote
-    folder = Path(location)
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{location}: is a file", "Name a folder")
-    require_listed(folder)
-    run = Run(folder)
-    try:
-        require_plain(folder)
-    except RunError as error:
-        if run.exists:
-            raise
-        # Nobody is to remove a link from a folder that was named by mistake.
-        remedy = "Name the folder of a run, or a new one"
-        raise RunError(f"{location}: holds no run, and {error.message}", remedy) from error
-    return run
 
 
 def _created(manifest: bytes | None) -> object:

@@ -20,10 +20,9 @@ from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.store.bucket_owner import owned
 from orchestrator.store.copy_refresh import warn
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
-from orchestrator.store.listing import Listing, number_of
+from orchestrator.store.listing import Listing, number_of, part_files
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import RemoteRun
-from orchestrator.store.old_parts import part_files
 from orchestrator.store.remote_folder import reaching
 from orchestrator.store.run_writer import RunWriter, finished, locked
 from orchestrator.store.stored_tables import Stored

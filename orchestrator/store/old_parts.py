@@ -10,41 +10,39 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError
 from orchestrator.store.layout import ATTEMPTS
-from orchestrator.store.parquet_file import damage_as_run_error, read_parquet, require_valid_rows
+from orchestrator.store.tables import (
+    JSON_COLUMNS,
+    REQUIRED_COLUMNS,
+    damage_as_run_error,
+    read_parquet,
+)
 
-_BATCH = re.compile(r"[0-9]{4,9}", re.ASCII)
 _MERGED, _WHOLE_TABLE = "merged-", "all"
 # Copies that file managers and synchronisers make are named "x (copy)" or "x.sync-conflict".
 _PART = re.compile(r"[\w-]+")
-_ATTEMPT = re.compile(r"(.+)-([0-9]{1,9})", re.ASCII)
 # It precedes the checksum of a file, in front of the footer.
 _CHECKSUM_MARK = bytes.fromhex("9d1f6b0c57e24ab38f40c2d6715ae839")
 _KEY = ("cell", "attempt", "predicted_at")  # each table has two of them
 
 
-def part_files(folder: Path) -> list[Path]:
-    """Return the parts of a table, also those that are in a merged part."""
-    # macOS writes attributes of `x.parquet` into a file `._x.parquet` when it copies to others.
-    files = sorted(folder.glob("[!.]*.parquet"))
-    return [path for path in files if not _BATCH.fullmatch(path.stem)]
-
-
-def read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
-    """Yield the rows of a table, without parts that are in a merged part.
+def read_parts(
+    files: Iterable[Path], schema: pa.Schema, columns: list[str] | None
+) -> Iterator[pa.Table]:
+    """Yield the rows of a table's parts, without parts that are in a merged part.
 
     Raise RunError for a damaged part, a copy, and rows of another part.
     """
     replaced: set[str] = set()
     owners: dict[str, Path] = {}
     # A killed driver may have left parts that it had merged, also merged ones. The newest is first.
-    files = sorted(part_files(folder), key=lambda path: path.stem.startswith(_MERGED))
+    files = sorted(files, key=lambda path: path.stem.startswith(_MERGED))
     for path in reversed(files):
         if not _PART.fullmatch(path.stem):
             raise RunError(
@@ -65,7 +63,7 @@ def read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> It
             rows = read_parquet(content, schema, columns and [*_KEY, *columns])
             # A part with a checksum was written by this program, and its rows are valid.
             if not mark:
-                require_valid_rows(rows)
+                _require_valid_rows(rows)
             replaced |= _replaced_by(rows, path)
             names = [name for name in _KEY if name in rows.column_names]
             keys = rows.select(names).unify_dictionaries().group_by(names).aggregate([])
@@ -80,11 +78,19 @@ def read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> It
         yield rows.select([name for name in rows.column_names if not columns or name in columns])
 
 
-def attempts_of_parts(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the cells and numbers in the names of a table's parts."""
-    for path in part_files(folder):
-        if found := _ATTEMPT.fullmatch(path.stem):
-            yield found[1], int(found[2])
+def _require_valid_rows(table: pa.Table) -> None:
+    """Raise ArrowInvalid, or an error about JSON, for rows that this program does not write."""
+    names = REQUIRED_COLUMNS.intersection(table.column_names)
+    empty = sorted(name for name in names if table[name].null_count)
+    if empty:
+        raise pa.ArrowInvalid(f"it is no part of a run: it has rows without {', '.join(empty)}")
+    for name in sorted(JSON_COLUMNS.intersection(table.column_names)):
+        for text in table[name].drop_null().to_pylist():
+            value = json.loads(text)
+            if not isinstance(value, dict):
+                raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
+            if r"\ud" in text.lower():  # half of a surrogate pair could not be printed
+                json.dumps(value, ensure_ascii=False).encode()
 
 
 def _replaced_by(rows: pa.Table, path: Path) -> set[str]:

@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import text_digest
-from orchestrator.common.run_location import RunLocation
-from orchestrator.store.mirror import RemoteRun, open_run
-from orchestrator.store.publication import Publication, is_publication
+from orchestrator.common.run_location import RunLocation, is_address, require_lasting
+from orchestrator.store.layout import PUBLICATION_FILE
+from orchestrator.store.mirror import RemoteRun
+from orchestrator.store.publication import Publication, is_publication, require_listed
+from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
-from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
+from orchestrator.store.run_writer import RunWriter, finished, locked
+from orchestrator.store.untrusted_files import require_plain
 
 # A character may take 4 bytes, and most file systems allow 255 bytes in a name.
 _LONGEST_NAME = 60
+
+
+def open_run(location: RunLocation) -> Run:
+    """Return the run of a folder or address, downloaded if it is remote.
+
+    Raise RunError for a file and for a folder with links or pipes, ConfigError for an address that
+    is wrong, RunUnreachable.
+    """
+    if isinstance(location, str):
+        require_lasting(location)
+    if is_address(location):
+        remote = RemoteRun(RemoteFolder(str(location)))
+        remote.refresh()
+        return remote
+    folder = Path(location)
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{location}: is a file", "Name a folder")
+    if (folder.absolute().parent / PUBLICATION_FILE).exists():
+        require_listed(folder.absolute())
+    run = Run(folder)
+    try:
+        require_plain(folder)
+    except RunError as error:
+        if run.exists:
+            raise
+        # Nobody is to remove a link from a folder that was named by mistake.
+        remedy = "Name the folder of a run, or a new one"
+        raise RunError(f"{location}: holds no run, and {error.message}", remedy) from error
+    return run
 
 
 def open_runs(locations: Sequence[RunLocation]) -> Run:
@@ -54,16 +86,20 @@ def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
     return _by_name(runs)
 
 
-def open_for_writing(run: Run, take_over: bool = False) -> AbstractContextManager[RunWriter]:
-    """Return a context manager that locks the run for this process and yields its writer.
+@contextmanager
+def open_for_writing(run: Run, take_over: bool = False) -> Iterator[RunWriter]:
+    """Lock the run for this process and yield its writer. Raise RunLocked or RunUnwritable.
 
     take_over: own a bucket's folder even if another driver seems to be writing to it.
     """
     if isinstance(run, RemoteRun):
         from orchestrator.store.mirror_writer import open_remote_for_writing
 
-        return open_remote_for_writing(run, take_over)
-    return open_folder_for_writing(run)
+        with open_remote_for_writing(run, take_over) as writer:
+            yield writer
+    else:
+        with locked(run) as lock, finished(RunWriter(run.folder, lock)) as writer:
+            yield writer
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, Run]:

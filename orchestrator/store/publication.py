@@ -13,17 +13,16 @@ from orchestrator.common.hashing import file_digest
 from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.common.run_location import RunLocation, is_address
 from orchestrator.common.text import and_more
-from orchestrator.store.cells_file import read_cells_file
 from orchestrator.store.layout import CELLS_FILE, PUBLICATION_FILE
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
+from orchestrator.store.tables import read_cells_file
 from orchestrator.store.untrusted_files import (
     DAMAGED,
-    check_types,
     is_plain,
     is_plain_name,
-    read_json_object,
+    read_json,
     require_plain,
 )
 
@@ -62,11 +61,9 @@ def is_publication(location: RunLocation) -> bool:
 def require_listed(folder: Path) -> None:
     """Raise RunError or RunMismatch if the publication that a run belongs to is damaged.
 
-    folder: of any run. The digests of other runs are not compared.
+    folder: of the run. The digests of other runs are not compared.
     """
-    folder = folder.absolute()
-    if (folder.parent / PUBLICATION_FILE).exists():
-        _read_contents(folder.parent, only=f"{folder.name}/")
+    _read_contents(folder.parent, only=f"{folder.name}/")
 
 
 class _Contents(BaseModel):
@@ -90,8 +87,7 @@ def _read_contents(folder: Path, only: str = "") -> _Contents:
     remedy = f"Copy {folder} again, or `git checkout` it"
     if not is_plain(file, folder):
         raise RunError(f"{file}: is a link or no file", remedy)
-    found = read_json_object(file, str(file), remedy)
-    checked = check_types(found, _Contents, str(file), remedy)
+    _, checked = read_json(file, _Contents, str(file), remedy)
     for problem in _problems(folder, checked):
         raise RunError(f"{file}: {DAMAGED}: {problem}", remedy)
     digests = {name: one for name, one in checked.files.items() if name.startswith(only)}

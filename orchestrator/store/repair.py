@@ -14,12 +14,11 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunError
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
-from orchestrator.store.listing import number_of, restored_listing
+from orchestrator.store.listing import number_of, part_files, restored_listing
 from orchestrator.store.old_parts import read_parts
-from orchestrator.store.parquet_file import read_parquet
 from orchestrator.store.run_writer import RunWriter, rows_of
 from orchestrator.store.stored_tables import Stored
-from orchestrator.store.tables import SCHEMAS, to_table
+from orchestrator.store.tables import SCHEMAS, read_parquet, to_table
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 
@@ -57,7 +56,7 @@ def repair(writer: RunWriter, recover: Recover) -> Iterator[str]:
             f" {DAMAGED_FOLDER}; {result}"
         )
     for table, schema in SCHEMAS.items():
-        for _ in read_parts(writer.folder / table, schema, ["cell"]):
+        for _ in read_parts(part_files(writer.folder / table), schema, ["cell"]):
             pass  # a damaged part raises
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,13 +22,18 @@ from orchestrator.common.files import Content, replace_file, trim_memory, writin
 from orchestrator.common.hashing import bytes_digest
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import cell_count, shell_path
-from orchestrator.store.cells_file import read_cells_file
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATION_FILE, REPORT
-from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
-from orchestrator.store.old_parts import attempts_of_parts, part_files
+from orchestrator.store.listing import part_files
+from orchestrator.store.manifest import (
+    MANIFEST_FILE,
+    RESTORE_MANIFEST,
+    RESTORED_BY,
+    Manifest,
+    StoredManifest,
+)
 from orchestrator.store.stored_tables import Stored, read_stored
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
-from orchestrator.store.untrusted_files import is_plain_name, require_no_link
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, read_cells_file
+from orchestrator.store.untrusted_files import is_plain_name, read_json, require_no_link
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,8 +109,9 @@ class Run:
         """
         if not self.exists:
             return {}
-        name = f"{self}/{MANIFEST_FILE}"
-        return read_manifest(self.folder / MANIFEST_FILE, name)
+        file, name = self.folder / MANIFEST_FILE, f"{self}/{MANIFEST_FILE}"
+        found, _ = read_json(file, StoredManifest, name, RESTORE_MANIFEST)
+        return found
 
     def read(
         self, table: str, columns: list[str] | None = None, categories: bool = False
@@ -140,8 +147,9 @@ class Run:
         return read_stored(self.folder, str(self))
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
-        """Return cells.parquet and its facts (see `cells_file`), if it was written with this key."""
-        return read_cells_file(self.folder, self.stored().listing.cells, key)
+        """Return cells.parquet and its facts (see `tables`), if it was written with this key."""
+        digest = self.stored().listing.cells
+        return read_cells_file(self.folder, digest, key) if digest else None
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing from a table, by cell and number.
@@ -237,7 +245,10 @@ class Run:
         found = [*self.attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])]
         # Of older versions: a driver may have been cut off between an attempt's samples and its row.
         for table in MEASURED_TABLES:
-            found += attempts_of_parts(self.folder / table)
+            for path in part_files(self.folder / table):
+                cell, _, name = path.stem.rpartition("-")
+                if _NUMBER.fullmatch(name):
+                    found.append((cell, int(name)))
         highest: dict[str, int] = {}
         for cell, number in found:
             highest[cell] = max(number, highest.get(cell, 0))
@@ -245,21 +256,16 @@ class Run:
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
         found = self.stored().read(table, columns)
-        if table == ATTEMPTS and not found.num_rows and self._has_derived_cells():
-            raise RunError(
-                f"{self}: its table {ATTEMPTS} is gone",
-                f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
-            )
+        cells = self.folder / CELLS_FILE
+        # A publication has cells.parquet, but no attempts and no manifest.
+        if table == ATTEMPTS and not found.num_rows and (self.folder / MANIFEST_FILE).exists():
+            with suppress(FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
+                if pq.read_metadata(cells).num_rows:
+                    raise RunError(
+                        f"{self}: its table {ATTEMPTS} is gone",
+                        f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
+                    )
         return found
-
-    def _has_derived_cells(self) -> bool:
-        """Return True if cells.parquet has rows. A publication has that file, but no attempts."""
-        if not (self.folder / MANIFEST_FILE).exists():
-            return False
-        try:
-            return pq.read_metadata(self.folder / CELLS_FILE).num_rows > 0  # type: ignore[no-any-return]
-        except (FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
-            return False
 
     def attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / ARTIFACTS).glob("*/*")):

@@ -23,14 +23,13 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.common.files import NAME_ANOTHER, replace_file, try_lock, writing
-from orchestrator.store.attempt_log import Columns
 from orchestrator.store.batch_writer import BatchWriter
-from orchestrator.store.cells_file import write_cells_file
-from orchestrator.store.layout import ATTEMPTS, LOCK_FILE
-from orchestrator.store.manifest import MANIFEST_FILE, Manifest, manifest_text
+from orchestrator.store.layout import ATTEMPTS, LOCK_FILE, SCHEMA_VERSION
+from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.run import Run
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_columns
-from orchestrator.store.untrusted_files import require_plain_entries
+from orchestrator.store.stored_tables import Columns
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, to_columns, write_cells_file
+from orchestrator.store.untrusted_files import digested_json, require_plain
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt, read_attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
@@ -56,7 +55,8 @@ class RunWriter(Run):
 
     def write_manifest(self, manifest: Manifest) -> None:
         with self.writing():
-            replace_file(self.folder / MANIFEST_FILE, manifest_text(manifest))
+            text = digested_json({**manifest, "schema_version": SCHEMA_VERSION})
+            replace_file(self.folder / MANIFEST_FILE, text)
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Store an outcome. It is on disk when this returns."""
@@ -88,7 +88,7 @@ class RunWriter(Run):
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if self.batches.has_log:
+            if self.batches.log:
                 self.close_batch()
 
     def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
@@ -107,8 +107,7 @@ class RunWriter(Run):
         if not os.path.lexists(file):
             return
         # The journal of such an attempt is read, and its log is shortened in place.
-        require_plain_entries(file.parent.parent)
-        require_plain_entries(file.parent)
+        require_plain(file.parent.parent, ("", file.parent.name))
         with suppress(ValueError, KeyError, TypeError):  # torn, or its task was removed
             attempt = read_attempt(file.read_text())
             # Another id means that the task has changed, so that the numbers belong to another
@@ -127,9 +126,12 @@ class RunWriter(Run):
                     replace_file(path, file.read_bytes())
 
     def write_cells(self, cells: pd.DataFrame, key: str, facts: Mapping[str, object]) -> None:
-        """Write cells.parquet, a row per cell. key, facts: see `cells_file`."""
+        """Write cells.parquet, a row per cell. key, facts: see `tables`."""
         with self.writing():
-            self.batches.list_cells(write_cells_file(self.folder, cells, key, facts))
+            digest = write_cells_file(self.folder, cells, key, facts)
+            listing = self.stored().listing
+            if listing.cells != digest:
+                replace(listing, cells=digest).write(self.folder)
 
     def write_tables(self, tables: Mapping[str, pd.DataFrame]) -> None:
         """Write all rows of tables as a batch, in their order."""
@@ -166,34 +168,31 @@ class RunWriter(Run):
             wait_s = self._appended_s + IDLE_S - time.monotonic()
             if wait_s > 0:
                 self._start_timer(wait_s)
-            elif self.batches.has_log and not (self.lock and self.lock.closed):
+            elif self.batches.log and not (self.lock and self.lock.closed):
                 self.close_batch()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the folder holds nothing but the lock of its driver."""
+        return all(path.name == LOCK_FILE for path in self.folder.iterdir())
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Raise RunUnwritable for what the disk refuses during the body."""
         with self._mutex, writing(self.folder):
-            self._require_lock()
+            # If the folder was removed, another driver may have begun a new one: the lock of a
+            # removed file is still held, but excludes nobody.
+            path = self.folder / LOCK_FILE
+            if (
+                self.lock
+                and path.exists()
+                and not os.path.samestat(os.fstat(self.lock.fileno()), path.stat())
+            ):
+                raise RunUnwritable(
+                    f"{self}: was removed, and another driver writes to a new folder of that name",
+                    "Name another folder with --out",
+                )
             yield
-
-    def _require_lock(self) -> None:
-        # If the folder was removed, another driver may have begun a new one: the lock of a removed
-        # file is still held, but excludes nobody.
-        path = self.folder / LOCK_FILE
-        if self.lock is None or not path.exists():
-            return
-        if not os.path.samestat(os.fstat(self.lock.fileno()), path.stat()):
-            raise RunUnwritable(
-                f"{self}: was removed, and another driver writes to a new folder of that name",
-                "Name another folder with --out",
-            )
-
-
-@contextmanager
-def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
-    """Lock the run's folder and yield its writer. Raise RunLocked or RunUnwritable."""
-    with locked(run) as lock, finished(RunWriter(run.folder, lock)) as writer:
-        yield writer
 
 
 @contextmanager
@@ -214,7 +213,20 @@ def locked(run: Run) -> Iterator[IO[str]]:
         lock = lock_file.open("a+")
     with lock:
         try:
-            _lock(lock, run)
+            # The kernel releases this lock when the process dies, also by -9, so that none is ever
+            # stale.
+            if not try_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, run):
+                lock.seek(0)
+                holder = lock.read().split("\n")[-1] or "another driver"
+                raise RunLocked(
+                    f"{run}: {holder} writes to it",
+                    "Wait for it, stop it, or name another folder with --out",
+                )
+            with writing(run.folder):
+                # Earlier lines name drivers that have ended (see `bucket_owner`).
+                started = datetime.now(UTC).isoformat(timespec="seconds")
+                lock.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
+                lock.flush()
             yield lock
         finally:
             if not run.exists:
@@ -231,22 +243,6 @@ def finished(writer: RunWriter) -> Iterator[RunWriter]:
             writer.finish()
         raise
     writer.finish()
-
-
-def _lock(file: IO[str], run: Run) -> None:
-    # The kernel releases this lock when the process dies, also by -9, so that none is ever stale.
-    if not try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, run):
-        file.seek(0)
-        holder = file.read().split("\n")[-1] or "another driver"
-        raise RunLocked(
-            f"{run}: {holder} writes to it",
-            "Wait for it, stop it, or name another folder with --out",
-        )
-    with writing(run.folder):
-        # Earlier lines name drivers that have ended (see `bucket_owner`).
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
-        file.flush()
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

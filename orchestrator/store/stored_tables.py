@@ -2,32 +2,40 @@
 
 A driver may close a batch while somebody reads. What is read is what was stored when `Stored` was
 made: the files of batches never change, and the log was read then.
+
+The log has the attempts after the last batch, one a line, so that storing one is an append. A line
+is the CRC32 of its JSON, which has the number of rows and the columns of each table:
+{"samples": [2, {"unit": "ms", "value": [5.0, 5.1]}]}. A column of equal values is one value. Half a
+line at the end belongs to an attempt that is being stored, or whose driver was killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import trim_memory
 from orchestrator.common.hashing import bytes_digest
-from orchestrator.store.attempt_log import LogContents, read_log
 from orchestrator.store.layout import ATTEMPTS, LISTING_FILE
-from orchestrator.store.listing import RESTORE, Listing, read_listing
+from orchestrator.store.listing import RESTORE, Listing, part_files, read_listing
 from orchestrator.store.old_parts import read_parts
-from orchestrator.store.parquet_file import damage_as_run_error, read_parquet
 from orchestrator.store.tables import (
     MEASURED_TABLES,
     SCHEMAS,
+    damage_as_run_error,
     empty_table,
+    read_parquet,
+    to_table,
     with_categories,
     with_types,
 )
@@ -35,10 +43,24 @@ from orchestrator.store.tables import (
 if TYPE_CHECKING:
     import pandas as pd
 
+# The values of each column of a table. A time is in microseconds since 1970.
+Columns: TypeAlias = Mapping[str, Sequence[Any]]
+
 _READ_TRIES = 5
 # Reading takes several times the memory of the result, and pandas takes its time for each frame:
 # 16 files are a compromise.
 _FILES_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class LogContents:
+    """The rows of the whole attempts in a log, by table.
+
+    damaged: the number of lines that are not as they were written.
+    """
+
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    damaged: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +116,8 @@ class Stored:
             elif table not in MEASURED_TABLES:
                 problem = "is missing, or is damaged: it differs from what was written"
                 raise RunError(f"{self.run}/{name}: {problem}", RESTORE)
-        yield from read_parts(self.folder / table, schema, columns)
+        if parts := part_files(self.folder / table):
+            yield from read_parts(parts, schema, columns)
         if table == ATTEMPTS:
             self.require_whole_log()
         if table in self.logged.tables:
@@ -135,6 +158,48 @@ def read_stored(folder: Path, run: str) -> Stored:
         if _content(folder / LISTING_FILE) == before:
             return Stored(folder, run, listing, log)
     raise RunError(f"{run}: changes faster than it can be read", "Try again")
+
+
+def to_line(rows: Mapping[str, Columns]) -> bytes:
+    """Return the line of an attempt from its rows by table. Raise what pyarrow does for wrong values."""
+    tables = {}
+    for table, columns in rows.items():
+        short = {}
+        for column in SCHEMAS[table]:
+            values = columns.get(column.name, [None])
+            is_constant = values.count(values[0]) == len(values)
+            # What nobody could read later is refused now.
+            pa.array(values[:1] if is_constant else values, column.type)
+            short[column.name] = values[0] if is_constant else values
+        tables[table] = [len(columns["cell"]), short]
+    content = json.dumps(tables, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(content), content)
+
+
+def whole_lines(content: bytes) -> list[bytes]:
+    """Return the lines of a log that are as they were written, without a half one at the end."""
+    return [
+        line for line in content.split(b"\n")[:-1] if line[:9] == b"%08x " % zlib.crc32(line[9:])
+    ]
+
+
+@lru_cache(maxsize=1)  # a command reads several tables, one after the other
+def read_log(content: bytes) -> LogContents:
+    """Return the attempts in the content of a log.
+
+    Raise what a conversion raises for lines of another program.
+    """
+    whole = whole_lines(content)
+    joined: dict[str, dict[str, list[Any]]] = {}
+    for line in whole:
+        for table, (rows, columns) in json.loads(line[9:]).items():
+            # All lines have the same columns: one program wrote them.
+            found = joined.setdefault(table, {name: [] for name in columns})
+            for name, values in columns.items():
+                found[name] += values if isinstance(values, list) else [values] * rows
+    known = SCHEMAS.keys() & joined.keys()
+    tables = {table: to_table(joined[table], SCHEMAS[table]) for table in known}
+    return LogContents(tables, content.count(b"\n") - len(whole))
 
 
 def _content(path: Path) -> bytes:

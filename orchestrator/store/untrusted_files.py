@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,8 @@ from tasks.spec.tables import STORED_TABLES
 DAMAGED = "is damaged, or of another program"
 Contents = TypeVar("Contents", bound=BaseModel)
 _DIGEST = "digest"
+# The folders of a run in which anything is read or written without a further check.
+FOLDERS = ("", ARTIFACTS, CACHE, REPORT, *(table.name for table in STORED_TABLES))
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a named pipe",
@@ -34,22 +36,15 @@ _KINDS = {
 }
 
 
-def require_plain(folder: Path) -> None:
+def require_plain(folder: Path, names: Iterable[str] = FOLDERS) -> None:
     """Raise RunError if a results folder holds a link, a pipe or a device.
 
-    Checked are its entries and those of its folders. The files of one attempt are checked when they
-    are read (`is_plain`), and the folders of a report when it is written (`require_no_link`).
+    names: the folders whose entries are checked, those of a run by default. The files of one
+    attempt are checked when they are read (`is_plain`), and the folders of a report when it is
+    written (`require_no_link`).
     """
-    for name in ("", ARTIFACTS, CACHE, REPORT, *(table.name for table in STORED_TABLES)):
-        require_plain_entries(folder / name)
-
-
-def require_plain_entries(folder: Path) -> None:
-    """Raise RunError if a folder holds a link, a pipe or a device."""
-    if not folder.is_dir():
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
+    for path in (folder / name for name in names):
+        for entry in list(os.scandir(path)) if path.is_dir() else ():
             # The kind is part of the directory entry: nothing is opened, and few files are asked.
             if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
                 kind = _KINDS.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode))
@@ -78,8 +73,10 @@ def _links_above(path: Path, folder: Path) -> list[Path]:
     return [parent for parent in below if parent != folder and parent.is_symlink()]
 
 
-def read_json_object(file: Path, name: str, remedy: str) -> dict[str, Any]:
-    """Return the JSON object in a file.
+def read_json(
+    file: Path, model: type[Contents], name: str, remedy: str
+) -> tuple[dict[str, Any], Contents]:
+    """Return the JSON object in a file without its digest, and the same as a model.
 
     name: the file in messages. remedy: what to do if it is damaged. Raise RunError if it is,
     RunMismatch if a newer program wrote it.
@@ -99,31 +96,18 @@ def read_json_object(file: Path, name: str, remedy: str) -> dict[str, Any]:
         raise RunMismatch(
             f"{name}: was written with schema {schema}, newer than {SCHEMA_VERSION}", "Update"
         )
-    return found
-
-
-def check_types(found: dict[str, Any], model: type[Contents], name: str, remedy: str) -> Contents:
-    """Return a JSON object as a model. Raise RunError if it has values of other types."""
     try:
-        return model.model_validate(found)
+        checked = model.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise RunError(f"{name}: {DAMAGED}: {key}: {first['msg']}", remedy) from error
+    digest = found.pop(_DIGEST, None)  # files of older versions have none
+    if digest not in (None, text_digest(json.dumps(found))):
+        raise RunError(f"{name}: is damaged: it differs from what was written", remedy)
+    return found, checked
 
 
 def digested_json(content: Mapping[str, object]) -> str:
     """Return the text of a JSON file, with a digest that detects accidents."""
-    return json.dumps({**content, _DIGEST: _digest(content)}, indent=1)
-
-
-def check_digest(found: dict[str, Any], name: str, remedy: str) -> None:
-    """Remove the digest from an object of `digested_json`. Raise RunError if it is another one."""
-    # Files of older versions have none.
-    digest = found.pop(_DIGEST, None)
-    if digest not in (None, _digest(found)):
-        raise RunError(f"{name}: is damaged: it differs from what was written", remedy)
-
-
-def _digest(content: Mapping[str, object]) -> str:
-    return text_digest(json.dumps(content))
+    return json.dumps({**content, _DIGEST: text_digest(json.dumps(content))}, indent=1)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.prediction_requests import verdict_of
 from orchestrator.store.cell_state import PENDING
-from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.outcome_log import SweepResult
 from tasks.prediction.records import Prediction
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell

@@ -15,15 +15,15 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.options import ExecutionOptions
+from orchestrator.planning.invocation import ExecutionOptions
 from orchestrator.planning.prediction_requests import cap_bytes, predicting
 from orchestrator.planning.preflight import smallest_gpu
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import CellState, read_states
 from orchestrator.sweep.capacity_limits import DECIDED, Bounds, Found, Limit, Search
+from orchestrator.sweep.outcome_log import SweepResult
 from orchestrator.sweep.pipeline import OpenScheduler, Runtime, run_sweep
-from orchestrator.sweep.result import SweepResult
 from tasks.prediction.records import predictable
 from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import rich.console
@@ -62,39 +63,39 @@ class Console(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class SweepConsole:
     """Prints to the standard output. label: names a cell in a line."""
 
-    notify = staticmethod(say)
+    label: Label
 
-    def __init__(self, label: Label) -> None:
-        self._label = label
-        self._console = _RichConsole()
+    notify = staticmethod(say)
 
     def open_display(self, total: int, remaining_s: RemainingTime) -> Display:
         """Return a live display on a terminal, otherwise one that prints lines."""
-        if self._console.is_terminal:
-            return LiveDisplay(total, remaining_s, self._label, self._console)
-        return PlainDisplay(total, self._label, self._console)
+        console = _RichConsole()
+        if console.is_terminal:
+            return LiveDisplay(total, remaining_s, self.label, console)
+        return PlainDisplay(total, self.label, console)
 
 
+@dataclass
 class PlainDisplay:
     """Prints a line when a cell ends, for logs."""
 
-    def __init__(self, total: int, label: Label, console: rich.console.Console) -> None:
-        self._total = total
-        self._label = label
-        self._console = console
-        self._finished = 0
+    total: int
+    label: Label
+    console: rich.console.Console
+    count: int = 0  # of the cells that have ended
 
     def started(self, started: AttemptStarted) -> None:
         """Do nothing: a log has one line per cell."""
 
     def finished(self, outcome: Outcome) -> None:
         """Print how a cell ended, and how many have."""
-        self._finished += 1
-        line = f"[{self._finished}/{self._total}] {_result_line(outcome, self._label)}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.count += 1
+        line = f"[{self.count}/{self.total}] {_result_line(outcome, self.label)}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Do nothing: every line is printed already."""

@@ -1,17 +1,22 @@
-"""The outcomes of a sweep: stored one by one and counted, or recovered after a killed driver."""
+"""The outcomes of a sweep: stored one by one, or recovered after a killed driver, and their sum."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from orchestrator.common.errors import SweepError
 from orchestrator.common.output import Notify
 from orchestrator.common.provenance import PROGRAM_SOURCE, git_commit
 from orchestrator.execution.measurement import recover
+from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.cell_decisions import cells_by_flag
 from orchestrator.planning.invocation import INVOCATION, MEASUREMENT_SETTINGS, Invocation
+from orchestrator.planning.preflight import Exclusion
 from orchestrator.store.repair import repair
 from orchestrator.store.run_writer import RunWriter
+from orchestrator.sweep.interruption import StopReason
 from tasks.spec.axes import select
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -20,28 +25,28 @@ from tasks.spec.status import Status
 RAN_WITH_OTHERS = "concurrent"
 
 
+@dataclass(frozen=True)
 class OutcomeLog:
     """Stores outcomes with the facts of the command that measured them.
 
     counts: stored outcomes by status. measured: ids of the cells that were measured.
     """
 
-    def __init__(self, writer: RunWriter, invocation: Invocation) -> None:
-        self._writer = writer
-        self._invocation = invocation
-        self.counts: Counter[Status] = Counter()
-        self.measured: set[str] = set()
+    writer: RunWriter
+    invocation: Invocation
+    counts: Counter[Status] = field(default_factory=Counter)
+    measured: set[str] = field(default_factory=set)
 
     def store(self, outcome: Outcome) -> None:
         """Store an outcome. It survives whatever happens after this call."""
-        invocation = self._invocation
+        invocation = self.invocation
         facts = {
             **outcome.facts,
             **(invocation.asked or {}),
             PROGRAM_SOURCE: invocation.program_source,
             INVOCATION: invocation.time,
         }
-        self._writer.append(replace(outcome, facts=facts), invocation.commit)
+        self.writer.append(replace(outcome, facts=facts), invocation.commit)
         self.counts[outcome.status] += 1
         if outcome.status is not Status.OOM_INFERRED:
             self.measured.add(outcome.attempt.cell.id)
@@ -89,3 +94,48 @@ def store_cells(writer: RunWriter) -> dict[str, set[str]]:
     cells = results.cells
     concurrent = set(cells.loc[ran_with_others(cells), "cell"])
     return {**cells_by_flag(cells), RAN_WITH_OTHERS: concurrent}
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The outcome of a sweep: stored attempts, remaining cells, and why it ended.
+
+    folder: the results folder as the command line names it.
+    counts: stored outcomes by status; with repetitions, a cell has several.
+    measured_cells: cells that were measured at least once.
+    queue: what was left.
+    excluded: cells that the preflight excluded.
+    before: cells by status before the sweep. exhausted: cells that had failed too often before.
+    quality: measured cells by quality flag.
+    recovered: outcomes of an earlier driver that was killed.
+    stop_reason: what interrupted the sweep. error: what made it impossible to continue.
+    """
+
+    folder: str = ""
+    counts: Mapping[Status, int] = field(default_factory=dict)
+    measured_cells: int = 0
+    queue: QueueState = field(default_factory=QueueState)
+    excluded: tuple[Exclusion, ...] = ()
+    before: Mapping[str, int] = field(default_factory=dict)
+    exhausted: int = 0
+    quality: Mapping[str, int] = field(default_factory=dict)
+    recovered: int = 0
+    stop_reason: StopReason | None = None
+    error: SweepError | None = None
+
+    @property
+    def is_cut_short(self) -> bool:
+        """True if the sweep ended before its last cell."""
+        return bool(self.stop_reason or self.error or self.queue.skipped_for_time)
+
+    @property
+    def predicted_oom(self) -> int:
+        """The number of cells that were skipped because they are predicted to run out of memory."""
+        return sum(not exclusion.is_deferred for exclusion in self.excluded)
+
+    @property
+    def measured_counts(self) -> dict[Status, int]:
+        """The stored outcomes by status, without those that were inferred."""
+        counts = dict(self.counts)
+        counts.pop(Status.OOM_INFERRED, None)
+        return counts

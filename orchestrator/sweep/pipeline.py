@@ -12,17 +12,21 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
-from orchestrator.common.output import Notify
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import Notify, ProgressLine
 from orchestrator.common.text import cell_count
 from orchestrator.config.cell_labels import shared_settings
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import Plan, plan_request
-from orchestrator.planning.fingerprints import known_fingerprints
-from orchestrator.planning.invocation import write_marks
-from orchestrator.planning.options import ExecutionOptions
+from orchestrator.planning.invocation import ExecutionOptions, write_marks
 from orchestrator.planning.prediction_requests import PredictedCell, cap_bytes, predict_memory
-from orchestrator.planning.preflight import CHECKS, GPU_CHECKS, Preflight, Slots, smallest_gpu
+from orchestrator.planning.preflight import (
+    CHECKS,
+    GPU_CHECKS,
+    Preflight,
+    Slots,
+    known_fingerprints,
+    smallest_gpu,
+)
 from orchestrator.planning.prior_results import check_prior_results
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.ray_scheduler import RayScheduler
@@ -31,8 +35,7 @@ from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.open import open_for_writing
 from orchestrator.sweep.console import Console, Label, SweepConsole
 from orchestrator.sweep.interruption import Interruption
-from orchestrator.sweep.outcome_log import OutcomeLog, recover_attempts, store_cells
-from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.outcome_log import OutcomeLog, SweepResult, recover_attempts, store_cells
 from tasks.prediction.records import predictable
 from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell, device_types
@@ -75,7 +78,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         Interruption(request.execution.time_limit_s) as interruption,
         open_for_writing(request.run, request.execution.take_over) as writer,
     ):
-        recovered = recover_attempts(writer, notify)
+        recovered = 0 if writer.is_empty else recover_attempts(writer, notify)
         invocation = request.new_invocation()
         plan = plan_request(request, invocation)
         if plan.states:
@@ -92,7 +95,8 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 interruption.install()  # Ray replaces the handler of SIGTERM when it starts
                 preflight = check_hosts(request, plan, scheduler, notify)
                 writer.write_manifest(request.manifest(preflight.fingerprints, invocation))
-                writer.copy_files(request.model_configs())
+                if request.model_names:
+                    writer.copy_files(request.model_configs())
                 preflight = predict_cells(request, preflight, notify)
                 if preflight.predictions:
                     predicted = preflight.predictions.items()
@@ -109,7 +113,8 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             # cell measured.
             fingerprints = known_fingerprints(request.run)
             writer.write_manifest(request.manifest(fingerprints, invocation))
-        writer.copy_files(request.model_configs())  # a cell may have downloaded one
+        if request.model_names:  # a cell may have downloaded the config of one
+            writer.copy_files(request.model_configs())
         quality = store_cells(writer)
         return SweepResult(
             folder=str(request.run),
@@ -158,6 +163,8 @@ def predict_cells(request: SweepRequest, preflight: Preflight, notify: Notify) -
     With --skip-predicted-oom, cells that are predicted to run out of memory are excluded. This may
     take minutes, so it comes after the checks and after the manifest is written.
     """
+    if "cuda" not in preflight.slots.by_device:  # on other devices, no memory is predicted
+        return preflight
     by_kind: dict[str | None, list[Cell]] = defaultdict(list)
     for cell in predictable(preflight.cells):
         by_kind[cell.params.gpu_kind].append(cell)

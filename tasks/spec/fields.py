@@ -48,19 +48,22 @@ class Aggregate(StrEnum):
 class Field:
     """A column of a stored table.
 
-    name: empty until the field is read from its row type with `fields_of`.
-    dtype: None if it follows from the annotation (str, int, float).
     doc: one sentence or noun phrase for docs/columns.md.
+    dtype: None if it follows from the annotation (str, int, float).
     required: a row without a value is damaged or was not written by this program.
     values: the values that the column may have, with their meaning; empty if it may have any.
+    name: empty until the field is read from its row type with `fields_of`.
+
+    It is declared in the annotation of a dataclass field:
+    `total_ns: Annotated[int, Field("total time of all launches", unit="ns")]`
     """
 
-    name: str
-    dtype: Dtype | None
     doc: str
+    dtype: Dtype | None = None
     unit: str = ""
     required: bool = False
     values: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,20 +74,6 @@ class Fact:
     dtype: Dtype
     doc: str
     unit: str = ""
-
-
-def column(
-    doc: str,
-    dtype: Dtype | None = None,
-    unit: str = "",
-    required: bool = False,
-    values: Mapping[str, str] | None = None,
-) -> Field:
-    """Declare a column in the annotation of a dataclass field.
-
-    `total_ns: Annotated[int, column("total time of all launches", unit="ns")]`
-    """
-    return Field("", dtype, doc, unit, required, values or {})
 
 
 _DTYPES = {str: Dtype.TEXT, int: Dtype.INT64, float: Dtype.FLOAT}
@@ -102,7 +91,7 @@ def fields_of(row: type) -> tuple[Field, ...]:
     for name in (one.name for one in fields(row)):
         if get_origin(hints[name]) is not Annotated:
             problem = f"{row.__name__}.{name} declares no column"
-            raise TypeError(f"{problem}: annotate it with column(...)")
+            raise TypeError(f"{problem}: annotate it with Field(...)")
         kind, *extras = get_args(hints[name])
         declared = next(extra for extra in extras if isinstance(extra, Field))
         # The first type of `int | None` decides.

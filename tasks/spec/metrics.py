@@ -30,11 +30,11 @@ class CellColumn:
     mode, phase: only samples with these; None: with any. Without `{phase}` in the name, samples of
         all phases are aggregated.
 
-    A metric fills in its own name, doc and unit.
+    A metric fills in its own unit, and in name and doc its own for `{name}` and `{doc}`.
     """
 
-    name: str = ""
-    doc: str = ""
+    name: str = "{name}"
+    doc: str = "{doc}"
     aggregate: Aggregate | None = Aggregate.FIRST
     mode: str | None = None
     phase: str | None = None
@@ -66,9 +66,9 @@ class Metric:
         for one in self.columns:
             has_unit = one.aggregate not in _WITHOUT_UNIT
             unit = (one.unit or self.unit) if has_unit else ""
-            columns.append(
-                replace(one, name=one.name or self.name, doc=one.doc or self.doc, unit=unit)
-            )
+            name = one.name.replace("{name}", self.name)
+            doc = one.doc.replace("{doc}", self.doc)
+            columns.append(replace(one, name=name, doc=doc, unit=unit))
         object.__setattr__(self, "columns", tuple(columns))
 
     def sample(
@@ -164,41 +164,31 @@ _KINDS = {
     "reserved": "by the allocator from the GPU",
     "rss": "resident set of the process, on the CPU",
 }
-
-
-_MEMORY_MODES = ("built", "first", "second", "steady")
-
-
-def _sized(name: str, doc: str, phases: tuple[str, ...], *columns: CellColumn) -> Metric:
-    by_phase = (
-        CellColumn(f"{{phase}}_{name}", doc, Aggregate.MAX, "steady"),
-        CellColumn(f"first_{{phase}}_{name}", f"{doc}, of the first step", Aggregate.MAX, "first"),
-    )
-    return _memory(name, "bytes", doc, (*columns, *by_phase), _MEMORY_MODES, phases)
-
-
-def _peak(name: str, doc: str) -> Metric:
-    whole = CellColumn(name, f"{doc}: maximum over the phases", Aggregate.MAX, "steady")
-    early = []
-    for step in ("first", "second"):
-        early.append(
-            CellColumn(f"{step}_{name}", f"{doc}, in the {step} step", Aggregate.MAX, step)
-        )
-    return _sized(name, doc, tuple(PHASES), whole, *early)
-
-
-def _held(kind: str) -> Metric:
-    name, detail = f"held_{kind}_bytes", _KINDS[kind]
-    after_build = f"memory after the build, {detail}"
-    built = CellColumn(f"built_{name}", after_build, Aggregate.MAX, "built", "")
-    doc = f"memory at the end of the phase, {detail}"
-    return _sized(name, doc, ("", *PHASES), built)
-
-
+_BY_PHASE = (
+    CellColumn("{phase}_{name}", aggregate=Aggregate.MAX, mode="steady"),
+    CellColumn("first_{phase}_{name}", "{doc}, of the first step", Aggregate.MAX, "first"),
+)
+_PEAK_COLUMNS = (
+    CellColumn(doc="{doc}: maximum over the phases", aggregate=Aggregate.MAX, mode="steady"),
+    CellColumn("first_{name}", "{doc}, in the first step", Aggregate.MAX, "first"),
+    CellColumn("second_{name}", "{doc}, in the second step", Aggregate.MAX, "second"),
+    *_BY_PHASE,
+)
+_sized = partial(_memory, unit="bytes", modes=("built", "first", "second", "steady"))
+_peak = partial(_sized, columns=_PEAK_COLUMNS, phases=tuple(PHASES))
 _saved = partial(_memory, columns=(CellColumn(aggregate=Aggregate.MAX),), modes=("steady",))
 _PEAKS: dict[str, Metric] = {}
 for _kind, _detail in _KINDS.items():
-    _PEAKS[_kind] = _peak(f"peak_{_kind}_bytes", f"peak memory within the phase, {_detail}")
+    _PEAKS[_kind] = _peak(f"peak_{_kind}_bytes", doc=f"peak memory within the phase, {_detail}")
+_HELD: dict[str, Metric] = {}
+for _kind in ("allocated", "rss"):
+    _after_build = f"memory after the build, {_KINDS[_kind]}"
+    _HELD[_kind] = _sized(
+        f"held_{_kind}_bytes",
+        doc=f"memory at the end of the phase, {_KINDS[_kind]}",
+        columns=(CellColumn("built_{name}", _after_build, Aggregate.MAX, "built", ""), *_BY_PHASE),
+        phases=("", *PHASES),
+    )
 _SAVED = (
     _saved("saved_bytes", "bytes", "saved by the forward pass for the backward pass"),
     _saved("saved_block_bytes", "bytes", "of `saved_bytes`, saved by one block"),
@@ -222,31 +212,26 @@ _SAVED = (
 )
 _MEMORY = (
     *_PEAKS.values(),
-    _held("allocated"),
-    _held("rss"),
+    *_HELD.values(),
     # Apple's GPU has no peak: the memory in use at the end of a phase stands in for one.
-    _peak("allocated_after_bytes", "on mps, memory in tensors at the end of the phase"),
-    _peak("reserved_after_bytes", "on mps, memory of the driver at the end of the phase"),
+    _peak("allocated_after_bytes", doc="on mps, memory in tensors at the end of the phase"),
+    _peak("reserved_after_bytes", doc="on mps, memory of the driver at the end of the phase"),
     *_SAVED,
 )
 
 # ---------------------------------------------------------------------------- telemetry
 
 _telemetry = partial(Metric, "telemetry", modes=("before", "after"))
-
-
-def _state(name: str, unit: str, doc: str) -> Metric:
-    column = CellColumn(f"{name}_{{when}}", f"{doc}, before or after the timing")
-    return _telemetry(name, unit, doc, (column,))
-
-
-def _counter(name: str, unit: str, column_name: str, doc: str) -> Metric:
-    # The counters are read before the step that compiles, so that warm-up counts, too.
-    period = "from before the compiling step until after the timing"
-    column = CellColumn(column_name, f"{doc}, {period}", Aggregate.DIFFERENCE)
-    return _telemetry(name, unit, f"counter: {doc}", (column,))
-
-
+_state = partial(
+    _telemetry, columns=(CellColumn("{name}_{when}", "{doc}, before or after the timing"),)
+)
+_COUNTERS = (
+    ("energy", "J", "energy that the GPU used"),
+    ("power_capped", "ns", "time for which the power limit lowered the clocks"),
+    ("thermal_capped", "ns", "time for which heat lowered the clocks"),
+)
+# The counters are read before the step that compiles, so that warm-up counts, too.
+_COUNTED = "from before the compiling step until after the timing"
 _TELEMETRY = (
     _state("sm_clock", "MHz", "clock of the GPU's SMs"),
     _state("sm_clock_max", "MHz", "highest SM clock that the GPU allows"),
@@ -260,11 +245,15 @@ _TELEMETRY = (
         "why the clocks are not higher, a sum of NVML's bits: 1 idle, 2 set by an application, 4 "
         "power limit, 8 hardware slowdown, 32 heat, 64 heat by hardware, 128 power supply",
     ),
-    _counter("energy", "J", "energy_j", "energy that the GPU used"),
-    _counter(
-        "power_capped", "ns", "power_capped_ns", "time for which the power limit lowered the clocks"
+    *(
+        _telemetry(
+            name,
+            unit,
+            f"counter: {doc}",
+            (CellColumn(f"{name}_{unit.lower()}", f"{doc}, {_COUNTED}", Aggregate.DIFFERENCE),),
+        )
+        for name, unit, doc in _COUNTERS
     ),
-    _counter("thermal_capped", "ns", "thermal_capped_ns", "time for which heat lowered the clocks"),
     Metric(
         "telemetry",
         "waited_for_core",
@@ -350,12 +339,7 @@ _KERNEL_TIME = Metric(
     ),
     phases=("", *_EACH),  # without a phase: null on other devices than a GPU
 )
-
-
-def _snapshot(name: str, unit: str, doc: str, column: str = "") -> Metric:
-    return Metric("memory_snapshot", name, unit, doc, (CellColumn(f"snapshot_{column or name}"),))
-
-
+_snapshot = partial(Metric, "memory_snapshot", columns=(CellColumn("snapshot_{name}"),))
 _SNAPSHOT = (
     *(
         _snapshot(f"peak_{kind}_bytes", "bytes", f"peak of the recorded step, {_KINDS[kind]}")
@@ -366,7 +350,12 @@ _SNAPSHOT = (
     _snapshot("events", "events", "events on the record"),
     _snapshot("wrapped", "", "1 if the record was too short"),
     _snapshot("file_bytes", "bytes", "size of the record that is stored with the log"),
-    _snapshot("processing", "ms", "time to turn the record into rows", "processing_ms"),
+    _snapshot(
+        "processing",
+        "ms",
+        "time to turn the record into rows",
+        columns=(CellColumn("snapshot_processing_ms"),),
+    ),
 )
 
 # ---------------------------------------------------------------------------- overlap
@@ -478,7 +467,7 @@ VERDICT = Metric(
 _SQUARES = "in `attention`, number of such tensors in the formula"
 PREDICTED_METRICS: tuple[Metric, ...] = (
     *(_predicted(_PEAKS[kind]) for kind in ("allocated", "requested", "reserved")),
-    _predicted(_held("allocated")),
+    _predicted(_HELD["allocated"]),
     _prediction(
         "at_peak_bytes",
         "bytes",

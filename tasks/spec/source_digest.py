@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 # Installed packages are identified by their version, and would take long to read.
 _INSTALLED = ("site-packages", "dist-packages")
-_IMPORTS = re.compile(r"\b(import_module|__import__)$")
+_IMPORTS = ("import_module", "__import__")
 _OWN_PACKAGES = ("model", "tasks", "orchestrator")
 HUB = "hf:"
 MODEL_CONFIG = "config.json"
@@ -74,8 +73,8 @@ def shadowed_spec(name: str, paths: Sequence[str]) -> ModuleSpec | None:
     library = Path(sysconfig.get_path("stdlib"))
     own = []
     for path in map(Path, paths):
-        is_installed = path.is_relative_to(library) or set(_INSTALLED).intersection(path.parts)
-        if not is_installed and path.resolve() != _PROGRAM_ROOT:
+        is_own = not path.is_relative_to(library) and not _is_installed(path)
+        if is_own and path.resolve() != _PROGRAM_ROOT:
             own.append(str(path))
     spec = PathFinder.find_spec(name, own)
     if spec is not None and spec.origin is not None:
@@ -87,12 +86,18 @@ def _files_of(spec: ModuleSpec | None) -> list[Path]:
     """Return the files of a top-level module or package, or none if it is installed."""
     if spec is None:
         return []
-    files: list[Path] = []
-    for root in map(Path, spec.submodule_search_locations or filter(None, [spec.origin])):
-        files += python_files(root) if root.is_dir() else [root]
-    if any(part in _INSTALLED for file in files for part in file.parts):
+    roots = list(map(Path, spec.submodule_search_locations or filter(None, [spec.origin])))
+    # The roots come first: a model imports torch, whose 2,500 files would be looked for in vain.
+    if any(map(_is_installed, roots)):
         return []
-    return files
+    files: list[Path] = []
+    for root in roots:
+        files += python_files(root) if root.is_dir() else [root]
+    return [] if any(map(_is_installed, files)) else files
+
+
+def _is_installed(path: Path) -> bool:
+    return not set(_INSTALLED).isdisjoint(path.parts)
 
 
 @lru_cache(maxsize=1024)  # each cell of a model asks again, and parsing takes most of the time
@@ -108,9 +113,16 @@ def _imports(source: bytes) -> frozenset[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.append(node.module or "")
-        elif isinstance(node, ast.Call) and _IMPORTS.search(ast.unparse(node.func)):
+        elif isinstance(node, ast.Call) and _called_name(node) in _IMPORTS:
             names += [str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)]
     return frozenset(name.partition(".")[0] for name in names) - {""}
+
+
+def _called_name(call: ast.Call) -> str:
+    """Return `g` of a call of `g` or of `f.g`; empty for other expressions."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def python_files(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from tasks.spec.fields import Dtype, Field, column, fields_of
+from tasks.spec.fields import Dtype, Field, fields_of
 from tasks.spec.status import Status
 
 PHASES: Mapping[str, str] = {
@@ -182,36 +182,34 @@ _KERNEL_CLASS = "kind of work; `run.kernels` applies the current rules to the st
 class AttemptRow:
     """An attempt at a cell, also one that failed: how it ended, and where and with what it ran."""
 
-    task: Annotated[str, column("name of the task", required=True)]
-    task_version: Annotated[int, column("version of the task", Dtype.INT32)]
-    params: Annotated[str, column("the cell's parameters (see Parameters)", Dtype.JSON, "", True)]
-    status: Annotated[str, column("how it ended", required=True, values=STATUSES)]
-    stage: Annotated[str, column("stage in which it failed; empty if unknown", values=STAGES)]
-    phase: Annotated[str, column("phase in which it failed; empty outside of steps", values=PHASES)]
-    evidence: Annotated[str, column("what is known about a failure", Dtype.JSON, "", True)]
-    facts: Annotated[str, column("where and with what it ran, read back", Dtype.JSON, "", True)]
-    started_at: Annotated[float, column("when it began", Dtype.TIMESTAMP, "UTC")]
-    wall_s: Annotated[float, column("duration, with everything around its steps", unit="s")]
-    timeout_s: Annotated[float, column("limit on its duration", unit="s")]
-    replaces: Annotated[int, column(_REPLACES, Dtype.INT32)]
-    commit: Annotated[str, column("git commit of this program; `+` if files were changed")]
-    contents: Annotated[str | None, column(_CONTENTS, Dtype.JSON)] = None
+    task: Annotated[str, Field("name of the task", required=True)]
+    task_version: Annotated[int, Field("version of the task", Dtype.INT32)]
+    params: Annotated[str, Field("the cell's parameters (see Parameters)", Dtype.JSON, "", True)]
+    status: Annotated[str, Field("how it ended", required=True, values=STATUSES)]
+    stage: Annotated[str, Field("stage in which it failed; empty if unknown", values=STAGES)]
+    phase: Annotated[str, Field("phase in which it failed; empty outside of steps", values=PHASES)]
+    evidence: Annotated[str, Field("what is known about a failure", Dtype.JSON, "", True)]
+    facts: Annotated[str, Field("where and with what it ran, read back", Dtype.JSON, "", True)]
+    started_at: Annotated[float, Field("when it began", Dtype.TIMESTAMP, "UTC")]
+    wall_s: Annotated[float, Field("duration, with everything around its steps", unit="s")]
+    timeout_s: Annotated[float, Field("limit on its duration", unit="s")]
+    replaces: Annotated[int, Field(_REPLACES, Dtype.INT32)]
+    commit: Annotated[str, Field("git commit of this program; `+` if files were changed")]
+    contents: Annotated[str | None, Field(_CONTENTS, Dtype.JSON)] = None
 
 
 @dataclass(frozen=True)
 class Sample:
     """One measured number. A null value has the reason in `note`."""
 
-    instrument: Annotated[str, column("what measured it", values=INSTRUMENTS)]
-    metric: Annotated[str, column("name of the number")]
-    unit: Annotated[str, column("unit of the value; empty for a flag or a fraction of time")]
-    value: Annotated[float | None, column("the number; null if not available", unit="`unit`")]
-    mode: Annotated[str, column("which steps, or which moment", values=MODES)] = ""
-    phase: Annotated[str, column("phase; empty outside of phases", values=SAMPLE_PHASES)] = ""
-    step: Annotated[int | None, column("number of the step in its mode, from 0", Dtype.INT32)] = (
-        None
-    )
-    note: Annotated[str, column("why `value` is null, or a label; usually empty")] = ""
+    instrument: Annotated[str, Field("what measured it", values=INSTRUMENTS)]
+    metric: Annotated[str, Field("name of the number")]
+    unit: Annotated[str, Field("unit of the value; empty for a flag or a fraction of time")]
+    value: Annotated[float | None, Field("the number; null if not available", unit="`unit`")]
+    mode: Annotated[str, Field("which steps, or which moment", values=MODES)] = ""
+    phase: Annotated[str, Field("phase; empty outside of phases", values=SAMPLE_PHASES)] = ""
+    step: Annotated[int | None, Field("number of the step in its mode, from 0", Dtype.INT32)] = None
+    note: Annotated[str, Field("why `value` is null, or a label; usually empty")] = ""
 
 
 @dataclass(frozen=True)
@@ -221,20 +219,20 @@ class KernelRow:
     On the CPU an operator, with its own time only.
     """
 
-    phase: Annotated[str, column("phase of its launch; empty outside of phases", values=PHASES)]
-    module: Annotated[str, column("module that it works for; empty if unknown", values=MODULES)]
-    kernel_class: Annotated[str, column(_KERNEL_CLASS, values=KERNEL_CLASSES)]
-    attributed_by: Annotated[str, column("evidence for the module", values=KERNEL_EVIDENCE)]
-    operator: Annotated[str, column("torch operator that launched it; empty if unknown")]
-    name: Annotated[str, column("kernel; on the CPU the operator, or `outside operators`")]
-    steps: Annotated[int | None, column("number of profiled steps, if known", Dtype.INT32)]
-    count: Annotated[int, column("number of launches in those steps")]
-    total_ns: Annotated[int, column("total time of all launches", unit="ns")]
-    mean_ns: Annotated[float, column("mean time of a launch", unit="ns")]
-    median_ns: Annotated[float, column("median time of a launch", unit="ns")]
-    min_ns: Annotated[int, column("shortest launch", unit="ns")]
-    max_ns: Annotated[int, column("longest launch", unit="ns")]
-    sd_ns: Annotated[float | None, column("standard deviation; null for one launch", unit="ns")]
+    phase: Annotated[str, Field("phase of its launch; empty outside of phases", values=PHASES)]
+    module: Annotated[str, Field("module that it works for; empty if unknown", values=MODULES)]
+    kernel_class: Annotated[str, Field(_KERNEL_CLASS, values=KERNEL_CLASSES)]
+    attributed_by: Annotated[str, Field("evidence for the module", values=KERNEL_EVIDENCE)]
+    operator: Annotated[str, Field("torch operator that launched it; empty if unknown")]
+    name: Annotated[str, Field("kernel; on the CPU the operator, or `outside operators`")]
+    steps: Annotated[int | None, Field("number of profiled steps, if known", Dtype.INT32)]
+    count: Annotated[int, Field("number of launches in those steps")]
+    total_ns: Annotated[int, Field("total time of all launches", unit="ns")]
+    mean_ns: Annotated[float, Field("mean time of a launch", unit="ns")]
+    median_ns: Annotated[float, Field("median time of a launch", unit="ns")]
+    min_ns: Annotated[int, Field("shortest launch", unit="ns")]
+    max_ns: Annotated[int, Field("longest launch", unit="ns")]
+    sd_ns: Annotated[float | None, Field("standard deviation; null for one launch", unit="ns")]
 
 
 @dataclass(frozen=True)
@@ -245,65 +243,67 @@ class AllocationRow:
     count is 0.
     """
 
-    moment: Annotated[str, column("moment at which they are alive", values=MOMENTS)]
-    phase: Annotated[str, column("phase of that moment", values=PHASES)]
-    role: Annotated[str, column("what the memory is used for", values=ROLES)]
-    part: Annotated[str, column("module of the model, as in `kernels`; may be empty")]
-    attributed_by: Annotated[str, column("evidence for the role", values=ROLE_EVIDENCE)]
-    allocated_in: Annotated[str, column("phase that made them; empty if older or outside")]
+    moment: Annotated[str, Field("moment at which they are alive", values=MOMENTS)]
+    phase: Annotated[str, Field("phase of that moment", values=PHASES)]
+    role: Annotated[str, Field("what the memory is used for", values=ROLES)]
+    part: Annotated[str, Field("module of the model, as in `kernels`; may be empty")]
+    attributed_by: Annotated[str, Field("evidence for the role", values=ROLE_EVIDENCE)]
+    allocated_in: Annotated[str, Field("phase that made them; empty if older or outside")]
     call_chain: Annotated[
-        str, column("`file:line function`, then its callers after ` < `; `backward of` those")
+        str, Field("`file:line function`, then its callers after ` < `; `backward of` those")
     ]
-    size_bytes: Annotated[int, column("requested size of each", unit="bytes")]
-    count: Annotated[int, column("number of allocations; 0 for `slack`")]
-    total_bytes: Annotated[int, column("total size", unit="bytes")]
+    size_bytes: Annotated[int, Field("requested size of each", unit="bytes")]
+    count: Annotated[int, Field("number of allocations; 0 for `slack`")]
+    total_bytes: Annotated[int, Field("total size", unit="bytes")]
 
 
 @dataclass(frozen=True)
 class LiveRow:
     """Bytes of one role that are alive at one moment of the recorded step."""
 
-    event: Annotated[int, column("number of the allocator's event after which this holds")]
-    at_ms: Annotated[float, column("time since the step's first event, on the CPU", unit="ms")]
-    phase: Annotated[str, column("phase of that moment; empty between phases", values=PHASES)]
-    role: Annotated[str, column("role as in `allocations`, without `slack`")]
-    live_bytes: Annotated[int, column("requested bytes that are alive", unit="bytes")]
+    event: Annotated[int, Field("number of the allocator's event after which this holds")]
+    at_ms: Annotated[float, Field("time since the step's first event, on the CPU", unit="ms")]
+    phase: Annotated[str, Field("phase of that moment; empty between phases", values=PHASES)]
+    role: Annotated[str, Field("role as in `allocations`, without `slack`")]
+    live_bytes: Annotated[int, Field("requested bytes that are alive", unit="bytes")]
 
 
 @dataclass(frozen=True)
 class RankRow:
     """One rank of a cell with several. A null value was not measured."""
 
-    rank: Annotated[int, column("number of the rank, from 0", Dtype.INT32)]
-    gpu_uuid: Annotated[str | None, column("id of its GPU; a digest of it in published results")]
-    pinned_cores: Annotated[str | None, column("cores that it is restricted to; null: all")]
-    status: Annotated[str, column("how it ended; empty: with the group", values=STATUSES)]
-    step_ms: Annotated[float | None, column("median of its timed steps", unit="ms")]
-    slowest: Annotated[int, column("timed steps in which it was the slowest", Dtype.INT32)]
-    peak_allocated_bytes: Annotated[
-        int | None, column("its peak of allocated memory", unit="bytes")
-    ]
-    peak_reserved_bytes: Annotated[int | None, column("its peak of reserved memory", unit="bytes")]
-    sm_clock: Annotated[float | None, column("clock of its GPU after the timing", unit="MHz")]
-    power: Annotated[float | None, column("mean power of its GPU while it was timed", unit="W")]
+    rank: Annotated[int, Field("number of the rank, from 0", Dtype.INT32)]
+    gpu_uuid: Annotated[str | None, Field("id of its GPU; a digest of it in published results")]
+    pinned_cores: Annotated[str | None, Field("cores that it is restricted to; null: all")]
+    status: Annotated[str, Field("how it ended; empty: with the group", values=STATUSES)]
+    step_ms: Annotated[float | None, Field("median of its timed steps", unit="ms")]
+    slowest: Annotated[int, Field("timed steps in which it was the slowest", Dtype.INT32)]
+    peak_allocated_bytes: Annotated[int | None, Field("its peak of allocated memory", unit="bytes")]
+    peak_reserved_bytes: Annotated[int | None, Field("its peak of reserved memory", unit="bytes")]
+    sm_clock: Annotated[float | None, Field("clock of its GPU after the timing", unit="MHz")]
+    power: Annotated[float | None, Field("mean power of its GPU while it was timed", unit="W")]
 
 
 @dataclass(frozen=True)
 class PredictionRow:
     """One number of a cell's predicted memory. It belongs to no attempt."""
 
-    mode: Annotated[str, column("step, as in `samples`", values=PREDICTION_MODES)]
-    phase: Annotated[str, column("phase of the step; empty outside of phases", values=PHASES)]
-    metric: Annotated[str, column("name of the number")]
-    unit: Annotated[str, column("unit of the value")]
-    step: Annotated[int | None, column("rank of a `saved_operation_bytes`, from 1", Dtype.INT32)]
-    value: Annotated[float | None, column("the number; null for a verdict", unit="`unit`")]
-    note: Annotated[str, column("how it was predicted, a role, the verdict, or why it is null")]
+    mode: Annotated[str, Field("step, as in `samples`", values=PREDICTION_MODES)]
+    phase: Annotated[str, Field("phase of the step; empty outside of phases", values=PHASES)]
+    metric: Annotated[str, Field("name of the number")]
+    unit: Annotated[str, Field("unit of the value")]
+    step: Annotated[int | None, Field("rank of a `saved_operation_bytes`, from 1", Dtype.INT32)]
+    value: Annotated[float | None, Field("the number; null for a verdict", unit="`unit`")]
+    note: Annotated[str, Field("how it was predicted, a role, the verdict, or why it is null")]
 
 
-CELL = Field("cell", Dtype.TEXT, "id of the cell: a digest of its task and parameters", "", True)
-ATTEMPT = Field("attempt", Dtype.INT32, "number of the attempt at the cell, from 1", "", True)
-PREDICTED_AT = Field("predicted_at", Dtype.TIMESTAMP, "when it was predicted", "UTC", True)
+CELL = Field(
+    "id of the cell: a digest of its task and parameters", Dtype.TEXT, required=True, name="cell"
+)
+ATTEMPT = Field(
+    "number of the attempt at the cell, from 1", Dtype.INT32, required=True, name="attempt"
+)
+PREDICTED_AT = Field("when it was predicted", Dtype.TIMESTAMP, "UTC", True, name="predicted_at")
 
 
 @dataclass(frozen=True)
@@ -315,54 +315,49 @@ class StoredTable:
     fields: tuple[Field, ...]
 
 
-def _of_attempts(name: str, doc: str, row: type, order: tuple[str, ...] = ()) -> StoredTable:
-    """Declare a table whose key is the attempt. order: of its columns, if not that of the row."""
-    fields = {field.name: field for field in fields_of(row)}
-    return StoredTable(name, doc, (CELL, ATTEMPT, *(fields[one] for one in order or fields)))
-
-
+_SAMPLE = {field.name: field for field in fields_of(Sample)}
+# The order of stored columns never changes, and the fields of Sample are in another one.
+_SAMPLE_ORDER = ("instrument", "mode", "phase", "metric", "unit", "step", "value", "note")
 STORED_TABLES: tuple[StoredTable, ...] = (
-    _of_attempts(
+    StoredTable(
         "attempts",
         "One row per attempt at a cell, also of failed ones: how it ended, and what is known "
         "about where and why.",
-        AttemptRow,
+        (CELL, ATTEMPT, *fields_of(AttemptRow)),
     ),
-    _of_attempts(
+    StoredTable(
         "samples",
         "One row per measured number, of every attempt, also of one that failed later. The time of "
         "a cell is `duration` of `timing` with the phase `step`, in mode `pipelined` or, without "
         "that, `synced`.",
-        Sample,
-        # The order of stored columns never changes, and the fields of Sample are in another one.
-        ("instrument", "mode", "phase", "metric", "unit", "step", "value", "note"),
+        (CELL, ATTEMPT, *(_SAMPLE[name] for name in _SAMPLE_ORDER)),
     ),
-    _of_attempts(
+    StoredTable(
         "kernels",
         "One row per kernel name, phase and module, over `steps` profiled steps: the time per step "
         "is `total_ns / steps`. On the CPU an operator's own time, without the operators within "
         "it. For cells with the instrument `kernels` or `nsys`.",
-        KernelRow,
+        (CELL, ATTEMPT, *fields_of(KernelRow)),
     ),
-    _of_attempts(
+    StoredTable(
         "allocations",
         "One row for all allocations on the GPU that are alive at one moment and agree in role, "
         "part, size and place in the code. `total_bytes` adds up to the allocated memory. For "
         "cells with the instrument `memory_snapshot`.",
-        AllocationRow,
+        (CELL, ATTEMPT, *fields_of(AllocationRow)),
     ),
-    _of_attempts(
+    StoredTable(
         "live",
         "Bytes of each role that are alive at about 250 moments of the recorded step. At each "
         "moment the roles add up; between two moments the highest one is stored. For cells with "
         "the instrument `memory_snapshot`.",
-        LiveRow,
+        (CELL, ATTEMPT, *fields_of(LiveRow)),
     ),
-    _of_attempts(
+    StoredTable(
         "ranks",
         "One row per rank of a cell with several. `samples` has the values of the group: of a "
         "duration and of memory the largest of all ranks.",
-        RankRow,
+        (CELL, ATTEMPT, *fields_of(RankRow)),
     ),
     StoredTable(
         "predictions",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
 from tasks.spec.axes import WORK, Affects, Values, axis
@@ -15,6 +16,7 @@ from tasks.spec.parameters import (
     AttentionAxisParams,
     PositiveInt,
     RankedParams,
+    check_value,
     pass_axis,
     work_axis,
 )
@@ -55,18 +57,13 @@ PHASES: dict[Pass, tuple[str, ...]] = {
 
 # Axes that mean nothing in inference, with the types of their values: others are refused later.
 _OF_BACKWARD = {"checkpointing": str, "gradient_accumulation": int, "loss": str}
-# Axes that mean nothing with one rank, with their words: others are refused later.
-_OF_RANKS: dict[str, tuple[str, ...]] = {
-    "parallel": get_args(Parallel),
-    "batch": get_args(Batch),
-    "wire": get_args(Wire),
-    "nccl_algo": get_args(NcclAlgo),
-}
-# Axes of some strategies, with those and the types of their values.
+# Axes that mean nothing with one rank.
+_OF_RANKS = ("parallel", "batch", "wire", "nccl_algo")
+# Axes of some strategies, with those.
 _OF_STRATEGIES = {
-    "bucket_mb": (("bucketed", "ddp", "zero1_torch"), (int, float)),
-    "bucket_view": (("ddp",), (bool,)),
-    "reshard": (("fsdp2",), (bool,)),
+    "bucket_mb": ("bucketed", "ddp", "zero1_torch"),
+    "bucket_view": ("ddp",),
+    "reshard": ("fsdp2",),
 }
 # Our own strategies communicate between torch's calls, and so have phases of it.
 _AVERAGING = ("naive", "flat", "overlap", "bucketed")
@@ -446,14 +443,17 @@ def _drop_unused_axes_of_ranks(values: Values) -> None:
 
     A value that the axis cannot have remains and is refused later.
     """
-    device = values.get("device", "cuda")
-    ranks = values.get({"cuda": "gpus", "cpu": "processes"}.get(device, ""), 1)
-    for name, words in _OF_RANKS.items():
-        is_unused = ranks == 1 or (name == "nccl_algo" and device != "cuda")
-        if is_unused and values.get(name) in words:
-            del values[name]
-    if values.get("precision") == "bf16_pure" and values.get("wire") in get_args(Wire):
-        del values["wire"]  # gradients have two bytes already
-    for name, (strategies, kinds) in _OF_STRATEGIES.items():
-        if values.get("parallel", "none") not in strategies and type(values.get(name)) in kinds:
+    device, ranks = values.get("device", "cuda"), 1
+    if device in ("cuda", "cpu"):
+        ranks = values.get("gpus" if device == "cuda" else "processes", 1)
+    unused = [*_OF_RANKS] if ranks == 1 else []
+    if device != "cuda":
+        unused.append("nccl_algo")
+    if values.get("precision") == "bf16_pure":
+        unused.append("wire")  # gradients have two bytes already
+    strategy = "none" if ranks == 1 else values.get("parallel")
+    unused += [name for name, users in _OF_STRATEGIES.items() if strategy not in users]
+    for name in set(unused) & values.keys():
+        with suppress(ValidationError):
+            check_value(TrainStepParams, name, values[name])
             del values[name]

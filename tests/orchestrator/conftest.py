@@ -9,12 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from orchestrator.analysis import results
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from orchestrator.store.run_collection import RunCollection
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
@@ -31,7 +34,42 @@ def _one_program() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orchestrator.planning.request.program_source", cache(program_source))
         patch.setattr("orchestrator.planning.request.git_commit", cache(git_commit))
+        patch.setattr(results, "code_digest", cache(results.code_digest))
         yield
+
+
+@pytest.fixture(scope="session")
+def _derived() -> dict[str, tuple[pd.DataFrame, dict[str, object]]]:
+    return {}
+
+
+@pytest.fixture
+def derive_once(
+    _derived: dict[str, tuple[pd.DataFrame, dict[str, object]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Derive the cells of equal tables once for all tests, as if all runs had cells.parquet.
+
+    Tests of the derivation, and of cells.parquet, do without it.
+    """
+    derive = results.derive_results
+
+    def derive_and_remember(run: Run, every_version: bool, *read_samples: Any) -> Results:
+        key = results.cells_key(run, every_version)
+        derived = derive(run, every_version, *read_samples)
+        _derived[key] = (derived.cells.copy(), results.cells_facts(derived))
+        return derived
+
+    monkeypatch.setattr(results, "derive_results", derive_and_remember)
+    for kind in (Run, RunCollection):
+        read = kind.read_cells
+
+        def read_remembered(run: Run, key: str, read: Any = read) -> Any:
+            if key not in _derived:
+                return read(run, key)
+            cells, facts = _derived[key]
+            return cells.copy(), facts
+
+        monkeypatch.setattr(kind, "read_cells", read_remembered)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from orchestrator.config.selection import parse_selection
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo
 from orchestrator.planning.cell_decisions import plan_request
-from orchestrator.planning.options import ExecutionOptions, RunOptions
+from orchestrator.planning.invocation import ExecutionOptions, RunOptions
 from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import CellState, StoredAttempt
@@ -23,8 +23,8 @@ from orchestrator.store.run import Run
 from orchestrator.store.tables import MEASURED_TABLES
 from orchestrator.sweep import pipeline
 from orchestrator.sweep.console import RemainingTime
+from orchestrator.sweep.outcome_log import SweepResult
 from orchestrator.sweep.pipeline import Runtime, run_sweep
-from orchestrator.sweep.result import SweepResult
 from tasks.process.journal import FinalStatus, Journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, Attempt
 from tasks.spec.outcome import Outcome

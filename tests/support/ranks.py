@@ -10,18 +10,25 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 300.0
+import pytest
+
+LIMIT_S = 120.0  # for one call, of ranks that share two busy cores
 _PRELOADED = [
     "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim",
     "tasks.harness.setup", "tasks.training.checkpointing", "tasks.training.model_sources",
     "tests.support.rank_steps", "tests.support.ranks",
 ]  # fmt: skip
+
+
+def often(names: Iterable[str], *usual: str) -> list[Any]:
+    """Return parameters of a test, of which the default tier runs the usual ones alone."""
+    return [one if one in usual else pytest.param(one, marks=pytest.mark.slow) for one in names]
 
 
 class RankError(Exception):
@@ -102,7 +109,7 @@ def _serve(rank: int, count: int, store: str, connection: Connection) -> None:
     while True:
         try:
             function, arguments = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             os._exit(0)
         try:
             answer = True, function(*arguments)

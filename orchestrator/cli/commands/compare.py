@@ -11,7 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import Percentage
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation, is_address, require_name, split_cell
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def compare(a: str, b: str, table: str | None, form: str, **gate: Any) -> None:
     from orchestrator.report.formats.terminal import Screen, table_text
     from orchestrator.report.kernel_comparison import compare_kernels
     from orchestrator.report.tables.views import MAX_ROWS
-    from orchestrator.store.mirror import open_run
+    from orchestrator.store.open import open_run
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(a), _run_and_cell(b)
     if table:

@@ -9,7 +9,7 @@ import click
 
 from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.common.errors import EXIT_FAILURES
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.commands.option_types import RunLocationType
-from orchestrator.common.output import say
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine, say
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import path_argument, shell_command
 
@@ -47,7 +46,7 @@ def import_(
     from orchestrator.report.formats.terminal import Screen, table_text
     from orchestrator.report.tables.registry import lay_out
     from orchestrator.report.tables.views import MAX_ROWS
-    from orchestrator.store.mirror import open_run
+    from orchestrator.store.open import open_run
     from orchestrator.sweep.trace_import import ImportOptions, import_file, parse_phases
 
     options = ImportOptions(parse_phases(phases), steps)

@@ -13,13 +13,13 @@ from orchestrator.cli.commands.option_types import Duration, Percentage, RunLoca
 from orchestrator.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from orchestrator.planning.options import ExecutionOptions, RunOptions
+    from orchestrator.planning.invocation import ExecutionOptions, RunOptions
     from orchestrator.planning.request import SweepRequest
 
 # The options of a command by parameter, as click passes them.
 Chosen: TypeAlias = Mapping[str, Any]
 
-# The words of --retry and --only, which `planning.options` declares too. Importing that module
+# The words of --retry and --only, which `planning.invocation` declares too. Importing that module
 # loads pydantic (0.4 s), and `sweep --help` needs 0.1 s in all. A test compares the lists.
 FLAWS = ("cpu-contended", "interval-wide")
 STATUSES = (
@@ -154,7 +154,7 @@ def parse_request(chosen: Chosen) -> SweepRequest:
 
 
 def _parse_options(chosen: Chosen) -> RunOptions:
-    from orchestrator.planning.options import RunOptions
+    from orchestrator.planning.invocation import RunOptions
 
     # A cell with a flaw is a success: `--only ok` selects it.
     selected = set(chosen["only"])
@@ -177,7 +177,7 @@ def _parse_options(chosen: Chosen) -> RunOptions:
 
 
 def _parse_execution(chosen: Chosen) -> ExecutionOptions:
-    from orchestrator.planning.options import ExecutionOptions
+    from orchestrator.planning.invocation import ExecutionOptions
 
     needs_ray = {"--address": chosen["address"] is not None, "--cpu-cells": chosen["cpu_cells"] > 1}
     for option, is_given in needs_ray.items():

@@ -11,7 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import Gpu
 from orchestrator.cli.commands.options import CELL_OPTIONS, CONFIG_OPTIONS, parse_request
 from orchestrator.cli.text import warn_of_incomplete
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel

@@ -14,8 +14,7 @@ from orchestrator.cli.commands.option_types import (
     ReferenceDevice,
     RunLocationType,
 )
-from orchestrator.common.output import say
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine, say
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import cell_count, counted, shell_path
 

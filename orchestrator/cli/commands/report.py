@@ -11,7 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import ReferenceDevice, RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import path_argument, shell_command, shell_path
 from tasks.spec.messages import escape_unprintable
@@ -119,7 +119,7 @@ def report(**chosen: Any) -> None:
         from orchestrator.report.formats.files import files_of
         from orchestrator.report.formats.terminal import Screen, overview
         from orchestrator.store.open import open_runs
-        from orchestrator.store.parquet_file import return_freed_memory
+        from orchestrator.store.tables import return_freed_memory
 
         # Large tables are read first and large texts built then: one would add to the other.
         return_freed_memory()

@@ -18,7 +18,7 @@ from orchestrator.common.output import say
 from orchestrator.common.text import shell_command, without_separator
 
 if TYPE_CHECKING:
-    from orchestrator.sweep.result import SweepResult
+    from orchestrator.sweep.outcome_log import SweepResult
 
 
 @click.command(params=[*CONFIG_OPTIONS, *CELL_OPTIONS, *EXECUTION_OPTIONS])

@@ -8,7 +8,7 @@ import click
 
 from orchestrator.cli.commands.option_types import RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation
 
 
@@ -23,7 +23,7 @@ def status(run_folder: RunLocation) -> None:
         from orchestrator.cli.text.status import describe_status
         from orchestrator.planning.cell_decisions import plan_request
         from orchestrator.planning.request import resolve_again
-        from orchestrator.store.mirror import open_run
+        from orchestrator.store.open import open_run
 
         request = resolve_again(open_run(run_folder))
         plan = plan_request(request)
@@ -53,7 +53,7 @@ def show(run_folder: RunLocation, cell: str | None, with_traceback: bool) -> Non
     """
     from orchestrator.cli.text.cell import describe_cell, list_cells
     from orchestrator.store.layout import RUN_SEPARATOR
-    from orchestrator.store.mirror import open_run
+    from orchestrator.store.open import open_run
     from orchestrator.store.publication import is_publication
 
     if cell is None:

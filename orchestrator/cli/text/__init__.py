@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
@@ -24,8 +24,3 @@ def warn_of_incomplete(run: Run, cells: Collection[str]) -> None:
 def format_gib(nbytes: float | None, digits: int = 2) -> str:
     """Return a size in GiB, or an empty text for none."""
     return f"{nbytes / GIB:.{digits}f}" if nbytes else ""
-
-
-def format_counts(counts: Iterable[tuple[str, int]]) -> str:
-    """Return counts by status, such as "3 ok, 1 oom"."""
-    return ", ".join(f"{count} {status}" for status, count in counts)

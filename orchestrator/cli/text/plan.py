@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from orchestrator.cli.text import format_counts
-from orchestrator.common.text import cell_count, counted, format_seconds
+from orchestrator.common.text import cell_count, counted, format_counts, format_seconds
 from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.hardware.host import gpus_of
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.cell_decisions import Decision, Plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
-from orchestrator.planning.fingerprints import gpus_of, known_fingerprints
 from orchestrator.planning.prediction_requests import cap_bytes, reason_of, verdict_of
+from orchestrator.planning.preflight import known_fingerprints
 from orchestrator.planning.request import SweepRequest
 from tasks.prediction.records import Prediction
 from tasks.spec.axes import Values

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.cli.text import format_counts
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
 from orchestrator.common.text import (
     cell_count,
     cells_and_verb,
     end_location,
     failure_reason,
+    format_counts,
     shell_path,
 )
 from orchestrator.planning.cell_decisions import Plan

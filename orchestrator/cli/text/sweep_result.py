@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.text import format_counts
 from orchestrator.common.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
-from orchestrator.common.text import cell_count, format_seconds, shell_path
+from orchestrator.common.text import cell_count, format_counts, format_seconds, shell_path
 
 if TYPE_CHECKING:
-    from orchestrator.sweep.result import SweepResult
+    from orchestrator.sweep.outcome_log import SweepResult
 
 # What the end of a sweep prints about the cells with each quality flag, and the options that
 # measure them again.

@@ -38,14 +38,13 @@ from orchestrator.common.hashing import file_digest
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import cell_count
 from orchestrator.report.export.redaction import Redaction
-from orchestrator.store.cells_file import write_cells_file
 from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.run import Run, describe_incomplete
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter
-from orchestrator.store.tables import SCHEMAS
+from orchestrator.store.tables import SCHEMAS, write_cells_file
 
 MB = 1_000_000
 _NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"

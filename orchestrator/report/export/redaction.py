@@ -163,6 +163,8 @@ class Redaction:
             facts = rows["facts"].map(lambda text: json.dumps(self._facts(json.loads(text))))
             evidence = rows["evidence"].map(lambda text: json.dumps(self._facts(json.loads(text))))
             return rows.assign(facts=facts, evidence=evidence)
+        if name == "ranks":
+            return rows.assign(gpu_uuid=rows["gpu_uuid"].map(called, na_action="ignore"))
         column = _TEXTS.get(name)
         if column is None:
             return rows

@@ -14,7 +14,7 @@ from orchestrator.analysis.kernels import (
     rows_by_cell,
     sums,
 )
-from orchestrator.analysis.pairs import TIME, measured, preferring
+from orchestrator.analysis.pairs import TIME, measured, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.findings.finding import (
@@ -43,7 +43,7 @@ def about_backward(results: Results) -> Iterator[Finding]:
     cells = warmest(results, cells)
     is_free = ~depends_on_cpu(cells)
     on_gpu = has_cell_with(cells, "device", "cuda")
-    shown = main_run(cells[is_free] if is_free.any() else cells)
+    shown = main_run(select(cells, is_free) if is_free.any() else cells)
     if shown.empty or "precision" not in shown:
         return
     ratios = (shown[_BACKWARD] / shown[_FORWARD]).astype(float)
@@ -108,7 +108,9 @@ def about_kernels(results: Results) -> Iterator[Finding]:
     if _WITH_KERNELS not in results.cells:
         return
     kernels = results.kernels().dropna(subset="ms")
-    cells = main_run(preferring(results.cells[results.cells["cell"].isin(kernels["cell"])], MAIN))
+    cells = main_run(
+        preferring(select(results.cells, results.cells["cell"].isin(kernels["cell"])), MAIN)
+    )
     if cells.empty or "precision" not in cells:
         return
     same = matched_on(cells, "precision", results.axes)
@@ -147,8 +149,8 @@ def about_softmax(results: Results) -> Iterator[Finding]:
         return
     kernels = inside_operators(results.kernels())
     kernels = kernels[kernels["phase"] == "forward"]
-    cells = results.cells[results.cells["cell"].isin(kernels["cell"])]
-    cells = main_run(preferring(cells[cells["task"] == "train_step"], MAIN))
+    cells = select(results.cells, results.cells["cell"].isin(kernels["cell"]))
+    cells = main_run(preferring(select(cells, cells["task"] == "train_step"), MAIN))
     ratios, rows = {}, rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])])
     for cell, own in rows.items():
         softmax = ms_of_parts(own, ("softmax",))
@@ -156,7 +158,7 @@ def about_softmax(results: Results) -> Iterator[Finding]:
         matmul = ms_of_parts(products, ATTENTION_MATMULS)
         if softmax and matmul:
             ratios[cell] = softmax / matmul
-    cells = cells[cells["cell"].isin(list(ratios))]
+    cells = select(cells, cells["cell"].isin(list(ratios)))
     if cells.empty:
         return
     cells = cells.assign(softmax_ratio=cells["cell"].map(ratios))

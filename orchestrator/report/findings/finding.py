@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from orchestrator.analysis.axes import RUN, Row, has_value
-from orchestrator.analysis.pairs import BASE, is_clear
+from orchestrator.analysis.pairs import BASE, combinations, is_clear, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of
@@ -100,7 +100,7 @@ def has_cell_with(cells: pd.DataFrame, axis: str, value: str) -> bool:
 def main_run(found: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the run that has most of them: other runs repeat some of them."""
     sizes = found.get(RUN, pd.Series(dtype=object)).value_counts()
-    return found[found[RUN] == sizes.index[0]] if len(sizes) else found
+    return select(found, found[RUN] == sizes.index[0]) if len(sizes) else found
 
 
 def tally(found: pd.DataFrame, subject: str, noun: str) -> str:
@@ -143,17 +143,7 @@ def matched_on(cells: pd.DataFrame, axis: str, keys: Sequence[str]) -> pd.DataFr
         return cells
     values = cells[axis].astype(str)
     counts = values.groupby(combinations(cells, others)).transform("nunique")
-    return cells[counts == values.nunique()]
-
-
-def combinations(cells: pd.DataFrame, keys: Sequence[str]) -> pd.Series[int]:
-    """Return a number for each cell, equal for cells that agree in all keys; null is a value."""
-    texts = cells[list(keys)].astype("string").fillna("")
-    # Of several hundred cells, a few keys vary.
-    varying = [key for key in keys if texts[key].nunique() > 1]
-    if not varying:
-        return pd.Series(0, cells.index)
-    return texts.groupby(varying, sort=False).ngroup()
+    return select(cells, counts == values.nunique())
 
 
 def warmest(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
@@ -161,8 +151,11 @@ def warmest(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
     if "warmup_steps" not in cells:
         return cells
     axes = [axis for axis in results.axes if axis in cells and axis not in TIMING_AXES]
-    in_order = cells.sort_values("warmup_steps", kind="stable", na_position="last")
-    return cells.loc[in_order.drop_duplicates(axes, keep="last").index.sort_values()]
+    # Sorting several hundred columns would take most of the time.
+    alike = combinations(cells, axes)
+    in_order = cells["warmup_steps"].sort_values(kind="stable", na_position="last").index
+    is_warmest = ~alike.loc[in_order].duplicated(keep="last")
+    return select(cells, is_warmest.loc[cells.index])
 
 
 def same_number(count: int) -> str:

@@ -10,14 +10,13 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.analysis.axes import MAIN, has_value
-from orchestrator.analysis.pairs import preferring
+from orchestrator.analysis.pairs import combinations, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
 from orchestrator.report.findings.finding import (
     Finding,
     basis_of_cells,
-    combinations,
     extreme,
     main_run,
     matched_on,
@@ -39,7 +38,7 @@ _MOST_MODELS = 5  # of the table of what fits in each memory limit
 def about_memory(results: Results) -> Iterator[Finding]:
     """Yield how many cells run out of memory, by limit, or the largest peak if none does."""
     cells = results.cells
-    decided = cells[cells["status"].isin(["ok", *OUT_OF_MEMORY])]
+    decided = select(cells, cells["status"].isin(["ok", *OUT_OF_MEMORY]))
     limited = limited_steps(results)
     out = decided[_ran_out(decided)]
     if _ran_out(limited).any():
@@ -149,7 +148,7 @@ def _shortest(failed: pd.DataFrame) -> str:
 def about_parts(results: Results) -> Iterator[Finding]:
     """Yield the largest parts of the largest predicted peak."""
     cells = main_run(preferring(results.cells, MAIN))
-    cells = cells[cells["status"] == "ok"]
+    cells = select(cells, cells["status"] == "ok")
     parts = cells.filter(regex=r"^predicted_of_\w+_bytes$").astype(float)
     whole = parts.sum(axis=1)
     if whole.empty or not whole.max() > 0:

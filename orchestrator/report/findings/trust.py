@@ -16,6 +16,7 @@ from orchestrator.analysis.pairs import (
     TIME,
     measured,
     preferring,
+    select,
 )
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
@@ -40,7 +41,7 @@ _NOT_FAILED = ("ok", *OUT_OF_MEMORY, "skipped")
 def about_failures(results: Results) -> Iterator[Finding]:
     """Yield how many cells failed for another reason than memory, with the most common one."""
     cells = results.cells
-    failed = cells[~cells["status"].isin(_NOT_FAILED)]
+    failed = select(cells, ~cells["status"].isin(_NOT_FAILED))
     if failed.empty:
         return
     statuses = failed["status"].value_counts()
@@ -64,7 +65,7 @@ def about_failures(results: Results) -> Iterator[Finding]:
 def about_endings(results: Results) -> Iterator[Finding]:
     """Yield how many cells have no result, of a run in which others have one."""
     cells = results.cells
-    unmeasured = cells[cells["status"] != "ok"]
+    unmeasured = select(cells, cells["status"] != "ok")
     if not 0 < len(unmeasured) < len(cells):
         return
     listed = ", ".join(text for text, kind in counts_by_status(results, 0) if kind != "ok")
@@ -125,7 +126,7 @@ def about_repetitions(results: Results) -> Iterator[Finding]:
     cells = results.cells
     if "repeated_ms_median" not in cells:
         return
-    cells = cells[cells["repeated_ms_median"].notna()]
+    cells = select(cells, cells["repeated_ms_median"].notna())
     spread = (cells["repeated_ms_max"] / cells["repeated_ms_min"]).astype(float)
     row = cells.iloc[int(spread.argmax())]
     ends = f"{number(row['repeated_ms_min'])} to {number(row['repeated_ms_max'])}"
@@ -147,7 +148,7 @@ def about_repetitions(results: Results) -> Iterator[Finding]:
 def about_trust(results: Results) -> Iterator[Finding]:
     """Yield how many timed cells are CPU-bound, have wide intervals or were disturbed."""
     cells = results.cells
-    steps = cells[cells[TIME].notna()] if TIME in cells else cells.iloc[:0]
+    steps = select(cells, cells[TIME].notna()) if TIME in cells else cells.iloc[:0]
     bound = bound_by(steps)
     # Label, what is found, the rest of the sentence, and what --retry calls it if it can be mended.
     kinds = [

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pandas as pd
 
 from orchestrator.analysis.axes import COMPILE_AXES
+from orchestrator.analysis.pairs import select
 
 CellFilter = Callable[[pd.DataFrame], pd.DataFrame]
 
 
 def of_task(*names: str) -> CellFilter:
     """Return a filter for the cells of one or several tasks."""
-    return lambda cells: cells[cells["task"].isin(names)] if "task" in cells else cells
+    return lambda cells: select(cells, cells["task"].isin(names)) if "task" in cells else cells
 
 
 def varying(axis: str, *tasks: str) -> CellFilter:
@@ -33,7 +34,7 @@ def both(first: CellFilter, second: CellFilter) -> CellFilter:
 
 def having(*columns: str) -> CellFilter:
     """Return a filter for the cells that have a value in at least one of these columns."""
-    return lambda cells: cells[cells.filter(items=columns).notna().any(axis=1)]
+    return lambda cells: select(cells, cells.filter(items=columns).notna().any(axis=1))
 
 
 def compiled_with_eager(cells: pd.DataFrame) -> pd.DataFrame:

@@ -38,6 +38,7 @@ from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 from tests.conftest import ROOT, with_samples
 
+pytestmark = pytest.mark.usefixtures("derive_once")
 STEPS = 10
 # Three runs of 40 cells, each repeated three times, one run after the other on one H200.
 H200 = json.loads((ROOT / "tests" / "data" / "h200_same.json").read_text())

@@ -13,10 +13,10 @@ import pytest
 from orchestrator.analysis import results
 from orchestrator.analysis.results import CODE, cells_key, load_results, load_with_samples
 from orchestrator.common.errors import RunError
-from orchestrator.store.cells_file import read_cells_file, write_cells_file
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
+from orchestrator.store.tables import read_cells_file, write_cells_file
 from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.outcome import Outcome
 from tests.test_architecture import ALLOWED, ALWAYS

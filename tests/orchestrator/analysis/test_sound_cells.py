@@ -30,6 +30,9 @@ from tasks.spec.tables import Sample
 from tests.conftest import FAST
 from tests.support.tables import texts_of
 
+# One worker makes what these tests share.
+pytestmark = pytest.mark.xdist_group("sound cells")
+
 MakeOutcome = Callable[..., Outcome]
 ABNORMAL = st.sampled_from([0.0, -1.0, -5e-324, float("nan"), float("inf"), -float("inf"), 1e308])
 ANY_JSON = st.sampled_from([None, True, 5, -1, 1.5, 10**400, "x", "", [], [1], {}, {"a": "b"}])

@@ -132,6 +132,7 @@ def test_a_path_that_is_too_long_is_one_line(
     ],
 )
 @pytest.mark.parametrize("name", ["loop", "loop/x", "größe\udcff"])
+@pytest.mark.xdist_group("every kind")
 def test_a_link_to_itself_and_a_name_that_is_no_utf8_are_one_line(
     words: tuple[str, ...],
     name: str,

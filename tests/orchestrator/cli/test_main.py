@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from orchestrator.cli.commands.options import FLAWS, STATUSES
-from orchestrator.planning.options import QUALITY_FLAGS, UNMEASURED
+from orchestrator.planning.invocation import QUALITY_FLAGS, UNMEASURED
 from orchestrator.store.run import Run
 from tasks.spec.status import Status
 from tests.conftest import ROOT, after_preparing, sweep_command

@@ -20,8 +20,8 @@ from orchestrator.planning.duration_estimate import (
     DurationEstimator,
     shared_graph,
 )
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.oom_inference import OomInference
-from orchestrator.planning.options import RunOptions
 from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.store.cell_state import CellState
 from orchestrator.store.run import Run

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.planning.cell_decisions import make_plan
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.store.cell_state import PENDING, CellState
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell

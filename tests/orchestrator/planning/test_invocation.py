@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planning.invocation import Invocation, command_in_copy, last_command
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import Invocation, RunOptions, command_in_copy, last_command
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -115,7 +114,7 @@ def test_an_invocation_is_the_same_after_it_was_stored(
     invocation = replace(request_of(), options=options).new_invocation()
     assert invocation.choice["retry"] == ["ok", "oom"]
     assert invocation.choice["fresh"]
-    stored = json.loads(json.dumps(invocation.to_json()))
+    stored = json.loads(json.dumps(vars(invocation)))
     assert Invocation.from_json({**stored, "unknown": 1}) == invocation
 
 

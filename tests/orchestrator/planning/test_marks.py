@@ -21,7 +21,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
 from orchestrator.common.output import Notify
 from orchestrator.planning.cell_decisions import plan_request
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.preflight import Preflight
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.open import open_runs

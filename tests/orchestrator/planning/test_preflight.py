@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.common.errors import PlatformError, RunMismatch
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.preflight import (
     CHECKS,
     GPU_CHECKS,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import RunMismatch
-from orchestrator.planning.invocation import Invocation
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import Invocation, RunOptions
 from orchestrator.planning.prior_results import is_by_other_program
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run

@@ -915,6 +915,7 @@ def test_names_of_tables_are_unique() -> None:
 
 
 @pytest.mark.render
+@pytest.mark.xdist_group("every kind")
 def test_no_table_has_a_name_twice_whatever_varies(results_of_every_kind: Results) -> None:
     """Who reads it by the names of its columns, as pandas does, would else have one for the other."""
     axes = tuple(

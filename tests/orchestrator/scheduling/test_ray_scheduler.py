@@ -29,7 +29,7 @@ from orchestrator.execution.attempt_archive import AttemptArchive
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.host_probe import TIMEOUT_S
 from orchestrator.scheduling.ray_scheduler import RayScheduler
-from orchestrator.store.mirror import open_run
+from orchestrator.store.open import open_run
 from orchestrator.store.run import Run
 from tasks.process.phase_file import read_phase
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, PHASE_FILE, PREPARATION_S, Attempt

@@ -24,7 +24,7 @@ from orchestrator.planning.duration_estimate import (
     expect,
     makespan_s,
 )
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling import serial

@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store.manifest import read_manifest, require_sweep
+from orchestrator.store.manifest import require_sweep
+from orchestrator.store.run import Run
 from tests.conftest import after_preparing
 from tests.orchestrator.sweep.test_pipeline import request_of
 from tests.support.fake_sweep import FakeScheduler, go, outcome_of
@@ -37,7 +38,7 @@ def sweep(*words: object) -> Result:
 
 
 def read_checked(file: Path) -> dict[str, Any]:
-    found = read_manifest(file, "run.json")
+    found = Run(file.parent).read_manifest()
     require_sweep(found, "run")
     return found
 

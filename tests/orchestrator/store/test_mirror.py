@@ -36,10 +36,10 @@ from orchestrator.store import batch_writer, mirror_writer
 from orchestrator.store.bucket_owner import OWNER_FILE
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.listing import Listing
-from orchestrator.store.mirror import open_run
+from orchestrator.store.open import open_run
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
-from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.outcome_log import SweepResult
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

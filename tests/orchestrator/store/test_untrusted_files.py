@@ -14,8 +14,7 @@ from click.testing import Result
 
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.store.artifacts import read_artifacts
-from orchestrator.store.mirror import open_run
-from orchestrator.store.open import open_for_writing
+from orchestrator.store.open import open_for_writing, open_run
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from orchestrator.store.untrusted_files import is_plain

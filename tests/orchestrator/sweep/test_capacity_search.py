@@ -20,8 +20,7 @@ from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import QueueState
-from orchestrator.planning.invocation import last_command
-from orchestrator.planning.options import ExecutionOptions
+from orchestrator.planning.invocation import ExecutionOptions, last_command
 from orchestrator.planning.predicting_process import PredictingProcess
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.formats.records import typed_columns
@@ -29,10 +28,11 @@ from orchestrator.report.formats.terminal import Screen
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import read_states
 from orchestrator.sweep import capacity_search as limits
+from orchestrator.sweep import pipeline
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from orchestrator.sweep.capacity_search import find_limits, predict_limits
+from orchestrator.sweep.outcome_log import SweepResult
 from orchestrator.sweep.pipeline import Runtime, run_sweep
-from orchestrator.sweep.result import SweepResult
 from tasks.prediction.records import AS_EAGER, MAY_TAKE_MORE, Prediction, Verdict, unknown
 from tasks.prediction.records import PredictionRequest as Asked
 from tasks.spec.attempt import Attempt
@@ -94,6 +94,13 @@ def a_prediction(value: int, surely: int, perhaps: int, how: str = "tracked") ->
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _no_cells_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no cells.parquet in each round, which takes longer than all else, but for one test."""
+    if request.function is not test_the_last_command_of_a_folder_may_be_a_search:
+        monkeypatch.setattr(pipeline, "store_cells", lambda writer: {})
 
 
 @pytest.fixture

@@ -28,14 +28,14 @@ from orchestrator.common.errors import (
 from orchestrator.common.provenance import program_source
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.cell_decisions import plan_request
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store import batch_writer
-from orchestrator.store.attempt_log import to_line
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
+from orchestrator.store.stored_tables import to_line
 from tasks.prediction.records import Prediction, unknown
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome

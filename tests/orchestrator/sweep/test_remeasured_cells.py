@@ -10,13 +10,13 @@ import pytest
 
 from orchestrator.analysis.cell_timing import load_timings
 from orchestrator.analysis.results import load_results
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.text.provenance import provenance
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
-from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.outcome_log import SweepResult
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

@@ -33,6 +33,9 @@ from tasks.traces.summary import to_rows
 from tasks.train_step import build
 from tasks.training.parameters import TrainStepParams
 
+# One worker makes what these tests share.
+pytestmark = pytest.mark.xdist_group("kernels")
+
 SMALL: dict[str, Any] = {"device": "cpu", "size": "tiny", "context_length": 32, "batch_size": 2}
 PROJECTIONS = ("q projection", "k projection", "v projection")
 Watched = tuple[list[KernelRow], dict[tuple[str, str], float | None], Session]

@@ -18,6 +18,9 @@ from tasks.prediction.predictor import Predictor
 from tasks.prediction.records import AS_EAGER, Prediction, PredictionRequest
 from tasks.spec.registry import make_cell
 
+# One worker makes what these tests share.
+pytestmark = pytest.mark.xdist_group("compiled functions")
+
 LIMIT = 1024**3
 
 

@@ -13,7 +13,7 @@ from tasks.instruments import instrument_names, stages_of
 from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
 from tasks.spec.axes import Affects, axes_of, axes_without, axis, memory_orders, words_of
 from tasks.spec.facts import EVIDENCE, FACTS
-from tasks.spec.fields import Dtype, column, fields_of, name_pattern
+from tasks.spec.fields import Dtype, Field, fields_of, name_pattern
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS, metric_named
 from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import ImportedParams, Params, RankedParams, default_values
@@ -100,7 +100,7 @@ def test_stages_and_instruments_are_declared() -> None:
 def test_a_row_type_without_a_declaration_is_refused() -> None:
     @dataclass
     class Row:
-        declared: Annotated[int | None, column("a number", unit="ms")]
+        declared: Annotated[int | None, Field("a number", unit="ms")]
         bare: int
 
     with pytest.raises(TypeError, match="bare"):
@@ -110,7 +110,7 @@ def test_a_row_type_without_a_declaration_is_refused() -> None:
 def test_the_type_of_a_column_follows_from_its_annotation() -> None:
     @dataclass
     class Row:
-        number: Annotated[float | None, column("a number")]
+        number: Annotated[float | None, Field("a number")]
 
     (field,) = fields_of(Row)
     assert (field.name, field.dtype) == ("number", Dtype.FLOAT)

@@ -14,7 +14,7 @@ from click.testing import Result
 from orchestrator.cli.text.plan import plan_records
 from orchestrator.hardware.gpu_catalog import find_gpu
 from orchestrator.planning.cell_decisions import make_plan
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.predicting_process import PredictingProcess
 from tasks.prediction.records import Prediction, PredictionRequest
 from tasks.spec.registry import make_cell

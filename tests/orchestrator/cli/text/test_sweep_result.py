@@ -18,7 +18,7 @@ from orchestrator.planning.preflight import Exclusion
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.sweep.interruption import StopReason
-from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.outcome_log import SweepResult
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status

@@ -15,6 +15,9 @@ from orchestrator.store.run import Run
 from tasks.spec.tables import ROLES
 from tests.conftest import ROOT
 
+# One worker makes what these tests share.
+pytestmark = pytest.mark.xdist_group("timeline")
+
 
 @pytest.fixture(scope="module")
 def measured() -> Results:

@@ -38,13 +38,24 @@ from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
-from tasks.spec.tables import AllocationRow, LiveRow, Sample
+from tasks.spec.tables import AllocationRow, LiveRow, RankRow, Sample
 from tests.conftest import ROOT
 from tests.support.fake_sweep import request_for
 
+# One worker makes what these tests share.
+pytestmark = pytest.mark.xdist_group("export")
+
 Rendered = Callable[[Path], Mapping[str, bytes]]
 
-SECRETS = ("secret-host", "/home/ann", "10.0.0.5", "s3cr3t", "4711", "correcthorse")
+SECRETS = (
+    "secret-host",
+    "5ec3e7-9905-4d",
+    "/home/ann",
+    "10.0.0.5",
+    "s3cr3t",
+    "4711",
+    "correcthorse",
+)
 TRACEBACK = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host, with s3cr3t'
 SAID = "not measured on secret-host, with s3cr3t and correcthorse"
 
@@ -121,7 +132,8 @@ def _with_all(outcome: Outcome) -> Outcome:
     lives = tuple(
         LiveRow(place, float(place), "forward", "activations", 1024) for place in range(3)
     )
-    return replace(_with_secrets(outcome), allocations=(held,), live=lives)
+    rank = RankRow(1, "5ec3e7-9905-4d", "0-3", "ok", 10.0, 2, 1024, 2048, 1980.0, 300.0)
+    return replace(_with_secrets(outcome), allocations=(held,), live=lives, ranks=(rank,))
 
 
 def _with_secrets(outcome: Outcome) -> Outcome:
@@ -213,7 +225,7 @@ def test_publishing_again_replaces_a_publication_with_the_same_files(
     assert not list(published.parent.glob(".*"))
 
 
-_REDACTED = ("facts", "evidence", "call_chain", "contents")
+_REDACTED = ("facts", "evidence", "call_chain", "contents", "gpu_uuid")
 
 
 def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[Path]) -> None:
@@ -366,7 +378,7 @@ def come_from_the_future(folder: Path) -> None:
             "full/samples/0001.parquet of what was published is missing, or a link. Copy",
         ),
         (tear_a_part, "full/kernels/0001.parquet: is torn, or not what was published. Copy"),
-        (remove_a_run, " and 7 more of what was published is missing, or a link. Copy"),
+        (remove_a_run, " and 8 more of what was published is missing, or a link. Copy"),
         (tear_the_list, f"{PUBLICATION_FILE}: is not JSON: Expecting"),
         (list_less, f"{PUBLICATION_FILE}: is damaged, or of another program: runs: Field required"),
         (list_nothing, "is damaged, or of another program: it is no JSON object. Copy"),

@@ -98,7 +98,11 @@ def found(folder: Path) -> list[Finding]:
 
 
 def names() -> list[Any]:
-    return [pytest.param(folder, id=folder.name) for folder in RUNS]
+    """Return the runs. All tests of a run are for one worker, which finds its findings once."""
+    return [
+        pytest.param(folder, id=folder.name, marks=pytest.mark.xdist_group(folder.name))
+        for folder in RUNS
+    ]
 
 
 def close_to(text: str, expected: float) -> bool:

@@ -45,6 +45,9 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.support.tables import texts_of
 
+# One worker makes what these tests share.
+pytestmark = pytest.mark.xdist_group("every kind")
+
 UGLY = 'a_b & 50% {x} \\ ~ ^ $1 # <script>alert("1")</script> | "quoted", *bold* `code` @ref = [b] // \x1b[31m ä ×'
 MakeOutcome = Callable[..., Outcome]
 

@@ -114,6 +114,19 @@ def run(tmp_path: Path, make_outcome: MakeOutcome) -> Run:
     return Run(tmp_path / "run")
 
 
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture
+def page(run: Run, pages: dict[str, str]) -> str:
+    """The page of the run, which is rendered once."""
+    if "run" not in pages:
+        pages["run"] = page_of(run)
+    return pages["run"]
+
+
 def failed_cell(run: Run) -> str:
     cells = load_results(run).cells
     return str(cells.loc[cells["status"] == "oom", "cell"].item())
@@ -132,8 +145,9 @@ def test_charts_are_in_sections_that_the_bar_names(run: Run) -> None:
     assert {"header", "nav", "main", "h1", "h2", "dialog", "svg"} <= set(outline.tags)
 
 
-def test_the_first_screen_has_answers_and_every_cell_of_the_grid(run: Run) -> None:
-    outline = Outline(page_of(run))
+@pytest.mark.xdist_group("page")
+def test_the_first_screen_has_answers_and_every_cell_of_the_grid(page: str) -> None:
+    outline = Outline(page)
     # Three steps have no interval at 95 %.
     first, _, below = outline.text.partition("How long does a step take?")
     assert "bf16 makes no clear difference." in first
@@ -145,8 +159,8 @@ def test_the_first_screen_has_answers_and_every_cell_of_the_grid(run: Run) -> No
     assert {f"#cell={key}" for key in keys} <= set(outline.links)
 
 
-def test_the_page_allows_no_script_but_its_own(run: Run) -> None:
-    page = page_of(run)
+@pytest.mark.xdist_group("page")
+def test_the_page_allows_no_script_but_its_own(page: str) -> None:
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     (script,) = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -155,13 +169,12 @@ def test_the_page_allows_no_script_but_its_own(run: Run) -> None:
     assert "{{" not in script  # no text from outside is part of it
 
 
-def test_nothing_that_came_from_outside_is_markup(run: Run) -> None:
-    text = page_of(run)
-    outline = Outline(text)
-    assert "<script>window" not in text
-    assert "img" not in outline.tags
-    assert text.count("<script") == text.count("</script>")
-    assert "innerHTML" not in text
+@pytest.mark.xdist_group("page")
+def test_nothing_that_came_from_outside_is_markup(page: str) -> None:
+    assert "<script>window" not in page
+    assert "img" not in Outline(page).tags
+    assert page.count("<script") == page.count("</script>")
+    assert "innerHTML" not in page
 
 
 @pytest.mark.render
@@ -174,8 +187,9 @@ def test_the_html_page_needs_no_network(run: Run) -> None:
     assert set(addresses) <= {"http://www.w3.org/2000/svg"}  # the name space of drawings
 
 
-def test_a_cell_has_all_that_is_known_about_it(run: Run) -> None:
-    outline = Outline(page_of(run))
+@pytest.mark.xdist_group("page")
+def test_a_cell_has_all_that_is_known_about_it(run: Run, page: str) -> None:
+    outline = Outline(page)
     failed = outline.cell(f"{SCRIPT}:{failed_cell(run)}")
     assert (failed["status"], failed["stage"], failed["phase"]) == ("oom", "warm-up", "backward")
     assert failed["asked"] == 2.0
@@ -190,8 +204,9 @@ def test_a_cell_has_all_that_is_known_about_it(run: Run) -> None:
     assert slowest["step"] == 1001
 
 
-def test_all_cells_has_columns_for_what_varies_and_names_what_does_not(run: Run) -> None:
-    outline = Outline(page_of(run))
+@pytest.mark.xdist_group("page")
+def test_all_cells_has_columns_for_what_varies_and_names_what_does_not(page: str) -> None:
+    outline = Outline(page)
     shown = dict(outline.data["data"]["shown"])
     assert shown == {"name": "model", "context_length": "context", "precision": "precision"}
     assert "all cells: training step, eager" in outline.text

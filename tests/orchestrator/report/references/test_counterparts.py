@@ -23,6 +23,9 @@ from tasks.spec.tables import AllocationRow, KernelRow, Sample
 from tests.orchestrator.report.references.transcription import Metric
 from tests.support.tables import texts_of
 
+# One worker makes what these tests share.
+pytestmark = pytest.mark.xdist_group("every kind")
+
 TABLES = [(one["name"], table["name"]) for one in writeups() for table in one["table"]]
 TITLES = {
     (one["name"], table["name"]): table["title"] for one in writeups() for table in one["table"]

@@ -68,13 +68,13 @@ def stored_rows(table: str, run: Run) -> pd.DataFrame:
 
 
 # One worker derives the columns of the published runs for both tests.
-@pytest.mark.xdist_group("published")
+@pytest.mark.xdist_group("every kind")
 def test_every_column_of_cells_is_described(run_of_every_kind: Run) -> None:
     names = {*sweep.load(run_of_every_kind.folder).cells, *published()}
     assert not {column.name for column in describe_columns(names) if column.doc == PARAMETER}
 
 
-@pytest.mark.xdist_group("published")
+@pytest.mark.xdist_group("every kind")
 def test_every_described_column_exists(run_of_every_kind: Run) -> None:
     names = {*published(), *sweep.load(run_of_every_kind.folder).cells}
     names |= {*CELL_FACTS, *CELL_EVIDENCE, *RARE}

@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from orchestrator.common import progress
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common import output
+from orchestrator.common.output import ProgressLine
 from tests.conftest import ROOT
 
 LONG = """
 import time
-from orchestrator.common.progress import ProgressLine
+from orchestrator.common.output import ProgressLine
 with ProgressLine("reading results", 3) as progress:
     progress.done = 2
     time.sleep(3)
@@ -26,7 +26,7 @@ print("result")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FIRST_IN_LOG_S", 0.2)
+    monkeypatch.setattr(output, "_FIRST_IN_LOG_S", 0.2)
 
 
 def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
