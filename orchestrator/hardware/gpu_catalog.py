@@ -124,6 +124,11 @@ def _usable_bytes(memory_mib: int) -> int:
     return int(memory_mib - _data()["context_mib"]) * MIB
 
 
+def nccl_bytes() -> int:
+    """Return the memory that is reserved for NCCL on each GPU of a cell with several."""
+    return int(_data()["nccl_mib"]) * MIB
+
+
 @cache
 def _data() -> Values:
     return tomllib.loads(resources.files(__package__).joinpath("gpus.toml").read_text())

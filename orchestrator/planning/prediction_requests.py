@@ -21,7 +21,7 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.units import GIB
 from orchestrator.execution.fork_client import ForkServers
-from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.hardware.gpu_catalog import GpuModel, nccl_bytes
 from orchestrator.hardware.host import cores_here
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
 from tasks.prediction.allocator import attention_capability, cublas_workspace_bytes
@@ -131,15 +131,29 @@ def _predict(cells: Sequence[Cell], predictor: _Predictor) -> dict[str, Predicti
 def cap_bytes(cell: Cell, gpu: GpuModel | None) -> int | None:
     """Return the memory that a cell's allocator may reserve, or None if there is no limit.
 
-    It is the smaller one of the cell's own limit and of the GPU's memory.
+    It is the smaller one of the cell's own limit and of the GPU's memory. If there are several
+    GPUs, NCCL needs a part of it.
     """
     limit_gib = cell.params.memory_limit_gib
     caps = []
     if gpu:
-        caps.append(gpu.usable_bytes)
+        caps.append(gpu.usable_bytes - nccl_bytes() * (cell.params.ranks > 1))
     if limit_gib is not None:
         caps.append(int(limit_gib * GIB))
     return min(caps, default=None)
+
+
+def reason_of(cell: Cell, prediction: Prediction, gpu: GpuModel | None) -> str:
+    """Return why a cell is not predicted, or not exactly; empty if it is."""
+    reasons = [prediction.reason]
+    if prediction.least_bytes() is not None:
+        reasons = [f"activations unknown: {prediction.reason}"]
+    if cell.params.ranks > 1 and prediction.how and gpu:
+        reasons.append(
+            f"{nccl_bytes() / GIB:.1f} GiB of each GPU are reserved for NCCL, which is what it takes on "
+            "two H100s; others are not measured"
+        )
+    return "; ".join(filter(None, reasons))
 
 
 def verdict_of(cell: Cell, prediction: Prediction, gpu: GpuModel | None) -> Verdict | None:

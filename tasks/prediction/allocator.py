@@ -1,8 +1,8 @@
 """A model of torch's CUDA caching allocator: the memory it reserves for a sequence of requests.
 
-It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 with default settings on one
-stream. Requests are rounded up to 512 bytes and served best fit from free blocks, otherwise from a
-new segment. Blocks are split and joined again. Imports no torch.
+It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 with default settings. Requests are
+rounded up to 512 bytes and served best fit from free blocks of the same stream, otherwise from a new
+segment. Blocks are split and joined again. Imports no torch.
 """
 
 from __future__ import annotations
@@ -52,17 +52,20 @@ class CachingAllocator:
     def __init__(self, cap_bytes: int | None = None) -> None:
         self.requested = self.allocated = self.reserved = 0
         self._cap = cap_bytes
-        self._small: Pool = []
-        self._large: Pool = []
+        self._small: dict[int, Pool] = {}  # by stream
+        self._large: dict[int, Pool] = {}
         self._next_address = 0
 
     # Both methods run tens of thousands of times in a step, so that they call few others.
 
-    def allocate(self, nbytes: int) -> MemoryBlock:
+    def allocate(self, nbytes: int, stream: int = 0) -> MemoryBlock:
         """Return a block for a request. Raise OutOfMemory."""
         size = -(-nbytes // _ROUNDING) * _ROUNDING or _ROUNDING
         is_small = size <= _SMALL
-        pool = self._small if is_small else self._large
+        pools = self._small if is_small else self._large
+        pool = pools.get(stream)
+        if pool is None:
+            pool = pools[stream] = []
         best_fit = bisect_left(pool, (size,))
         if best_fit < len(pool):
             block = pool.pop(best_fit)[2]
@@ -113,7 +116,7 @@ class CachingAllocator:
         return self._cap is None or self.reserved + segment <= self._cap
 
     def _release_whole_segments(self) -> None:
-        for pool in (self._small, self._large):
+        for pool in (*self._small.values(), *self._large.values()):
             parts = []
             for size, address, block in pool:
                 if block.before is None and block.after is None:

@@ -29,6 +29,12 @@ from tasks.spec.tables import Sample
 from tasks.training.parameters import TrainStepParams
 
 _NARROW, _WIDE = 2, 4  # bytes of an element: with bf16_pure, and otherwise
+# Terms that the ranks share, by strategy.
+_SHARDED = {
+    "zero1": ("optimizer state",),
+    "zero1_torch": ("optimizer state",),
+    "fsdp2": ("parameters", "gradients", "optimizer state"),
+}
 _TEMPORARY = {
     BACKWARD_BEGINS: "2·4·BSV",
     BACKWARD_ENDS: "0",
@@ -74,6 +80,7 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
     phases = params.phases
     is_plain = params.precision in ("fp32", "tf32") and params.attention == "naive"
     is_plain = is_plain and dims.kv_heads == dims.num_heads and not dims.is_tied
+    is_plain = is_plain and params.ranks == 1
     if not (is_plain and _is_textbook_step(params)) or "backward" not in phases:
         return of_parameters(params, count, count)
     shape = (params.batch_size, params.context_length, params.vocab_size)
@@ -101,7 +108,13 @@ def of_parameters(params: TrainStepParams, count: int, trained: int) -> ClosedFo
     """Return the terms of any model: `trained` of its `count` parameters have gradients."""
     state = state_bytes(count, trained, _holding_phases(params), _element_bytes(params))
     formulas = _state_formulas(params, count)
-    return ClosedForm(tuple(Term(name, formulas[name], nbytes) for name, nbytes in state.items()))
+    terms = []
+    for name, nbytes in state.items():
+        if name in _SHARDED.get(params.parallel, ()) and nbytes:
+            nbytes //= params.ranks
+            formulas[name] += f" / {params.ranks}"
+        terms.append(Term(name, formulas[name], nbytes))
+    return ClosedForm(tuple(terms))
 
 
 def attention_squares(params: AttentionParams) -> Iterator[Sample]:

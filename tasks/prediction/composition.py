@@ -33,7 +33,10 @@ def _live_at(trace: Trace, peak: Peaks) -> set[int]:
     """Return the storages alive at a peak of the steady step."""
     live: set[int] = set()
     steady = trace.spans["steady"]
-    for span in (*trace.spans["built"], *trace.spans["first"], *steady[: peak.span]):
+    for step in ("built", "first", "second"):
+        for span in trace.spans[step]:
+            _follow(span.events, live)
+    for span in steady[: peak.span]:
         _follow(span.events, live)
     _follow(steady[peak.span].events[: peak.at + 1], live)
     return live

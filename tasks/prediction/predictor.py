@@ -36,7 +36,7 @@ from tasks.prediction.records import (
     unknown,
     unsupported_reason,
 )
-from tasks.prediction.replay import Replay, Step, Trace, highest, replay
+from tasks.prediction.replay import Replay, Step, Trace, held_by_nccl, highest, replay
 from tasks.prediction.resizing import trace_by_layers
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
@@ -46,6 +46,7 @@ from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
 from tasks.spec.tables import Sample
 from tasks.training.hugging_face import NoModelError
+from tasks.training.model_sources import build_model
 from tasks.training.parameters import TrainStepParams
 
 if TYPE_CHECKING:
@@ -104,10 +105,19 @@ class Predictor:
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
+        reason = ""
+        if trace.sent:
+            surely, trace = peaks, held_by_nccl(trace)
+            peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
+            for cap, verdict in verdicts.items():
+                verdicts[cap] = _if_uncertain(verdict, judge(trace, peaks, cap))
+            reason = _why_uncertain(surely, peaks)
+        elif params.ranks > 1:
+            peaks |= _second_step(trace)
         by_role = _composition(trace, peaks)
         counted = [sample for sample in trace.flops if ("steady", sample.phase) in peaks]
         samples = (*_samples(peaks, how), *by_role, *trace.saved, *counted, *_closed_form(params))
-        prediction = Prediction(how, "", samples, verdicts).without(trace.unfollowed)
+        prediction = Prediction(how, reason, samples, verdicts).without(trace.unfollowed)
         if not trace.eager_functions:
             return prediction
         return prediction.with_eager_functions(trace.eager_functions)
@@ -179,7 +189,7 @@ class _Forward(ExitStack):
 
 
 def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0) -> Trace:
-    """Return the trace of a cell's build and two steps, with a GPU's allocations.
+    """Return the trace of a cell's build and steps on one rank, with a GPU's allocations.
 
     Raise what the workload raises. workspace_bytes, capability: of the GPU, see PredictionRequest.
     """
@@ -193,6 +203,8 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
         emulation = stack.enter_context(gpu_emulated(tracker.labelling, capability=capability))
         compiler = function_compiler(emulation) if function_compiler else None
         functions = stack.enter_context(functions_compiled(compiler))
+        if params.ranks > 1:
+            stack.enter_context(_ranks(params, tracker))
         stack.enter_context(tracker)
         with emulation, compiling(emulation):
             workload = _build(params)
@@ -206,7 +218,9 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
             tracker.label(model.parameters(), "parameters")
         tracker.follow(workload, outside="loss" if optimizers else "attention")
         saved = SavedWatcher(workload, "prediction")
-        steps: tuple[Step, Step] = ("first", "steady")
+        steps: tuple[Step, ...] = ("first", "steady")
+        if _replaces_buckets(params):
+            steps = ("first", "second", "steady")
         for step in steps:
             tracker.begin(step)
             with _Forward(emulation) as forward:
@@ -223,6 +237,24 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
     if isinstance(params, TrainStepParams):
         tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace
+
+
+def _replaces_buckets(params: Predictable) -> bool:
+    """Return True for DDP, which makes other buckets in the second step."""
+    return isinstance(params, TrainStepParams) and params.parallel in ("ddp", "zero1_torch")
+
+
+def _ranks(params: Predictable, tracker: StorageTracker) -> AbstractContextManager[None]:
+    """Return the context in which this process is the rank of the cell with the most memory."""
+    from tasks.prediction.ranks import fullest_rank, ranks_emulated
+
+    assert isinstance(params, TrainStepParams)
+    rank = 0
+    if params.parallel == "zero1_torch":
+        model = build_model(params, NoData())
+        trained = [one.numel() for one in model.parameters() if one.requires_grad]
+        rank = fullest_rank(trained, params.ranks)
+    return ranks_emulated(params, rank, tracker)
 
 
 def _load_compiler(
@@ -297,6 +329,28 @@ def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:
     return "borderline" if _survives(trace, peaks, round(cap_bytes * (1 + MARGIN))) else "oom"
 
 
+def _if_uncertain(surely: Verdict, perhaps: Verdict) -> Verdict:
+    """Return the verdict on a cell that takes at least one amount of memory, perhaps another."""
+    return "perhaps" if perhaps == "oom" and surely != "oom" else perhaps
+
+
+def _why_uncertain(surely: Replay, perhaps: Replay) -> str:
+    """Return why the second step may need less than predicted; empty if it does not."""
+    low, high = (highest(peaks, "second")[1].allocated for peaks in (surely, perhaps))
+    if low == high:
+        return ""
+    return (
+        "DDP replaces its buckets in the second step, in which NCCL may still hold the old ones: it "
+        "is predicted with both, and in some runs it needs less, by the size of all gradients"
+    )
+
+
+def _second_step(trace: Trace) -> Replay:
+    """Return the peaks of a second step that does what all later ones do."""
+    found = replay(trace, CachingAllocator(), steady_steps=1)
+    return {("second", phase): peaks for (step, phase), peaks in found.items() if step == "steady"}
+
+
 def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
     reserved = max(found.reserved for found in peaks.values())
     requested = max(found.requested for found in peaks.values())
@@ -342,7 +396,8 @@ def _closed_form(params: Predictable) -> Iterator[Sample]:
 def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -> Prediction:
     """Return a lower bound from the parameters of a model that does not run without data."""
     with suppress(Exception), gpu_emulated(lambda role: nullcontext()) as emulation, emulation:
-        model = train_step.build_on(NoData(), params).model
+        alone = params.model_copy(update={"gpus": 1, "parallel": "none"})
+        model = train_step.build_on(NoData(), alone).model
         if model is None:
             return unknown(reason)
         count = trained = 0

@@ -120,7 +120,8 @@ class Prediction:
     def plain_verdict(self, cap_bytes: int) -> Verdict | None:
         """Return `fits` or `oom` if the peaks alone decide it, without a replay."""
         reserved = self.reserved_bytes
-        requested = self._peak("peak_requested_bytes")
+        # The second step of several ranks may need less than predicted.
+        requested = self._peak("peak_requested_bytes", "built", "first", "steady")
         if reserved is None or requested is None:
             return None
         if plainly_fits(reserved, requested, round(cap_bytes * (1 - MARGIN))):
@@ -152,6 +153,7 @@ class Prediction:
         if not named:
             return self
         reason = f"kernels of CUDA's libraries have memory of unknown size: {named}"
+        reason = "; ".join(filter(None, (reason, self.reason)))
         verdicts = {cap: self._unless_close(cap, verdict) for cap, verdict in self.verdicts.items()}
         return replace(self._named(INCOMPLETE), reason=reason, verdicts=verdicts)
 
@@ -169,6 +171,8 @@ class Prediction:
         """Return the prediction of a compiled cell from that of the eager one: never `oom`."""
         if self.how in ("", CLOSED_FORM):  # compiled or not, the parameters are there
             return self
+        if self.how != INCOMPLETE:
+            reason = "; ".join(filter(None, (reason, self.reason)))
         if how == AS_EAGER:
             reason += f"; the cell may take as little as 1/{MOST_OVERGUESS} of this"
         verdicts = dict(self.verdicts)
@@ -242,8 +246,6 @@ def unsupported_reason(cell: Cell) -> str:
         return "with cold_l2 the size of the buffer that empties the cache depends on the GPU"
     if cell.params.device != "cuda":
         return f"on {cell.params.device} the peak is of the whole process, not only of its tensors"
-    if cell.params.ranks > 1:
-        return "the memory of a rank of several is not predicted yet"
     return ""
 
 

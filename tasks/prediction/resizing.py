@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Architectures of transformers that build all layers alike, unless `layer_types` names several.
 _ALIKE = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
+# Strategies that put parameters of several layers into one tensor, or give whole ones to ranks.
+_UNLIKE_STRATEGIES = ("flat", "bucketed", "ddp", "zero1", "zero1_torch")
 # Layers, or groups of layers, of the smaller model. Three suffice in most cells. With LoRA the
 # first layer differs more, because nothing before it is trained.
 _SMALL_MODELS = (3, 4)
@@ -27,7 +29,7 @@ def trace_by_layers(
 
     trace_of: traces a cell.
     """
-    layers = _equal_layers(params)
+    layers = 0 if params.parallel in _UNLIKE_STRATEGIES else _equal_layers(params)
     traces: dict[int, Trace] = {}
     for small, large, more in _sizes(layers, _layers_in_group(params)):
         for size in (small, large):

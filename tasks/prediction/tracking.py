@@ -7,6 +7,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 import torch._dynamo  # imported here: an import within an operation would keep its tensors alive
@@ -38,6 +39,7 @@ from tasks.prediction.operations.shapes import (
 )
 from tasks.prediction.replay import Label, Step, TensorLifetime, Trace
 
+BUFFERS = "communication buffers"
 PARTS = {
     "Embedding": "embedding",
     "RMSNorm": "norm",
@@ -63,7 +65,11 @@ _SMALL_SORT_BYTES = 1 << 20
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 _PUT_COPY, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
 _GROUPED = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
+_FAKE, _get_mode = torch._C._TorchDispatchModeKey.FAKE, torch._C._get_dispatch_mode
+_RESIZE = torch.UntypedStorage.resize_
 _NO_KEYWORDS: Keywords = {}
+# Namespaces of operations that make no tensors. Their results are no part of the shape memory.
+_WITHOUT_TENSORS = frozenset({"c10d", "profiler"})
 _NAMES: dict[int, str] = {}  # of operations, by id because they are slow to hash
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
 
@@ -73,7 +79,7 @@ class _Reference(weakref.ref[torch.UntypedStorage]):
 
     __slots__ = ("address", "index")
     address: int
-    index: int
+    index: int | None  # None while the storage has no memory: its size is set to zero
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,11 +88,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     It watches steps to know their phases.
 
     workspace_bytes: workspace that cuBLAS allocates once for each thread that multiplies.
+    sharded: class of tensors whose operations run on the parts that the rank stores, or None.
     """
 
     def __init__(self, workspace_bytes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
+        self._stream = 0
+        self.sharded: type[Tensor] | None = None
         self._workspace_bytes = workspace_bytes
         self._square: tuple[int, ...] | None = None
         self._parts: list[str] = []
@@ -107,17 +116,17 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        if func is _PUT_COPY and in_backward():
-            # torch works in place unless it is watched (index_backward in FunctionsManual.cpp).
-            func = _PUT_IN_PLACE
-        elif func is ADD and in_backward() and is_made_in_place(args):
-            func = ADD_IN_PLACE
+        keywords = kwargs or _NO_KEYWORDS
+        if self.sharded is not None and self.sharded in types:
+            return NotImplemented
+        if self._is_untracked(func):
+            return func(*args, **keywords)
+        func = _unwatched(func, args)
         name = _name(func)
         if name in NOT_ON_META:
             return None
         if func is _READ_NUMBER and (number := self._number(args[0])) is not None:
             return number
-        keywords = kwargs or _NO_KEYWORDS
         result, made = _call(func, args, keywords)
         for tensor in made:
             if tensor.is_meta:
@@ -132,9 +141,21 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._pass_by(SCRATCH[name](args))
         return result
 
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = lambda *args: self._resize(*args)  # type: ignore[method-assign]
+        return self
+
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = _RESIZE  # type: ignore[method-assign]
         self._event = _ignore  # the workload itself is released after this
+
+    def _is_untracked(self, func: Operation) -> bool:
+        """Return True for an operation that makes no tensors, or those without a place on a GPU."""
+        # A sharded tensor computes the shape of the whole one with fake tensors.
+        is_fake = self.sharded is not None and _get_mode(_FAKE) is not None
+        return is_fake or func.namespace in _WITHOUT_TENSORS
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -157,11 +178,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensors: Iterable[Tensor], role: str) -> None:
         """Set the role of storages that were recorded before."""
-        for tensor in _plain_tensors(tensors):
-            reference = self._known.get(tensor.untyped_storage()._cdata)
-            if reference is not None:
-                label = self.trace.labels[reference.index]
-                self.trace.labels[reference.index] = label._replace(role=role)
+        for index in self.indices_of(tensors):
+            self.trace.labels[index] = self.trace.labels[index]._replace(role=role)
+
+    def label_unlabelled(self, tensors: Iterable[Tensor], role: str) -> None:
+        """Set the role of storages that were recorded before and have none."""
+        for index in self.indices_of(tensors):
+            label = self.trace.labels[index]
+            self.trace.labels[index] = label._replace(role=label.role or role)
 
     @contextmanager
     def labelling(self, role: str) -> Iterator[None]:
@@ -173,6 +197,24 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._role = ""
             self._relabel()
+
+    @contextmanager
+    def on_stream(self, number: int) -> Iterator[None]:
+        """Record the storages that are made within this context as made on this stream."""
+        before, self._stream = self._stream, number
+        self._relabel()
+        try:
+            yield
+        finally:
+            self._stream = before
+            self._relabel()
+
+    def indices_of(self, tensors: Iterable[Tensor]) -> Iterator[int]:
+        """Yield the indices of the storages of tensors that have been recorded."""
+        for tensor in _plain_tensors(tensors):
+            reference = self._known.get(tensor.untyped_storage()._cdata)
+            if reference is not None and reference.index is not None:
+                yield reference.index
 
     def follow(self, workload: Workload, outside: str) -> None:
         """Attribute allocations to parts of the model, and recognise gradients.
@@ -207,8 +249,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _relabel(self) -> None:
         part = self._parts[-1] if self._parts else self._outside
-        self._label = Label(self._phase, part, self._role)
-        self._square_label = Label(self._phase, "attention squares", self._role)
+        self._label = Label(self._phase, part, self._role, self._stream)
+        self._square_label = self._label._replace(part="attention squares")
 
     def _see(self, tensor: Tensor) -> None:
         if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
@@ -223,7 +265,20 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _freed(self, reference: _Reference) -> None:
         del self._known[reference.address]
-        self._event(~reference.index)
+        if reference.index is not None:
+            self._event(~reference.index)
+
+    def _resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Resize a storage, for which torch allocates new memory and then frees the old."""
+        reference = self._known.get(storage._cdata)
+        if reference is not None and nbytes != storage.nbytes():
+            before = reference.index
+            # FSDP2 does so with the parameters that it gathers.
+            label = self._label._replace(role=BUFFERS)
+            reference.index = self._allocate(nbytes, label) if nbytes else None
+            if before is not None:
+                self._event(~before)
+        _RESIZE(storage, nbytes)
 
     def _allocate(self, nbytes: int, label: Label) -> int:
         index = len(self.trace.sizes_bytes)
@@ -295,6 +350,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.label([parameter.grad], "gradients")
 
 
+def _unwatched(func: Operation, args: Arguments) -> Operation:
+    """Return the operation that autograd would call if nothing watched it: it works in place."""
+    if func is _PUT_COPY and in_backward():  # index_backward in FunctionsManual.cpp
+        return _PUT_IN_PLACE
+    is_sum = func is ADD and in_backward() and is_made_in_place(args)
+    return ADD_IN_PLACE if is_sum else func
+
+
 def _name(func: Operation) -> str:
     """Return the name of an operation without that of its overload."""
     name = _NAMES.get(id(func))
@@ -320,7 +383,8 @@ def _plain_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     for tensor in tensors:
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
-            yield from _plain_tensors(getattr(tensor, name) for name in names)
+            inner = (getattr(tensor, name) for name in names)
+            yield from _plain_tensors(one for one in inner if isinstance(one, Tensor))
         else:
             yield tensor
 

@@ -32,6 +32,7 @@ class Role(StrEnum):
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer state"
     AUTOCAST_COPIES = "autocast weight copies"
+    COMMUNICATION = "communication buffers"  # of several ranks; in predictions only
     ACTIVATIONS = "activations"  # allocated by the forward pass, and alive at its end
     TEMPORARY = "temporary"
     WORKSPACE = "workspace"  # of cuBLAS, for each thread that multiplies

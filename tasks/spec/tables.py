@@ -94,6 +94,7 @@ ROLES: Mapping[str, str] = {
     "gradients": "of the parameters, and of inputs that have one",
     "optimizer state": "AdamW's moments",
     "autocast weight copies": "weights in the narrower dtype, until the forward pass ends",
+    "communication buffers": "gradients on their way to other ranks, and gathered parameters",
     "activations": "made by the forward pass and alive at its end",
     "temporary": "made within a phase, and none of the others",
     "workspace": "of cuBLAS, for each thread that multiplies",
@@ -163,6 +164,7 @@ SAMPLE_PHASES: Mapping[str, str] = {
 PREDICTION_MODES: Mapping[str, str] = {
     "built": MODES["built"],
     "first": MODES["first"],
+    "second": "the second step, of several ranks; with DDP, the most that it may need",
     "steady": "a later step, like all after it",
     "": "the verdict",
 }

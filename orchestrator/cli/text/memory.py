@@ -11,7 +11,12 @@ from orchestrator.cli.text.tables import at_least_gib, in_gib, note_entry, text_
 from orchestrator.common.text import cell_count
 from orchestrator.config.cell_labels import CellLabels
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
-from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
+from orchestrator.planning.prediction_requests import (
+    cap_bytes,
+    predict_memory,
+    reason_of,
+    verdict_of,
+)
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.formats.terminal import Screen, dense_table_text, folded_table_text
 from orchestrator.report.tables.table import MISSING, NOTES, Entry, RenderedTable
@@ -49,7 +54,7 @@ _HOW = {
 _COUNTED = {
     "fits": ("fits", "fit"),
     "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
-    "perhaps": 2 * ("perhaps (compiled, but predicted as eager)",),
+    "perhaps": 2 * ("perhaps (see its note)",),
     "unlikely": 2 * (f"unlikely (predicted as eager: more than {MOST_OVERGUESS} times the limit)",),
     "oom": ("does not fit", "do not fit"),
     "bounded": 2 * ("with only a lower bound, which fits; whether activations fit is not known",),
@@ -77,7 +82,7 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     used = {prediction.how for prediction in predictions.values() if prediction.how}
     if used and card:
         yield from _explain_limit(card)
-        if any(cap_bytes(cell, card) != card.usable_bytes for cell in cells):
+        if any(cap_bytes(cell, None) == cap_bytes(cell, card) for cell in cells):
             yield "the verdict on a cell with a lower memory_limit_gib is for that limit"
     explained = [f"`{how}`: {meaning}" for how, meaning in _HOW.items() if how in used]
     if explained:
@@ -152,38 +157,37 @@ def _memory_table(
     """Return the table of predictions. The reason of each is a note, however long it is."""
     verdict = f"on {card.name}" if card else "verdict"
     # The first ones are the most important: the last ones are left out on a narrow screen.
-    measures = ("peak", verdict, "how", NOTES, "reserved", "first step")
-    texts = {one.id: _reason(predictions[one.id]) for one in cells}
+    measures = ["peak", verdict, "how", NOTES, "reserved", "first step"]
+    has_ranks = any(cell.params.ranks > 1 for cell in cells)
+    if has_ranks:
+        measures.append("second step")
+    texts = {one.id: reason_of(one, predictions[one.id], card) for one in cells}
     reasons = list(dict.fromkeys(filter(None, texts.values())))
     rows = []
     for cell in cells:
         prediction = predictions[cell.id]
         note = note_entry(texts[cell.id], reasons)
-        peak, reserved, first = _sizes(prediction)
+        peak, reserved, first, second = _sizes(prediction)
         found = Entry((prediction.how and verdict_of(cell, prediction, card)) or NOTHING)
         entries = [peak, found, Entry(prediction.how or NOTHING), note, reserved, first]
+        if has_ranks:
+            entries.append(second)
         rows.append(({_TASK: cell.task, **labels.values(cell)}, entries))
     return text_table("Predicted memory", measures, rows, verdict, reasons)
 
 
-def _reason(prediction: Prediction) -> str:
-    """Return why a cell is not predicted, or not exactly; empty if it is."""
-    if prediction.how and prediction.least_bytes() is not None:
-        return f"activations unknown: {prediction.reason}"
-    return prediction.reason
-
-
-def _sizes(prediction: Prediction) -> tuple[Entry, Entry, Entry]:
-    """Return the peak, or a lower bound of it, the reserved memory, and the first step's peak."""
+def _sizes(prediction: Prediction) -> tuple[Entry, Entry, Entry, Entry]:
+    """Return the peak, or a lower bound of it, the reserved memory, and the peaks of two steps."""
     if not prediction.how:
-        return MISSING, MISSING, MISSING
+        return MISSING, MISSING, MISSING, MISSING
     least = prediction.least_bytes()
     if least is not None:
-        return at_least_gib(least), MISSING, MISSING
+        return at_least_gib(least), MISSING, MISSING, MISSING
     return (
         in_gib(prediction.peak_bytes()),
         in_gib(prediction.peak_bytes("peak_reserved_bytes")),
         in_gib(prediction.peak_bytes(mode="first")),
+        in_gib(prediction.peak_bytes(mode="second")),
     )
 
 

@@ -10,7 +10,7 @@ from orchestrator.hardware.host import gpus_of
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.cell_decisions import Decision, Plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
-from orchestrator.planning.prediction_requests import cap_bytes, verdict_of
+from orchestrator.planning.prediction_requests import cap_bytes, reason_of, verdict_of
 from orchestrator.planning.preflight import known_fingerprints
 from orchestrator.planning.request import SweepRequest
 from tasks.prediction.records import Prediction
@@ -71,7 +71,7 @@ def plan_records(
                 "peak_reserved_bytes": prediction.reserved_bytes,  # which the verdict is about
                 "at_least_bytes": prediction.least_bytes(),
                 "how": prediction.how,
-                "reason": prediction.reason,
+                "reason": reason_of(cell, prediction, card),
             }
         yield record
 

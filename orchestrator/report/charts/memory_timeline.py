@@ -38,8 +38,8 @@ _MOMENT = ["event", "at_ms", "phase"]
 # As in the chart of the parts of a peak.
 _COLOURS = {
     "parameters": "m1", "optimizer state": "m2", "gradients": "m3", "autocast weight copies": "m4",
-    "activations": "m6", "temporary": "m7", "buffers": "k3", "inputs": "k5", "workspace": "k4",
-    "slack": "k6", "unlabelled": "k2",
+    "communication buffers": "m5", "activations": "m6", "temporary": "m7", "buffers": "k3",
+    "inputs": "k5", "workspace": "k4", "slack": "k6", "unlabelled": "k2",
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ _KNOWN: dict[
 _Size = tuple[int, ...]
 _COUNTED_PHASES = ("forward", "backward")
 # Namespaces of torch's operations: those without a formula are not worth to be counted.
-_OF_TORCH = frozenset({"aten", "prims", "prim", "rngprims", "inductor", "profiler"})
+_OF_TORCH = frozenset({"aten", "prims", "prim", "rngprims", "inductor", "profiler", "fsdp"})
 
 
 # Ends of words in the names of products, and beginnings of the names of what else computes some.

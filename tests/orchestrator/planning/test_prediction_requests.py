@@ -19,7 +19,7 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.execution import fork_client, program
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.fork_client import ForkServers
-from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver
+from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver, nccl_bytes
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import predicting_process
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
@@ -421,6 +421,44 @@ def test_the_plan_shows_a_table(
     )
     on_amd = list(describe_memory(request, find_gpu("MI300X"), Screen()))
     assert "modelled with the allocator and libraries of CUDA, which is untested on AMD" in on_amd
+
+
+RANKS = """\
+name: ranks
+grids:
+  - {task: train_step, fixed: {size: tiny, parallel: ddp}, axes: {gpus: [1, 2]}}
+"""
+
+
+def test_cells_with_several_gpus_have_less_memory_and_the_peak_of_the_second_step(
+    monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    card = find_gpu("H200")
+
+    def answer(child: object, request: PredictionRequest) -> Prediction:
+        found = a_prediction(2.0, dict.fromkeys(request.caps_bytes, "fits"), "tracked")
+        if request.cell.params.ranks == 1:
+            return found
+        second = Sample("prediction", "peak_allocated_bytes", "bytes", 3 * GIB, "second", "forward")
+        return replace(found, samples=(*found.samples, second), reason="why it may need less")
+
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
+    config = write_config(RANKS)
+    request = request_for(config, [], [], tmp_path / "run")
+    alone, together = sorted(request.expansion.cells, key=lambda cell: cell.params.ranks)
+    limit = cap_bytes(alone, card)
+    assert limit is not None
+    assert cap_bytes(together, card) == limit - nccl_bytes()
+    assert cap_bytes(together, None) is None
+    text = "\n".join(describe_memory(request, card, Screen()))
+    assert re.search(r"first step +second", text)
+    assert re.search(r"^ 2 .* 2\.00  fits .* 3\.00$", text, re.M)
+    assert "why it may need less; 0.9 GiB of each GPU are reserved for NCCL" in text.replace(
+        "\n", " "
+    )
+    assert "verdict on a cell with a lower" not in text
+    only_one = request_for(config, ["gpus=1"], [], tmp_path / "run")
+    assert "NCCL" not in "\n".join(describe_memory(only_one, card, Screen()))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

@@ -46,6 +46,22 @@ def test_small_requests_share_a_segment() -> None:
     assert allocator.reserved == 4 * MIB
 
 
+def test_a_free_block_serves_its_own_stream_only() -> None:
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(30 * MIB, stream=1))
+    allocator.allocate(30 * MIB)
+    assert (allocator.allocated, allocator.reserved) == (30 * MIB, 60 * MIB)
+    allocator.allocate(30 * MIB, stream=1)
+    assert (allocator.allocated, allocator.reserved) == (60 * MIB, 60 * MIB)
+
+
+def test_free_segments_of_all_streams_are_released_at_the_limit() -> None:
+    allocator = CachingAllocator(50 * MIB)
+    allocator.free(allocator.allocate(30 * MIB, stream=1))
+    allocator.allocate(40 * MIB)
+    assert allocator.reserved == 40 * MIB
+
+
 def test_the_allocator_reuses_the_free_block_that_fits_best() -> None:
     allocator = CachingAllocator()
     large, _, small, _ = (allocator.allocate(size * MIB) for size in (40, 30, 20, 30))
