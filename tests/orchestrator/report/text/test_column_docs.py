@@ -37,6 +37,9 @@ ON_A_CPU = ROOT / "tests" / "data" / "golden" / "old_run"
 # Columns of predictions that count FLOPs, in no published run; test_throughput.py makes them.
 COUNTED = {"counted_flops", "recomputed_flops", "hfu"}
 RARE = {"at_least_bytes", "mfu", "flops_reason", *COUNTED}
+# Of ranks on the CPU, and of ranks that were predicted.
+RARE |= {"second_peak_rss_bytes"}
+RARE |= {f"predicted_second_peak_{kind}_bytes" for kind in ("allocated", "requested", "reserved")}
 MPS = re.compile(r"(first_)?(\w+_)?(allocated|reserved)_after_bytes")
 UNITS_OF_SUFFIXES = {
     "_ms": "ms",
