@@ -30,6 +30,10 @@ TINY = (
 # Runs whose cells a later command reads, with the options that they need besides.
 READ_LATER = {
     "sweep run configs/kernels.yaml": "",
+    "sweep run configs/parallel.yaml": (
+        " --set pass=train_step --set batch_size=2 --set optimizer=foreach --set processes=2"
+        " --where parallel=naive"
+    ),
     "sweep run configs/checkpointing.yaml": (
         " --set checkpointing=none,blocks --where attention=naive"
     ),
@@ -54,6 +58,10 @@ def made_small(command: str) -> str:
         return re.sub(r"--where \S+", small, command)
     if "--address" in command or "gpu_kind" in command or "memory_limit" in command:
         return command.replace("sweep run", "sweep plan").replace("--address auto", "")
+    if command == "sweep run configs/collectives.yaml":
+        return f"{command} --where device=cpu,processes=2,size_mb=1"
+    if command.startswith("sweep plan configs/parallel.yaml"):
+        return f"{command} --set size=tiny --set context_length=16 --where parallel=naive"
     if command.startswith("sweep run configs/full.yaml"):
         return re.sub(r" --(set|where|sample) ('[^']*'|\S+)", "", command) + f" {TINY}"
     if command in READ_LATER:
