@@ -1,7 +1,7 @@
 """Emulates the other ranks of a cell in one process without data: nothing is sent.
 
 The strategies' own code, and that of torch's DistributedDataParallel, ZeroRedundancyOptimizer and
-FSDP2, run unchanged in a group that completes each collective at once. Checks that read values from
+FSDP2, run unchanged in a group that completes each collective immediately. Checks that read values from
 other ranks, such as the shapes of parameters, are left out.
 """
 
@@ -95,7 +95,7 @@ def fullest_rank(sizes: Sequence[int], ranks: int) -> int:
 
 
 class _Group(dist.ProcessGroup):
-    """A group that completes each collective at once and changes no tensor.
+    """A group that completes each collective immediately and changes no tensor.
 
     Torch's `fake` group has no results for the futures of its work, which DDP reads.
 
