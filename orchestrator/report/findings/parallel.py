@@ -38,7 +38,7 @@ def about_several_gpus(results: Results) -> Iterator[Finding]:
         f"{row['gpus']:.0f} GPUs with {row['parallel']} train {number(row['ratio'])} times as fast as "
         "one with the same batch.",
         f"That is {percent(share)} of {row['gpus']:.0f} times, the best of {len(found)} pairs"
-        + (f", of which {len(bound)} are GPU-bound." if len(bound) else ", all CPU-bound."),
+        + (f"; {len(bound)} of them are GPU-bound." if len(bound) else ", all CPU-bound."),
         basis=basis_of_pairs(best),
         is_cpu_bound=bool(row["is_cpu_bound"]),
         is_clear=bool(is_clear(best).iloc[0]),
@@ -48,7 +48,9 @@ def about_several_gpus(results: Results) -> Iterator[Finding]:
 def about_collectives(results: Results) -> Iterator[Finding]:
     """Yield the bus bandwidth of the largest all-reduce."""
     cells = measured(results, "collectives", "busbw_gb_s", "size_mb")
-    cells = cells[(cells.get("collective") == "all_reduce") & (cells["size_mb"] >= _LARGE_MB)]
+    if cells.empty:
+        return
+    cells = cells[(cells["collective"] == "all_reduce") & (cells["size_mb"] >= _LARGE_MB)]
     if cells.empty:
         return
     largest: pd.DataFrame = cells.sort_values(["size_mb", "busbw_gb_s"]).tail(1)

@@ -31,7 +31,7 @@ from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, RankRow, Sample
 from tests.support.fake_sweep import (
     CONFIG,
     FakeScheduler,
@@ -47,6 +47,9 @@ KERNEL = KernelRow(
 )
 ALLOCATION = AllocationRow("peak", "backward", "inputs", "", "part", "forward", "a < b", 7, 2, 14)
 LIVE = LiveRow(3, 0.25, "forward", "activations", 14)
+RANK = RankRow(0, "a GPU", "0-3", "ok", 10.0, 2, 7, 14, 1980.0, 300.0)
+# The tables of a cell with one rank.
+JOURNALLED = [name for name in MEASURED_TABLES if name != "ranks"]
 
 
 def measure(attempt: Attempt) -> Outcome:
@@ -58,7 +61,13 @@ def measure(attempt: Attempt) -> Outcome:
         kernels=(KERNEL, replace(KERNEL, name="other")),
         allocations=(ALLOCATION, replace(ALLOCATION, count=3)),
         live=(LIVE, replace(LIVE, event=4)),
+        ranks=(RANK, replace(RANK, rank=1)),
     )
+
+
+def measure_alone(attempt: Attempt) -> Outcome:
+    """Return the outcome of a cell with one rank: rows of ranks follow from several journals."""
+    return replace(measure(attempt), ranks=())
 
 
 @pytest.fixture
@@ -95,7 +104,7 @@ def run(request_of: Callable[[], SweepRequest], make_once: Callable[..., None]) 
 def with_journals(request_of: Callable[[], SweepRequest]) -> Run:
     """A run of four cells with journals, of which one has a log."""
     request = request_of()
-    go(request, FakeScheduler(partial(journalled, measure=measure)))
+    go(request, FakeScheduler(partial(journalled, measure=measure_alone)))
     return request.run
 
 
@@ -173,7 +182,7 @@ def test_attempts_of_a_damaged_file_are_refused_and_measured_again(
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("table", ["attempts", *MEASURED_TABLES])
+@pytest.mark.parametrize("table", ["attempts", *JOURNALLED])
 def test_a_damaged_file_is_built_again_from_journals(
     with_journals: Run,
     request_of: Callable[[], SweepRequest],
@@ -193,7 +202,7 @@ def test_a_damaged_file_is_built_again_from_journals(
     else:
         assert (result.recovered, lengths_of(scheduler)) == (0, [16])
     assert {one.status for one in read_states(run).values()} == {"ok"}
-    for name in MEASURED_TABLES:
+    for name in JOURNALLED:
         first = run.read(name).query("attempt == 1 and cell != @lost")
         expected = before[name].query("cell != @lost")
         key = list(expected.columns)
@@ -257,7 +266,7 @@ def logged(request_of: Callable[[], SweepRequest], tmp_path: Path) -> Run:
     request = request_of()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunWriter, "finish", lambda writer: None)
-        go(request, FakeScheduler(partial(journalled, measure=measure)))
+        go(request, FakeScheduler(partial(journalled, measure=measure_alone)))
     assert [path.name for path in request.run.folder.glob("*.log")] == ["0001.log"]
     return request.run
 
@@ -444,7 +453,7 @@ def test_a_kill_while_a_batch_is_built_again_loses_nothing(
     assert lengths_of(scheduler) == []
     assert {one.status for one in read_states(run).values()} == {"ok"}
     assert len(run.read("attempts")) == 4
-    for name in MEASURED_TABLES:
+    for name in JOURNALLED:
         assert len(pd.read_parquet(run.folder / name)) == len(run.read(name)) == 8
 
 

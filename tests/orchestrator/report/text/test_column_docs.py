@@ -31,11 +31,15 @@ from tasks.traces.kernel_classes import CLASSES
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published" / "h200"
+ON_TWO_GPUS = ROOT / "results" / "published" / "h100x2"
 ON_A_CPU = ROOT / "tests" / "data" / "golden" / "old_run"
 # Columns that no stored run has: GPUs of other kinds, and a model whose activations are unknown.
 # Columns of predictions that count FLOPs, in no published run; test_throughput.py makes them.
 COUNTED = {"counted_flops", "recomputed_flops", "hfu"}
 RARE = {"at_least_bytes", "mfu", "flops_reason", *COUNTED}
+# Of ranks on the CPU, and of ranks that were predicted.
+RARE |= {"second_peak_rss_bytes"}
+RARE |= {f"predicted_second_peak_{kind}_bytes" for kind in ("allocated", "requested", "reserved")}
 MPS = re.compile(r"(first_)?(\w+_)?(allocated|reserved)_after_bytes")
 UNITS_OF_SUFFIXES = {
     "_ms": "ms",
@@ -53,7 +57,13 @@ PAGE = (ROOT / "docs" / "columns.md").read_text(encoding="utf-8")
 @cache
 def published() -> frozenset[str]:
     """Return the columns of all published runs and of one on a CPU, derived by this program."""
-    return frozenset({*sweep.load(PUBLISHED).cells, *sweep.load(ON_A_CPU).cells})
+    return frozenset(
+        {
+            *sweep.load(PUBLISHED).cells,
+            *sweep.load(ON_TWO_GPUS).cells,
+            *sweep.load(ON_A_CPU).cells,
+        }
+    )
 
 
 @cache
@@ -95,7 +105,7 @@ def test_no_parameter_has_the_name_of_a_column() -> None:
 def test_a_suffix_of_a_name_agrees_with_the_unit() -> None:
     for column in cell_columns():
         for suffix, unit in UNITS_OF_SUFFIXES.items():
-            if column.name.endswith(suffix) and not column.name.endswith("per_s"):
+            if column.name.endswith(suffix) and not column.name.endswith(("per_s", "_gb_s")):
                 assert column.unit == unit, column
 
 
