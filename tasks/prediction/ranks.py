@@ -1,13 +1,14 @@
 """Emulates the other ranks of a cell in one process without data: nothing is sent.
 
 The strategies' own code, and that of torch's DistributedDataParallel, ZeroRedundancyOptimizer and
-FSDP2, run unchanged in a group whose collectives complete immediately. Checks that read values from
+FSDP2, run unchanged in a group that completes each collective immediately. Checks that read values from
 other ranks, such as the shapes of parameters, are left out.
 """
 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import count
@@ -40,13 +41,15 @@ def ranks_emulated(params: TrainStepParams, rank: int, tracker: StorageTracker) 
             _BACKEND, lambda store, rank, ranks, timeout: make_group(rank, ranks), devices=devices
         )
     store = c10d.HashStore()
-    dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=params.ranks)
-    group = dist.group.WORLD
-    assert isinstance(group, _Group)
-    group.tracker = tracker
-    group.is_waited_for = params.parallel not in ("ddp", "zero1_torch")
     with ExitStack() as stack:
+        # Torch makes it write the rank before each line, once more for each group.
+        stack.enter_context(patch("sys.excepthook", sys.excepthook))
+        dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=params.ranks)
         stack.callback(dist.destroy_process_group)
+        group = dist.group.WORLD
+        assert isinstance(group, _Group)
+        group.tracker = tracker
+        group.is_waited_for = params.parallel not in ("ddp", "zero1_torch")
         for name, replacement in _replacements(params, tracker).items():
             stack.enter_context(patch(name, replacement, create=True))
         yield
@@ -95,7 +98,7 @@ def fullest_rank(sizes: Sequence[int], ranks: int) -> int:
 
 
 class _Group(dist.ProcessGroup):
-    """A group whose collectives complete immediately and change no tensor.
+    """A group that completes each collective immediately and changes no tensor.
 
     Torch's `fake` group has no results for the futures of its work, which DDP reads.
 
