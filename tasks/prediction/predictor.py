@@ -270,6 +270,8 @@ def _load_compiler(
     # difference if the result is cast anyway: attention that is written out begins with a product.
     is_cast_again = params.attention in ("naive", "torch_softmax") and not params.lora
     skips_dynamo = is_cast_again or params.precision not in ("bf16", "fp16")
+    # The hooks of FSDP2 gather parameters, which is no part of the compiled code of a block.
+    skips_dynamo = skips_dynamo and params.parallel != "fsdp2"
     return partial(compiling_models, skips_dynamo=skips_dynamo)
 
 

@@ -17,7 +17,7 @@ from tasks.prediction.allocator import CachingAllocator
 from tasks.prediction.operations.kernels import SCRATCH
 from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.ranks import fullest_rank, ranks_emulated
-from tasks.prediction.records import CLOSED_FORM, Prediction, PredictionRequest
+from tasks.prediction.records import CLOSED_FORM, COMPILED, Prediction, PredictionRequest
 from tasks.prediction.replay import Trace, held_by_nccl, replay
 from tasks.prediction.resizing import trace_by_layers
 from tasks.prediction.tracking import BUFFERS, StorageTracker
@@ -184,6 +184,13 @@ def test_the_rank_with_the_most_parameters_is_that_of_torch() -> None:
 def test_fused_attention_takes_the_dtype_that_fsdp2_gathers() -> None:
     found = prediction_of(parallel="fsdp2", attention="flash")
     assert (found.how, found.reason) == ("modelled", "")
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_compiled_blocks_of_ranks_are_predicted_from_their_code(parallel: str) -> None:
+    found = prediction_of(parallel=parallel, compile="blocks", num_layers=1)
+    assert found.how == COMPILED
 
 
 def test_a_storage_that_is_resized_is_followed() -> None:
