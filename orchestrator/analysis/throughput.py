@@ -87,7 +87,7 @@ def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     gpus = _gpus(cells).dropna()  # cells on the CPU have none
     peaks = list(map(catalog_peak, gpus, cells["precision"][gpus.index]))
     of_one = pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
-    return of_one * cells["gpus"].fillna(1) if "gpus" in cells else of_one
+    return of_one * cells["gpus"].fillna(1).astype("Float64") if "gpus" in cells else of_one
 
 
 DERIVED_FIELDS += [

@@ -16,7 +16,7 @@ from orchestrator.common.text import and_more, letters_of
 _LEAST_RATIO = 0.75  # a swap or another letter in a word of four letters
 _FEWEST_LETTERS = 4  # with one letter changed, shorter words are often other words
 _FEWEST_OF_PREFIX = 3
-_MOST_LISTED = 60  # all axes of a task, but not all cells of a run
+_MOST_LISTED = 80  # all axes of a task, but not all cells of a run
 
 # Words of other programs, in lower case and without separators, by what this program calls them.
 _SYNONYMS = {

@@ -101,8 +101,8 @@ def test_a_number_of_gpus_that_is_no_positive_integer_is_refused(
 def test_a_task_for_one_gpu_has_no_axis_gpus(
     write_config: Callable[..., Path],
 ) -> None:
-    with pytest.raises(ConfigError, match="train_step has no axis 'gpus'"):
-        request_for(write_config(CONFIG.replace("task: wide", "task: train_step")), [], [], None)
+    with pytest.raises(ConfigError, match="matmul has no axis 'gpus'"):
+        request_for(write_config(CONFIG.replace("task: wide", "task: matmul")), [], [], None)
 
 
 def test_estimates_count_all_gpus_of_a_cell() -> None:

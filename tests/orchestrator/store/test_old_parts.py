@@ -64,7 +64,7 @@ def write(run: Run, name: str, columns: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("categories", [False, True])
 def test_every_row_is_read_once(run: Run, categories: bool) -> None:
     expected = json.loads(STORED.with_suffix(".json").read_text())
-    for table in SCHEMAS:
+    for table in SCHEMAS.keys() - {"ranks"}:  # no older version has it
         frame = run.read(table, categories=categories)
         texts = dict.fromkeys(frame.select_dtypes("category"), "object")
         frame = frame.astype(texts)
