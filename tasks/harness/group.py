@@ -25,6 +25,12 @@ from tasks.spec.parameters import Params
 T = TypeVar("T")
 # Until the warm-up has ended, each rank compiles and loads kernels at its own pace.
 _BEFORE_TIMING = timedelta(seconds=300)
+# By the value of the axis `nccl_algo`. NCCL reads them when the group begins.
+NCCL_VARIABLES = {
+    "ring": {"NCCL_ALGO": "Ring"},
+    "tree": {"NCCL_ALGO": "Tree"},
+    "no_nvls": {"NCCL_NVLS_ENABLE": "0"},
+}
 _END = timedelta(seconds=10)
 
 
@@ -92,6 +98,7 @@ def join_group(params: Params) -> tuple[Group, Values]:
             f"this cell has {params.ranks} ranks, and {started} was started: use torchrun "
             f"--nproc-per-node {params.ranks} -m tasks"
         )
+    os.environ.update(NCCL_VARIABLES.get(str(params.values().get("nccl_algo")), {}))
     on_gpu, free = params.device == "cuda", 0
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))

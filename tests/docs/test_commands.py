@@ -38,6 +38,13 @@ READ_LATER = {
         " --set checkpointing=none,blocks --where attention=naive"
     ),
 }
+# By the beginning of a command.
+SMALLER = {
+    "sweep run configs/collectives.yaml": "--where device=cpu,processes=2,size_mb=1",
+    "sweep plan configs/parallel.yaml": (
+        "--set size=tiny --set context_length=16 --where parallel=naive"
+    ),
+}
 # Their cells were only planned here, or only forward passes were measured.
 OF_PUBLISHED_RUNS = (
     "sweep report results/oom-map --table oom-map",
@@ -48,6 +55,13 @@ MODEL_PAGE = "docs/how-to/your-own-model.md"
 
 def made_small(command: str) -> str:
     """Return the command with cells that take a second on the CPU."""
+    for begin, words in SMALLER.items():
+        if command.startswith(begin):
+            return f"{command} {words}"
+    return _made_small(command)
+
+
+def _made_small(command: str) -> str:
     command = command.replace("s3://bucket", "file://{folder}/bucket").partition(" > ")[0]
     if command.startswith("sweep max-"):
         command = re.sub(r" --(where|set|gpu) (\"[^\"]*\"|'[^']*'|\S+)| --confirm", "", command)
@@ -58,10 +72,6 @@ def made_small(command: str) -> str:
         return re.sub(r"--where \S+", small, command)
     if "--address" in command or "gpu_kind" in command or "memory_limit" in command:
         return command.replace("sweep run", "sweep plan").replace("--address auto", "")
-    if command == "sweep run configs/collectives.yaml":
-        return f"{command} --where device=cpu,processes=2,size_mb=1"
-    if command.startswith("sweep plan configs/parallel.yaml"):
-        return f"{command} --set size=tiny --set context_length=16 --where parallel=naive"
     if command.startswith("sweep run configs/full.yaml"):
         return re.sub(r" --(set|where|sample) ('[^']*'|\S+)", "", command) + f" {TINY}"
     if command in READ_LATER:

@@ -454,3 +454,11 @@ def test_sizes_of_a_step_are_those_of_all_ranks() -> None:
     assert sizes(batch="per_gpu") == (8, 4, 64)
     assert sizes(gpus=1, batch="per_gpu") == (4, 4, 32)
     assert sizes(gradient_accumulation=3) == (4, 2, 96)
+
+
+def test_each_algorithm_of_nccl_has_its_variables() -> None:
+    """NCCL itself chooses with `auto`."""
+    from tasks.harness.group import NCCL_VARIABLES
+    from tasks.spec.axes import words_of
+
+    assert {"auto", *NCCL_VARIABLES} == set(words_of(TrainStepParams, "nccl_algo"))
