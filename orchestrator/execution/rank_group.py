@@ -68,7 +68,9 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
         arrived = {str(one): f"{flight.name} {flight.number}" for one, flight in known.items()}
         evidence["arrived"] = arrived
     log = tail(rank_file(attempt.path / LOG_FILE, rank), _LOG_BYTES)
-    is_late = re.search(_LATE, f"{final.evidence.get('message')} {log}") is not None
+    message = str(final.evidence.get("message"))
+    # If no rank has ended, one that waited in vain has closed its connections.
+    is_late = bool(re.search(_LATE, f"{message} {log}") or re.search(_GONE, message))
     if final.status is Status.TIMEOUT or not is_late or not known:
         return rank, FinalStatus(final.status, evidence)
     latest = max(flight.number for flight in known.values())

@@ -30,10 +30,6 @@ TINY = (
 # Runs whose cells a later command reads, with the options that they need besides.
 READ_LATER = {
     "sweep run configs/kernels.yaml": "",
-    "sweep run configs/parallel.yaml": (
-        " --set pass=train_step --set batch_size=2 --set optimizer=foreach --set processes=2"
-        " --where parallel=naive"
-    ),
     "sweep run configs/checkpointing.yaml": (
         " --set checkpointing=none,blocks --where attention=naive"
     ),
@@ -41,6 +37,10 @@ READ_LATER = {
 # By the beginning of a command.
 SMALLER = {
     "sweep run configs/collectives.yaml": "--where device=cpu,processes=2,size_mb=1",
+    "sweep run configs/parallel.yaml": (
+        f"{TINY.replace('pass=forward', 'processes=2').replace('batch_size=1', 'batch_size=2')} "
+        "--set optimizer=foreach --where parallel=naive"
+    ),
     "sweep plan configs/parallel.yaml": (
         "--set size=tiny --set context_length=16 --where parallel=naive"
     ),

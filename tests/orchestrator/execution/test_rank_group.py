@@ -320,6 +320,16 @@ def test_a_watchdog_that_aborts_its_rank_reports_a_late_one(attempt: Attempt) ->
     }
 
 
+def test_a_closed_connection_while_all_ranks_run_is_that_of_a_rank_that_waited(
+    attempt: Attempt,
+) -> None:
+    """It closes its connections before it ends, so that its peer may end first."""
+    for rank, number in ((0, 7), (1, 7), (2, 6)):
+        flight(attempt, rank, number)
+    rank, final = blame(attempt, 0, failed(GONE))
+    assert (rank, final.status) == (2, Status.TIMEOUT)
+
+
 def test_sizes_that_differ_are_a_failure(attempt: Attempt) -> None:
     for rank in range(3):
         flight(attempt, rank, 7, size=8 + rank // 2)
