@@ -13,7 +13,8 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import KernelRow, Sample
+from tests.support.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -197,6 +199,20 @@ def make_attempt(tmp_path: Path) -> Callable[..., Attempt]:
         )
 
     return make
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    """Two ranks on the CPU."""
+    with closing(Ranks(2)) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    """Four ranks on the CPU."""
+    with closing(Ranks(4)) as ranks:
+        yield ranks
 
 
 @pytest.fixture

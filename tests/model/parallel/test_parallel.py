@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,20 +32,6 @@ WAYS: dict[str, Callable[..., Any]] = {
 # Elements of Odd: embedding, three blocks, scale, tied weight and the biases of both heads.
 TRAINED = 50 * 7 + 3 * (7 * 5 + 5 + 5 * 7 + 7) + 1 + 50 * 7 + 2 * 50
 WIDE, UNUSED = 7, 9
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
 
 
 def make_model(seed: int = 0) -> Odd:

@@ -59,61 +59,46 @@ def build(params: FaultyParams) -> Workload:
         with phase("forward"):
             done.append(1)
             if len(done) == 5 and dist.get_rank() == params.culprit:
-                getattr(Faults, params.how)()
+                ACTS[params.how]()
             dist.all_reduce(numbers)
             numbers.fill_(1.0)
 
     return Workload(step, ("forward",), device, None)
 
 
-class Faults:
-    @staticmethod
-    def well() -> None: ...
+def kill_itself(number: int) -> None:
+    faulthandler.disable()  # that of pytest
+    os.kill(os.getpid(), number)
 
-    @staticmethod
-    def fail() -> None:
-        raise ValueError("wrong on purpose")
 
-    @staticmethod
-    def run_out_of_memory() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB.")
+def fail() -> None:
+    raise ValueError("wrong on purpose")
 
-    @staticmethod
-    def kill() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    @staticmethod
-    def crash() -> None:
-        faulthandler.disable()  # that of pytest
-        os.kill(os.getpid(), signal.SIGSEGV)
+def run_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB.")
 
-    @staticmethod
-    def leave() -> None:
-        os._exit(7)
 
-    @staticmethod
-    def leave_well() -> None:
-        os._exit(0)
-
-    @staticmethod
-    def stop() -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    @staticmethod
-    def sleep() -> None:
+def fork_a_daemon() -> None:
+    if os.fork() == 0:
+        os.setsid()
         time.sleep(600)
+    fail()
 
-    @staticmethod
-    def call_another() -> None:
-        place = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        dist.broadcast(torch.ones(8, device=place), 0)
 
-    @staticmethod
-    def fork_a_daemon() -> None:
-        if os.fork() == 0:
-            os.setsid()
-            time.sleep(600)
-        raise ValueError("wrong on purpose")
+ACTS: dict[str, Callable[[], object]] = {
+    "well": lambda: None,
+    "fail": fail,
+    "fork_a_daemon": fork_a_daemon,
+    "run_out_of_memory": run_out_of_memory,
+    "kill": lambda: kill_itself(signal.SIGKILL),
+    "crash": lambda: kill_itself(signal.SIGSEGV),
+    "stop": lambda: kill_itself(signal.SIGSTOP),
+    "leave": lambda: os._exit(7),
+    "leave_well": lambda: os._exit(0),
+    "sleep": lambda: time.sleep(600),
+    "call_another": lambda: dist.broadcast(torch.ones(8), 0),
+}
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,20 +37,6 @@ CASES: dict[str, dict[str, Any]] = {
     "own loss": {**ODD, "loss": "tests.support.odd_models:loss_with_an_attribute"},
     "the model's loss": {**ODD, "loss": "model"},
 }
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
 
 
 _TRAINED: dict[str, Trained] = {}

@@ -55,7 +55,7 @@ def test_how_the_number_of_steps_came_about(run: Run) -> None:
         "  timing_half_width: 0.0087",
     } <= set(lines)
     others = [line for line in lines if not line.startswith("parameters: ")]
-    assert not any("gpu" in line for line in others)  # of all other facts the report tells
+    assert not any("gpu" in line for line in others)  # tables have these facts
 
 
 def test_the_description_of_a_cell_has_its_evidence_and_samples(run: Run) -> None:
