@@ -2,39 +2,27 @@
 
 All ranks profile the same steps at the same time, device activity only. The k-th collective of all
 ranks is the same call, so that their durations separate transfer from waiting (see
-tasks/traces/overlap.py). Without a profiler, the same is the difference to steps in which
-communication is switched off; fsdp2 cannot compute without it.
+tasks/traces/overlap.py). Without a profiler, steps in which communication is switched off
+tell how much it adds; zero1_torch and fsdp2 have no such steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from statistics import median
 
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from tasks.harness.stage import Session, Stage
-from tasks.instruments.kernel_time import REFUSED
-from tasks.instruments.timing import pipelined_step_ms
+from tasks.instruments.kernel_time import REFUSED, device_events
+from tasks.instruments.timing import pipelined_step_ms, timed_step_ms
 from tasks.process.gc_pause import uncollected
 from tasks.spec.tables import Sample
 from tasks.traces.overlap import by_kind, divide, transfers_of
 
 _STEPS = 3
 _NS_PER_MS = 1e6
-# The names of the samples, and the attributes of `Parts`.
-_PARTS = {
-    "profiled_step": "whole",
-    "compute": "compute",
-    "exposed_transfer": "exposed_transfer",
-    "exposed_wait": "exposed_wait",
-    "exposed_copies": "copies",
-    "idle": "idle",
-    "communication": "communication",
-    "transfer": "transfer",
-    "wait": "wait",
-}
 
 
 def measure_overlap(session: Session) -> Iterator[Sample]:
@@ -52,11 +40,11 @@ def measure_overlap(session: Session) -> Iterator[Sample]:
     except ValueError as error:
         yield _sample("profiled_step", None, str(error))
         return
-    if not parts.whole:
+    if not parts.profiled_step:
         yield _sample("profiled_step", None, f"the profiler saw no kernels: {REFUSED}")
         return
-    for name, attribute in _PARTS.items():
-        yield _sample(name, getattr(parts, attribute) / _STEPS / _NS_PER_MS)
+    for name, ns in asdict(parts).items():
+        yield _sample(name, ns / _STEPS / _NS_PER_MS)
 
 
 def _why_not(session: Session) -> str:
@@ -71,9 +59,9 @@ def _exposed_by_difference(session: Session) -> Iterator[Sample]:
     if switched_off is None:
         yield _sample("exposed_off", None, "it cannot compute without communication")
         return
-    with_it = pipelined_step_ms(session, is_timed=True)
+    with_it = timed_step_ms(session)
     with switched_off():
-        without = pipelined_step_ms(session, is_timed=False)
+        without = pipelined_step_ms(session)
     yield _sample("exposed_off", median(with_it) - median(without))
 
 
@@ -85,11 +73,9 @@ def _profile(session: Session) -> Iterator[tuple[str, int, int]]:
         for _ in range(_STEPS):
             session.step()
         device.synchronize()
-    if watched.profiler is not None and watched.profiler.kineto_results is not None:
-        for event in watched.profiler.kineto_results.events():
-            if event.device_type() == DeviceType.CUDA:
-                begin = event.start_ns()
-                yield event.name(), begin, begin + event.duration_ns()
+    for event in device_events(watched):
+        begin = event.start_ns()
+        yield event.name(), begin, begin + event.duration_ns()
 
 
 def _sample(metric: str, value: float | None, note: str = "") -> Sample:

@@ -217,15 +217,15 @@ def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) 
     return [*samples, Sample("timing", "drain", "ms", drain, mode)]
 
 
-def pipelined_step_ms(session: Session, is_timed: bool) -> list[float]:
-    """Return the durations of steps on CUDA that do not wait.
+def timed_step_ms(session: Session) -> list[float]:
+    """Return the durations of the steps on CUDA that were timed without waiting, or of others."""
+    return _whole(session.shelf.get("pipelined", ())) or pipelined_step_ms(session)
 
-    is_timed: those of the timing, if there are any; otherwise other steps.
-    """
-    timed = session.shelf.get("pipelined")
-    if is_timed and timed:
-        return _whole(timed)
-    return _whole(_run_pipelined(session, len(_whole(timed or ())) or _FEW_STEPS, "pipelined"))
+
+def pipelined_step_ms(session: Session) -> list[float]:
+    """Run as many steps on CUDA as were timed, without waiting. Return their durations."""
+    steps = len(_whole(session.shelf.get("pipelined", ()))) or _FEW_STEPS
+    return _whole(_run_pipelined(session, steps, "pipelined"))
 
 
 def _stop_rule(session: Session) -> StopRule | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tasks.traces.kernel_classes import classify
+from tasks.traces.timeline import covered_ns
 
 Interval = tuple[int, int]
 _COPY = re.compile(r"^(CUDA )?(Memcpy|Memset)|^\[CUDA mem")
@@ -29,17 +30,17 @@ class DeviceKernels:
 
 @dataclass(frozen=True)
 class Parts:
-    """Time in ns. All but `communication`, `transfer` and `wait` add up to `whole`.
+    """Times in ns, under the names of the samples. The five after `profiled_step` add up to it.
 
-    whole: from the begin of the first kernel to the end of the last one.
+    profiled_step: from the begin of the first kernel to the end of the last one.
     communication: in which a collective ran. transfer, wait: summed over the collectives.
     """
 
-    whole: int
+    profiled_step: int
     compute: int
     exposed_transfer: int
     exposed_wait: int
-    copies: int
+    exposed_copies: int
     idle: int
     communication: int
     transfer: int
@@ -64,7 +65,7 @@ def by_kind(kernels: Iterable[tuple[str, int, int]]) -> DeviceKernels:
 def transfers_of(durations: Sequence[Sequence[int]]) -> list[int]:
     """Return the transfer of each collective: of its durations on all ranks the shortest.
 
-    Raise ValueError if the ranks did not run as many collectives.
+    Raise ValueError if the ranks ran different numbers of collectives.
     """
     counts = [len(of_rank) for of_rank in durations]
     if len(set(counts)) > 1:
@@ -74,54 +75,26 @@ def transfers_of(durations: Sequence[Sequence[int]]) -> list[int]:
 
 def divide(kernels: DeviceKernels, transfers: Sequence[int]) -> Parts:
     """Return how a GPU spent its time. transfers: of each collective."""
-    computing, copies = merge(kernels.computing), merge(kernels.copies)
-    collectives = merge(kernels.collectives)
+    computing, collectives = kernels.computing, kernels.collectives
     waits = []
-    for (begin, end), transfer in zip(kernels.collectives, transfers, strict=True):
+    for (begin, end), transfer in zip(collectives, transfers, strict=True):
         waits.append((begin, max(begin, end - transfer)))
-    everything = merge([*computing, *collectives, *copies])
-    whole = everything[-1][1] - everything[0][0] if everything else 0
-    exposed = subtract(collectives, computing)
-    exposed_waits = subtract(merge(waits), computing)
+    everything = [*computing, *collectives, *kernels.copies]
+    whole = 0
+    if everything:
+        whole = max(end for _, end in everything) - min(begin for begin, _ in everything)
+    # What is exposed of something is by how much it enlarges the union.
+    compute = covered_ns(computing)
+    without_copies = covered_ns([*computing, *collectives])
+    exposed_wait = covered_ns([*computing, *waits]) - compute
     return Parts(
-        whole=whole,
-        compute=length(computing),
-        exposed_transfer=length(exposed) - length(exposed_waits),
-        exposed_wait=length(exposed_waits),
-        copies=length(subtract(copies, merge([*computing, *collectives]))),
-        idle=whole - length(everything),
-        communication=length(collectives),
+        profiled_step=whole,
+        compute=compute,
+        exposed_transfer=without_copies - compute - exposed_wait,
+        exposed_wait=exposed_wait,
+        exposed_copies=covered_ns(everything) - without_copies,
+        idle=whole - covered_ns(everything),
+        communication=covered_ns(collectives),
         transfer=sum(transfers),
         wait=sum(end - begin for begin, end in waits),
     )
-
-
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the union of intervals, in order and without overlaps."""
-    merged: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def subtract(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
-    """Return what is in the intervals and not in the removed ones. Both are unions by `merge`."""
-    left: list[Interval] = []
-    for begin, end in intervals:
-        for low, high in removed:
-            if high <= begin or low >= end:
-                continue
-            if low > begin:
-                left.append((begin, low))
-            begin = min(high, end)
-        if begin < end:
-            left.append((begin, end))
-    return left
-
-
-def length(intervals: Iterable[Interval]) -> int:
-    """Return the sum of the lengths."""
-    return sum(end - begin for begin, end in intervals)

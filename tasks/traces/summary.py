@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from tasks.spec.tables import OUTSIDE_OPERATORS, UNKNOWN_CLASS, KernelRow, Sample
 from tasks.traces.attribution import Work
+from tasks.traces.timeline import covered_ns
 
 _NS_PER_MS = 1e6
 Key = tuple[str, str, str, str, str, str]  # phase, part, kind, how, operator, name
@@ -131,9 +132,4 @@ def _span_ns(works: Sequence[Work]) -> int:
 
 
 def _busy_ns(works: Sequence[Work]) -> int:
-    # The length of the union of intervals: parallel work on several streams counts once.
-    busy_ns, reached_ns = 0, -1
-    for work in sorted(works, key=attrgetter("start_ns")):
-        busy_ns += max(0, work.end_ns - max(work.start_ns, reached_ns))
-        reached_ns = max(reached_ns, work.end_ns)
-    return busy_ns
+    return covered_ns((work.start_ns, work.end_ns) for work in works)

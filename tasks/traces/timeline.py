@@ -28,6 +28,15 @@ def checked_times(start_ns: object, end_ns: object) -> tuple[int, int]:
     raise ValueError(f"a span of time in it is invalid: {start_ns!r} to {end_ns!r} ns")
 
 
+def covered_ns(intervals: Iterable[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals, given as start and end: overlaps count once."""
+    covered_ns, reached_ns = 0, -_LATEST_NS
+    for start_ns, end_ns in sorted(intervals):
+        covered_ns += max(0, end_ns - max(start_ns, reached_ns))
+        reached_ns = max(reached_ns, end_ns)
+    return covered_ns
+
+
 class PhaseSpan(NamedTuple):
     """One occurrence of a phase."""
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.traces.overlap import (
-    DeviceKernels,
-    Interval,
-    Parts,
-    by_kind,
-    divide,
-    length,
-    merge,
-    subtract,
-    transfers_of,
-)
+from tasks.traces.overlap import DeviceKernels, Interval, Parts, by_kind, divide, transfers_of
+from tasks.traces.timeline import covered_ns
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -27,11 +16,11 @@ def test_a_collective_behind_the_computing_is_exposed_and_one_beside_it_is_not()
     # computing 0-10 and 14-20; collectives 5-12, of which the first 3 are waiting, and 15-18
     kernels = DeviceKernels([(0, 10), (14, 20)], [(5, 12), (15, 18)], [(20, 22)])
     assert divide(kernels, [4, 3]) == Parts(
-        whole=22,
+        profiled_step=22,
         compute=16,
         exposed_transfer=2,
         exposed_wait=0,
-        copies=2,
+        exposed_copies=2,
         idle=2,
         communication=10,
         transfer=7,
@@ -45,9 +34,9 @@ def test_what_waits_for_another_rank_is_exposed_waiting() -> None:
 
 
 def test_collectives_that_overlap_each_other_count_once() -> None:
-    """As a sum they would be more than the step."""
+    """Count their union: the sum would be more than the step."""
     parts = divide(DeviceKernels([(0, 1)], [(1, 5), (2, 5), (3, 5)], []), [4, 3, 2])
-    assert (parts.whole, parts.exposed_transfer, parts.communication) == (5, 4, 4)
+    assert (parts.profiled_step, parts.exposed_transfer, parts.communication) == (5, 4, 4)
     assert parts.transfer == 9
 
 
@@ -68,17 +57,20 @@ INTERVALS = st.lists(
 )
 
 
-def cover(intervals: Sequence[Interval]) -> set[int]:
-    return {moment for begin, end in intervals for moment in range(begin, end)}
+@given(INTERVALS)
+def test_what_intervals_cover_is_the_size_of_their_union(intervals: list[Interval]) -> None:
+    moments = {moment for begin, end in intervals for moment in range(begin, end)}
+    assert covered_ns(intervals) == len(moments)
 
 
 @given(INTERVALS, INTERVALS)
-def test_unions_and_differences_are_those_of_sets(
-    one: list[Interval], other: list[Interval]
+def test_what_is_exposed_is_what_no_kernel_computes(
+    computing: list[Interval], calls: list[Interval]
 ) -> None:
-    assert cover(merge(one)) == cover(one)
-    assert length(merge(one)) == len(cover(one))
-    assert cover(subtract(merge(one), merge(other))) == cover(one) - cover(other)
+    busy = {moment for begin, end in computing for moment in range(begin, end)}
+    called = {moment for begin, end in calls for moment in range(begin, end)}
+    parts = divide(DeviceKernels(computing, calls, []), [end - begin for begin, end in calls])
+    assert (parts.exposed_transfer, parts.exposed_wait) == (len(called - busy), 0)
 
 
 @given(INTERVALS, INTERVALS, INTERVALS, st.data())
@@ -87,7 +79,13 @@ def test_the_parts_of_a_step_add_up_to_it(
 ) -> None:
     transfers = [data.draw(st.integers(0, end - begin)) for begin, end in calls]
     parts = divide(DeviceKernels(computing, calls, copies), transfers)
-    parted = (parts.compute, parts.exposed_transfer, parts.exposed_wait, parts.copies, parts.idle)
+    parted = (
+        parts.compute,
+        parts.exposed_transfer,
+        parts.exposed_wait,
+        parts.exposed_copies,
+        parts.idle,
+    )
     assert min(parted) >= 0
-    assert sum(parted) == parts.whole
+    assert sum(parted) == parts.profiled_step
     assert parts.transfer + parts.wait == sum(end - begin for begin, end in calls)
