@@ -163,6 +163,7 @@ def make_buffers(params: CollectivesParams) -> Buffers:
     import torch.distributed as dist
     from torch.distributed import P2POp
 
+    from model.parallel.collectives import all_gather, reduce_scatter
     from tasks.harness.precision import DTYPES
 
     rank, ranks, part = dist.get_rank(), params.ranks, params.part
@@ -190,8 +191,8 @@ def make_buffers(params: CollectivesParams) -> Buffers:
 
     calls: dict[str, Call] = {
         "all_reduce": partial(dist.all_reduce, source),
-        "all_gather": partial(dist.all_gather_into_tensor, result, source),
-        "reduce_scatter": partial(dist.reduce_scatter_tensor, result, source),
+        "all_gather": partial(all_gather, result, source),
+        "reduce_scatter": partial(reduce_scatter, result, source),
         "broadcast": partial(dist.broadcast, source, 0),
         "all_to_all": partial(dist.all_to_all_single, result, source),
         "send_recv": exchange,

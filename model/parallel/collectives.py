@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Torch 2.13 renamed both, and warns at each call under the old name.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class Collectives:
         sent = self._share(gradients)
         part = sent.chunk(self.ranks)[self.rank]
         self._count("reduce_scatter", sent)
-        _reduce_scatter(part, sent)
+        reduce_scatter(part, sent)
         if sent is not gradients:
             gradients.chunk(self.ranks)[self.rank].copy_(part)
 
     def gather_parts(self, values: Tensor) -> None:
         """Replace all other ranks' parts of a one-dimensional tensor by what those ranks have."""
         self._count("all_gather", values)
-        _all_gather(values, values.chunk(self.ranks)[self.rank])
+        all_gather(values, values.chunk(self.ranks)[self.rank])
 
     def _share(self, gradient: Tensor) -> Tensor:
         """Return this rank's share of the mean, in the dtype in which it is sent."""

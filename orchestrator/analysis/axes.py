@@ -56,6 +56,17 @@ def has_value(row: Row, column: str) -> bool:
     return not is_null(row.get(column))
 
 
+def ranks_of(row: Row) -> int:
+    """Return the number of ranks of a cell: of its GPUs, or of its processes on the CPU."""
+    axis = {"cuda": "gpus", "cpu": "processes"}.get(str(row.get("device")), "")
+    return int(row[axis]) if axis and has_value(row, axis) else 1
+
+
+def ranks_text(row: Row) -> str:
+    """Return the ranks of a cell in words, such as `2 GPUs`."""
+    return f"{ranks_of(row)} {'GPUs' if row.get('device') == 'cuda' else 'processes'}"
+
+
 def key_axes(results: CellTable, without: tuple[str, ...] = ()) -> list[str]:
     """Return the axes that identify a row of a table: ALWAYS_SHOWN, then those that vary."""
     keys = []

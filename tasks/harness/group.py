@@ -1,8 +1,8 @@
 """The group of ranks that measure one cell together: how a rank finds the others and waits for them.
 
 A rank is a process. Its variables are those of torchrun, so that torchrun, too, can run a cell.
-Nothing here works on a GPU once the group has met: ranks wait for each other, and agree on how to go
-on, at the store of the rendezvous.
+Once the group has met, nothing here uses a GPU: ranks wait for each other, and agree on the number of
+steps, at the store of the rendezvous.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NCCL_VARIABLES = {
     "tree": {"NCCL_ALGO": "Tree"},
     "no_nvls": {"NCCL_NVLS_ENABLE": "0"},
 }
-_END = timedelta(seconds=10)
+_END_S = 10.0  # for the other ranks to end before rank 0
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Group:
         """Return when this process may end: rank 0, which serves the store, as the last one."""
         if self.store is None:
             return
-        deadline = time.monotonic() + _END.total_seconds()
+        deadline = time.monotonic() + _END_S
         self.store.add("left", 1)
-        while self.rank == 0 and self.store.add("left", 0) < self.ranks:
-            if time.monotonic() > deadline:
+        while self.rank == 0 and time.monotonic() < deadline:
+            if self.store.add("left", 0) == self.ranks:
                 break
             time.sleep(0.001)
 
@@ -87,10 +87,8 @@ def join_group(params: Params) -> tuple[Group, Values]:
     """Wait for the other ranks of a cell. Return the group, and facts about how it met.
 
     The rank's GPU becomes the current one, and a first collective has run. Raise RuntimeError if
-    this process was not started as a rank of as many.
+    the number of processes that were started is not that of the ranks.
     """
-    if params.ranks == 1:
-        return Group(), {}
     began = time.perf_counter()
     rank, started = int(os.environ.get("RANK", "0")), os.environ.get("WORLD_SIZE", "1")
     if int(started) != params.ranks:

@@ -36,7 +36,7 @@ def ranks_emulated(params: TrainStepParams, rank: int, tracker: StorageTracker) 
     """
     if not hasattr(dist.Backend, _BACKEND.upper()):
         devices = [_META, "cpu", "cuda"]
-        make_group: Any = _Group
+        make_group: Any = _EmulatedGroup
         dist.Backend.register_backend(
             _BACKEND, lambda store, rank, ranks, timeout: make_group(rank, ranks), devices=devices
         )
@@ -47,7 +47,7 @@ def ranks_emulated(params: TrainStepParams, rank: int, tracker: StorageTracker) 
         dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=params.ranks)
         stack.callback(dist.destroy_process_group)
         group = dist.group.WORLD
-        assert isinstance(group, _Group)
+        assert isinstance(group, _EmulatedGroup)
         group.tracker = tracker
         group.is_waited_for = params.parallel not in ("ddp", "zero1_torch")
         for name, replacement in _replacements(params, tracker).items():
@@ -97,7 +97,7 @@ def fullest_rank(sizes: Sequence[int], ranks: int) -> int:
     return max(shares)[1]
 
 
-class _Group(dist.ProcessGroup):
+class _EmulatedGroup(dist.ProcessGroup):
     """A group that completes each collective immediately and changes no tensor.
 
     Torch's `fake` group has no results for the futures of its work, which DDP reads.
@@ -167,7 +167,7 @@ class _OwnOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _Event:
+class _PastEvent:
     """A CUDA event that has always happened."""
 
     def record(self, stream: object = None) -> None:
@@ -192,8 +192,8 @@ class _Stream:
     def wait_event(self, event: object) -> None:
         pass
 
-    def record_event(self, event: object = None) -> _Event:
-        return _Event()
+    def record_event(self, event: object = None) -> _PastEvent:
+        return _PastEvent()
 
 
 class _Streams:
@@ -202,7 +202,7 @@ class _Streams:
     on_stream: returns a context in which storages are made on the stream of this number.
     """
 
-    Event = _Event
+    Event = _PastEvent
 
     def __init__(
         self, on_stream: Callable[[int], AbstractContextManager[None]], ranks: int

@@ -93,16 +93,12 @@ def make_strategy(params: TrainStepParams, model: nn.Module) -> Strategy:
     """
     if params.ranks == 1:
         return Strategy(model, make_optimizers(params, model))
-    match params.parallel:
-        case "ddp":
-            return _Ddp(params, model)
-        case "zero1_torch":
-            return _Zero1Torch(params, model)
-        case "fsdp2":
-            return _Fsdp2(params, model)
-        case "zero1":
-            return _Zero1(params, model)
-    return _Averaging(params, model)
+    of_torch = {"ddp": _Ddp, "zero1_torch": _Zero1Torch, "fsdp2": _Fsdp2}
+    kinds: dict[str, Callable[[TrainStepParams, nn.Module], Strategy]] = {
+        **of_torch,
+        "zero1": _Zero1,
+    }
+    return kinds.get(params.parallel, _Averaging)(params, model)
 
 
 def checksums(model: nn.Module) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from orchestrator.analysis.axes import RANK_AXES
+from orchestrator.analysis.axes import RANK_AXES, ranks_text
 from orchestrator.analysis.pairs import is_clear, is_gpu_bound, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.report.findings.finding import Finding, basis_of_cells, basis_of_pairs
@@ -48,23 +48,18 @@ def about_several_gpus(results: Results) -> Iterator[Finding]:
 def about_collectives(results: Results) -> Iterator[Finding]:
     """Yield the bus bandwidth of the largest all-reduce."""
     cells = measured(results, "collectives", "busbw_gb_s", "size_mb")
-    if cells.empty:
-        return
-    cells = cells[(cells["collective"] == "all_reduce") & (cells["size_mb"] >= _LARGE_MB)]
+    if len(cells):
+        cells = cells[(cells["collective"] == "all_reduce") & (cells["size_mb"] >= _LARGE_MB)]
     if cells.empty:
         return
     largest: pd.DataFrame = cells.sort_values(["size_mb", "busbw_gb_s"]).tail(1)
     row = largest.iloc[0]
-    on_gpus = row["device"] == "cuda"
-    ranks = (
-        f"{row['gpus'] if on_gpus else row['processes']:.0f} {'GPUs' if on_gpus else 'processes'}"
-    )
     yield Finding(
         "parallel",
         "all-reduce",
         f"{number(row['busbw_gb_s'])} GB/s",
         f"{number(row['size_mb'])} MB",
-        f"At {number(row['size_mb'])} MB, an all-reduce over {ranks} has a bus bandwidth of "
+        f"At {number(row['size_mb'])} MB, an all-reduce over {ranks_text(row)} has a bus bandwidth of "
         f"{number(row['busbw_gb_s'])} GB/s.",
         f"One call takes {number(row['call_ms'])} ms.",
         basis=basis_of_cells(largest),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.axes import RANK_AXES, Row, each, has_value, key_axes
+from orchestrator.analysis.axes import RANK_AXES, Row, each, key_axes, ranks_of
 from orchestrator.analysis.pairs import counterpart_among
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
@@ -38,16 +38,10 @@ _RANK_COLUMNS: tuple[Column, ...] = (
 )
 
 
-def _ranks_of(row: Row) -> int:
-    """Return the number of ranks of a cell."""
-    axis = {"cuda": "gpus", "cpu": "processes"}.get(str(row.get("device")), "")
-    return int(row[axis]) if axis and has_value(row, axis) else 1
-
-
 def _strategies(results: Results) -> TableGrid:
     """Return a row for each cell, with its efficiency by the cell that does the same alone."""
     others = [axis for axis in results.axes if axis in results.cells and axis not in RANK_AXES]
-    alone = [row for row in each(results.cells) if _ranks_of(row) == 1]
+    alone = [row for row in each(results.cells) if ranks_of(row) == 1]
     counterpart = counterpart_among(alone, others)
     found = []
     for row in each(results.cells, key_axes(results)):
@@ -59,22 +53,20 @@ def _strategies(results: Results) -> TableGrid:
 def efficiency(row: Row, alone: Row | None) -> Entry:
     """Return the scaling efficiency: 1 if n GPUs do n times the work of one in the same time.
 
-    With `batch: global` it is T₁ / (n·Tₙ), and with `per_gpu` T₁ / Tₙ. The interval comes from the
-    ends of both intervals.
+    It is the speed-up, which `batch: global` divides by n. The interval comes from the ends of both
+    intervals.
     """
-    ranks, name = _ranks_of(row), "step_ms_{}"
-    if ranks == 1 or alone is None:
+    if alone is None or ranks_of(row) == 1:
         return MISSING
-    median, low, high = (name.format(end) for end in ("median", "ci_low", "ci_high"))
-    if not has_value(row, median) or not has_value(alone, median):
-        return show.missing(row, median)
-    work = 1 if row.get("batch") == "per_gpu" else ranks
-    entry = quotient(alone[median], work * row[median])
-    if all(has_value(one, end) for one in (row, alone) for end in (low, high)):
-        ends = (quotient(alone[low], work * row[high]), quotient(alone[high], work * row[low]))
-        spread = f" [{ends[0].text}, {ends[1].text}]"
-        entry = entry._replace(spread=spread, low=ends[0].number, high=ends[1].number)
-    return entry._replace(is_cpu_bound=show.is_cpu_bound(row, alone))
+    speed_up = show.speed_up(row, alone)
+    if speed_up.number is None:
+        return speed_up
+    work = 1 if row.get("batch") == "per_gpu" else ranks_of(row)
+    entry = quotient(speed_up.number, work)._replace(is_cpu_bound=speed_up.is_cpu_bound)
+    if speed_up.low is None or speed_up.high is None:
+        return entry
+    low, high = quotient(speed_up.low, work), quotient(speed_up.high, work)
+    return entry._replace(spread=f" [{low.text}, {high.text}]", low=low.number, high=high.number)
 
 
 def _ranks(results: Results) -> TableGrid:
@@ -91,7 +83,7 @@ def _with_strategies(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _with_several(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells that have several ranks."""
-    several = [_ranks_of(row) > 1 for row in each(cells)]
+    several = [ranks_of(row) > 1 for row in each(cells)]
     return cells[several]
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import RUN, Row, axis_text, has_value, is_null, ordered_values
+from orchestrator.analysis.axes import (
+    RUN,
+    Row,
+    axis_text,
+    has_value,
+    is_null,
+    ordered_values,
+    ranks_of,
+    ranks_text,
+)
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import KEY_NAME, short_names
 
@@ -23,7 +32,7 @@ NAME = "model_name"  # column with the name of a cell's model, which charts and 
 # Axes that name a model, and the word in front of their values.
 NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
 MODEL_ARGS = "model_args."
-NAME_COLUMNS = (*dict(NAMING), "task", "gpus", "processes", "parallel")
+NAME_COLUMNS = (*dict(NAMING), "task", "device", "gpus", "processes", "parallel")
 SCOPE_COLUMNS = (*NAME_COLUMNS, LENGTH, "precision", "compile", "pass")
 _PLAIN = (NAME, "task", "precision", "compile", "pass")  # axes whose values say of what they are
 _TITLES = {NAME: "model", "memory_limit_gib": "memory limit", "compile": "code"}
@@ -39,11 +48,10 @@ def name_of(row: Row) -> str:
 
 def _ranks_text(row: Row) -> str:
     """Return how several ranks share the work of a cell, empty for one."""
-    for axis, noun in (("gpus", "GPUs"), ("processes", "processes")):
-        if has_value(row, axis) and row[axis] > 1:
-            way = f" by {row['parallel']}" if has_value(row, "parallel") else ""
-            return f" on {row[axis]:.0f} {noun}{way}"
-    return ""
+    if ranks_of(row) == 1:
+        return ""
+    way = f" by {row['parallel']}" if has_value(row, "parallel") else ""
+    return f" on {ranks_text(row)}{way}"
 
 
 def _arguments(row: Row) -> list[str]:
