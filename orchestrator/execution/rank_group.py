@@ -27,6 +27,7 @@ _LATE = (
 _GONE = r"Connection closed by peer|Connection reset by peer|remote process exited|Broken pipe"
 _WATCHDOG = r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
 _LOG_BYTES = 20_000
+_OF_ENDS = ("signal", "exit_code")
 # Energy and power of a cell are those of all its GPUs.
 _SUMMED = ("power", "timed_power", "power_limit", "energy")
 _TIMED_MODES = ("pipelined", "synced")
@@ -77,6 +78,8 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
     there = {one: flight for one, flight in known.items() if flight.number == latest}
     called = {(one.name, one.shape) for one in there.values() if one.shape}
     first = there[min(there)]
+    # The signal by which a rank was ended while it waited is no evidence.
+    evidence = {name: value for name, value in evidence.items() if name not in _OF_ENDS}
     evidence["collective"] = f"{first.name} {first.number}"
     if len(called) > 1:
         calls = [f"rank {one} {flight.name} of {flight.shape}" for one, flight in there.items()]

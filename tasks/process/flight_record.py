@@ -37,10 +37,10 @@ def record_flight(file: Path) -> None:
     with suppress(Exception):  # nothing else must fail with it
         from torch._C import _distributed_c10d as recorder
 
-        # Not every build of torch has the first one, and of the second one there is no record of gloo.
+        # Each backend has its record: the first one is gloo's. Without calls it is the shorter one.
         names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-        dump = next(getattr(recorder, name) for name in names if hasattr(recorder, name))
-        file.write_bytes(dump(True, False))
+        dumps = [getattr(recorder, name)(True, False) for name in names if hasattr(recorder, name)]
+        file.write_bytes(max(dumps, key=len))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import psutil
 from setproctitle import setproctitle
 
 from tasks.process.journal import read_journal
-from tasks.process.log_file import free_middle, remove_middle
+from tasks.process.log_file import free_middle, remove_middle, tail
 from tasks.spec.attempt import BEFORE_ITS_TASK, PREPARATION_S, rank_file
 
 ORPHANS_S = 10.0  # a process that holds a GPU may take seconds to die
@@ -39,6 +39,10 @@ _TICK_S = 0.2
 STACK_SIGNAL = signal.SIGUSR2
 STACKS_S = 2.0  # writing them takes milliseconds
 _KILL_TICK_S = 0.001
+# NCCL's watchdog reports a collective beyond its time limit at once. It ends the process a minute
+# later, and never if the rank that serves the store is stopped.
+_REPORT = "Watchdog caught collective operation timeout"
+_REPORT_BYTES = 20_000  # of the end of a log
 # Variable of rank 0: descriptor of the socket on which it listens for the other ranks.
 LISTENER = "SWEEP_LISTENER"
 _HERE = "127.0.0.1"
@@ -81,7 +85,7 @@ class RankExits:
 
     Args:
         codes: exit code by rank; negative for a signal.
-        failed: the ranks that ended badly by themselves, as they were noticed.
+        failed: the ranks that ended badly by themselves or waited in vain, as they were noticed.
         late: what the attempt was not after `limit_s`, such as "done"; empty: it was in time.
         over_memory_bytes: the resident set that exceeded the limit.
         log_left_out_bytes: what was removed from the middle of the log.
@@ -224,6 +228,8 @@ class Minder:
                     failed.append(self.pids.index(pid))
             if not ready and limits.are_exceeded(self.pids):
                 break
+            if not ready:
+                failed += limits.ranks_in_vain()
         if watched and (limits.late or failed):
             print_stacks()
             _wait_for_ends(list(watched))
@@ -325,6 +331,11 @@ class AttemptLimits:
             if largest > limit_gib * _GIB:
                 self.over_memory_bytes = largest
         return self.over_memory_bytes is not None
+
+    def ranks_in_vain(self) -> list[int]:
+        """Return the ranks at whose collective another one has not arrived in time, by NCCL."""
+        logs = self._logs if len(self._logs) > 1 else []
+        return [rank for rank, log in enumerate(logs) if _REPORT in tail(log, _REPORT_BYTES)]
 
     def shorten_log(self) -> int:
         """Remove the middle of long logs. Return how many bytes were removed in all."""

@@ -42,6 +42,11 @@ from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 
 TIMEOUT_S = 2.0  # of a collective; nothing here waits for one in vain unless it must
+NCCL_REPORT = (
+    "[rank0]:[E1127 ProcessGroupNCCL.cpp:690] [Rank 0] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=5000) ran "
+    "for 5012 milliseconds before timing out."
+)
 SOON_S = 20.0  # how long a group may take to end, on a busy machine
 
 
@@ -60,6 +65,8 @@ def build(params: FaultyParams) -> Workload:
             done.append(1)
             if len(done) == 5 and dist.get_rank() == params.culprit:
                 ACTS[params.how]()
+            elif len(done) == 5 and params.how == "sleep_beside_nccl":
+                os.write(2, NCCL_REPORT.encode())
             dist.all_reduce(numbers)
             numbers.fill_(1.0)
 
@@ -97,6 +104,7 @@ ACTS: dict[str, Callable[[], object]] = {
     "leave": lambda: os._exit(7),
     "leave_well": lambda: os._exit(0),
     "sleep": lambda: time.sleep(600),
+    "sleep_beside_nccl": lambda: time.sleep(600),
     "call_another": lambda: dist.broadcast(torch.ones(8), 0),
 }
 
@@ -115,10 +123,12 @@ def run(task: None, tmp_path: Path) -> Iterator[Run]:
     """Measure a cell whose ranks are forked by a minder of this process. None is left afterwards."""
     started: list[psutil.Process] = []
 
-    def run_one(how: str = "well", ranks: int = 2, **values: Any) -> Outcome:
+    def run_one(
+        how: str = "well", ranks: int = 2, limit_s: float = TIMEOUT_S, **values: Any
+    ) -> Outcome:
         values = {"warmup_steps": 2, "measured_steps": 6, "how": how, **values}
         cell = make_cell("faulty", {"device": "cpu", "processes": ranks, **values})
-        settings = Settings(collective_timeout_s=TIMEOUT_S, instruments=("timing", "memory"))
+        settings = Settings(collective_timeout_s=limit_s, instruments=("timing", "memory"))
         attempt = Attempt(cell, 1, str(tmp_path), settings)
         (tmp_path / ATTEMPT_FILE).write_text(attempt.to_json())
         request = MindRequest(
@@ -207,6 +217,16 @@ def test_a_row_names_the_rank_that_ended_the_group(run: Run, how: str, culprit: 
 
 
 @pytest.mark.process
+def test_a_report_of_nccls_watchdog_ends_the_group(run: Run) -> None:
+    """NCCL itself ends the process a minute later, or never."""
+    outcome = run("sleep_beside_nccl", limit_s=600.0)
+    message = "rank 1 did not arrive at all_reduce 6 within 600 s"
+    assert (outcome.status, outcome.evidence["message"]) == (Status.TIMEOUT, message)
+    assert (outcome.evidence["rank"], outcome.evidence.get("signal")) == (1, None)
+    assert outcome.wall_s < SOON_S
+
+
+@pytest.mark.process
 def test_ranks_that_call_different_collectives_are_told_apart(run: Run) -> None:
     outcome = run("call_another")
     assert outcome.status is Status.FAILED
@@ -290,11 +310,7 @@ def test_a_watchdog_that_aborts_its_rank_reports_a_late_one(attempt: Attempt) ->
     """NCCL's ends the process by a signal, so that it writes no flight record."""
     for rank, number in ((1, 7), (2, 6)):
         flight(attempt, rank, number)
-    (attempt.path / LOG_FILE).write_text(
-        "[rank0]:[E1127 ProcessGroupNCCL.cpp:690] [Rank 0] Watchdog caught collective operation "
-        "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=5000) ran "
-        "for 5012 milliseconds before timing out.\n"
-    )
+    (attempt.path / LOG_FILE).write_text(NCCL_REPORT)
     killed = FinalStatus(Status.CRASHED, {"message": "killed by SIGABRT", "signal": "SIGABRT"})
     rank, final = blame(attempt, 0, killed)
     assert (rank, final.status) == (2, Status.TIMEOUT)
