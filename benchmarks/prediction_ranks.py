@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,11 @@ def main() -> None:
     parser.add_argument("--only", metavar="STRATEGY", help="cells of one strategy  [all]")
     options = parser.parse_args()
     found: list[Comparison] = []
+    has_transformers = find_spec("transformers") is not None
     for cell in measured_cells():
-        if options.only in (None, cell.values.get("parallel")):
+        if "model" in cell.values and not has_transformers:
+            print(f"not compared: {cell.values['model']}, which needs transformers")
+        elif options.only in (None, cell.values.get("parallel")):
             found += compare(cell)
     print(tabulate(map(row_of, found), headers="keys", floatfmt=("", "", "", ".2f", ".2f", ".3f")))
     if not all(one.is_within for one in found):
@@ -89,6 +93,8 @@ def measured_cells() -> Iterator[Cell]:
         for values in source["cells"]:
             peaks = {step: values.pop(step) for step in BOUNDS if step in values}
             whole = {**content["defaults"], **source.get("defaults", {}), **values}
+            if "model" in whole:
+                del whole["size"]
             yield Cell(source["name"], whole, peaks, source.get("differs", False))
 
 
@@ -129,7 +135,8 @@ def highest_bytes(peaks: Replay, step: Any) -> int:
 def row_of(one: Comparison) -> dict[str, object]:
     """Return a row of the table."""
     values = one.cell.values
-    shown = ("size", "parallel", "bucket_view", "bucket_mb", "reshard")
+    options = ("bucket_view", "bucket_mb", "reshard", "gradient_accumulation")
+    shown = ("model" if "model" in values else "size", "parallel", *options)
     words = [
         f"{values[name]}" if isinstance(values[name], str) else f"{name}={values[name]}"
         for name in shown

@@ -82,25 +82,27 @@ class Trace:
 
 
 def held_by_nccl(trace: Trace) -> Trace:
-    """Return the trace as if NCCL held what the first step sends until the second backward pass ends.
+    """Return the trace as if NCCL held what the first step sends until its second exchange ends.
 
     A collective's tensors are held until somebody waits for it, or until the watchdog of torch's
     ProcessGroupNCCL, every 100 ms, finds it complete (`stashed_for_allocator_safety_`). DDP waits
     for its future only. It replaces the buckets of the first step when the second one begins,
-    before the GPU has sent them. On two H100s, `large` with DDP held 3.61 GiB of them in the second
-    step's peak, and in another run it did not.
+    before the GPU has sent them. The next collective is that of the last micro-batch. On two H100s,
+    `large` with DDP held 3.61 GiB of them in the second step's peak, and in another run it did not;
+    with two micro-batches it held them.
     """
     late: list[int] = []
     spans: list[TensorLifetime] = []
+    backward = [at for at, span in enumerate(trace.spans["second"]) if span.phase == "backward"]
     for number, span in enumerate(trace.spans["second"]):
         events = span.events
-        if not any(before.phase == "backward" for before in trace.spans["second"][:number]):
+        if backward and number <= backward[-1]:
             is_late = [event < 0 and ~event in trace.sent for event in span.events]
             late += compress(span.events, is_late)
             events = array(
                 "q", (event for event, at in zip(events, is_late, strict=True) if not at)
             )
-            if span.phase == "backward":
+            if number == backward[-1]:
                 events.extend(late)
         spans.append(TensorLifetime(span.phase, events))
     return replace(trace, spans={**trace.spans, "second": spans})

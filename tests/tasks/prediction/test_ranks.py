@@ -130,13 +130,15 @@ def test_strategies_with_tensors_of_several_layers_are_traced_whole() -> None:
         assert trace_by_layers(params_of(parallel=parallel, num_layers=40), never) is None
 
 
-def test_the_second_step_of_ddp_holds_the_buckets_of_the_first() -> None:
-    trace = track(params_of(parallel="ddp", num_layers=1))
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_the_second_step_of_ddp_holds_the_buckets_of_the_first(micro_batches: int) -> None:
+    model = {"parallel": "ddp", "num_layers": 1, "gradient_accumulation": micro_batches}
+    trace = track(params_of(**model))
     released, held = requested_of(trace), requested_of(held_by_nccl(trace))
     gradients = PARAMETER_BYTES - LAYER_BYTES  # in fp32
     assert held["second"] - released["second"] == gradients
     assert (held["first"], held["steady"]) == (released["first"], released["steady"])
-    found = prediction_of(parallel="ddp", num_layers=1)
+    found = prediction_of(**model)
     assert found.peak_bytes("peak_requested_bytes", "second") == held["second"]
     assert "in some runs it needs less" in found.reason
     by_role = found.role_bytes()
