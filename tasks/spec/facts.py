@@ -44,6 +44,7 @@ _CELL_FACTS = (
     _bytes(
         "bus_bytes", doc="what a step sends through each GPU's link: S times nccl-tests' factor"
     ),
+    _text("link", doc="how each pair of the cell's GPUs is connected, or why that is unknown"),
     # What torch.compile did.
     _text(
         "compile_cache_seen", doc="the compiler's cache had nothing, all or some: cold, warm, mixed"

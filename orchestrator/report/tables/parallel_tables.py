@@ -99,8 +99,14 @@ PARALLEL_TABLES: tuple[Table, ...] = (
             ("step ms", show.of_steps(show.median_interval("step_ms"))),
             ("algbw GB/s", show.number("algbw_gb_s", ".1f")),
             ("busbw GB/s", show.number("busbw_gb_s", ".1f")),
+            ("of link", show.number("of_link", ".0%")),
+            ("link", show.text("link")),
         ),
         of_task("collectives"),
+        column_notes={
+            "of link": "Of link: busbw over the peak of the slowest pair of GPUs, one way; above"
+            " 100% where the switch reduces (NVLink SHARP)."
+        },
     ),
     Table(
         "parallel",
