@@ -22,6 +22,13 @@ DERIVED_FIELDS += [
         ratio=1e3,
     ),
     DerivedField(
+        "tokens_per_s_per_gpu",
+        "`tokens_per_s` over the number of GPUs",
+        "tokens/s",
+        ("tokens_per_s", "gpus"),
+        ratio=1,
+    ),
+    DerivedField(
         "achieved_tflops",
         "`flops` per second, from the median step time",
         "TFLOP/s",
