@@ -12,7 +12,7 @@ from orchestrator.analysis.axes import RANK_AXES, each, has_value, ranks_of, ran
 from orchestrator.analysis.pairs import is_clear, is_gpu_bound, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.findings.finding import Finding, basis_of_cells, basis_of_pairs
+from orchestrator.report.findings.finding import Finding, basis_of_cells, basis_of_pairs, extreme
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number, percent
 
@@ -88,12 +88,9 @@ def about_stragglers(results: Results) -> Iterator[Finding]:
 
 def about_collectives(results: Results) -> Iterator[Finding]:
     """Yield the bus bandwidth of the largest all-reduce."""
-    cells = measured(results, "collectives", "busbw_gb_s", "size_mb")
-    if len(cells):
-        cells = cells[(cells["collective"] == "all_reduce") & (cells["size_mb"] >= _LARGE_MB)]
-    if cells.empty:
+    largest = _largest_all_reduce(results)
+    if largest.empty:
         return
-    largest: pd.DataFrame = cells.sort_values(["size_mb", "busbw_gb_s"]).tail(1)
     row = largest.iloc[0]
     details = [f"One call takes {number(row['call_ms'])} ms."]
     if has_value(row, "of_link"):
@@ -109,3 +106,41 @@ def about_collectives(results: Results) -> Iterator[Finding]:
         " ".join(details),
         basis=basis_of_cells(largest),
     )
+
+
+def about_hiding(results: Results) -> Iterator[Finding]:
+    """Yield on how many GPUs a backward pass takes as long as the exchange of its gradients.
+
+    With P parameters and B tokens, it computes 4BP/n on each of n GPUs, at the rate C, and a ring
+    exchanges 2(n-1)/n times the gradients at the bus bandwidth W.
+    """
+    link = _largest_all_reduce(results)
+    cells = measured(results, "train_step", "achieved_tflops", "tokens")
+    cells = cells[[ranks_of(row) == 1 and row["device"] == "cuda" for row in each(cells)]]
+    if link.empty or cells.empty or link["device"].iloc[0] != "cuda":
+        return
+    row, bandwidth = extreme(cells, "achieved_tflops", True), link["busbw_gb_s"].iloc[0]
+    width = 2 if "16" in str(row.get("parameter_dtype")) else 4  # bytes of a gradient
+    gpus = 1 + 2 * row["tokens"] * bandwidth / (width * row["achieved_tflops"] * 1e3)
+    yield Finding(
+        "parallel",
+        "hidden exchange",
+        f"{number(gpus)} GPUs",
+        f"{row['tokens']:,.0f} tokens",
+        f"With {row['tokens']:,.0f} tokens a step, a backward pass can hide the exchange of its "
+        f"gradients on up to {number(gpus)} GPUs.",
+        f"1 + {'tokens × W / C' if width == 2 else 'tokens × W / 2C'}, with {width} bytes for each "
+        f"gradient, W = {number(bandwidth)} GB/s of an all-reduce and C = "
+        f"{number(row['achieved_tflops'])} TFLOP/s of a whole step on one GPU.",
+        scope_of(row),
+        basis=[(row["cell"],), *basis_of_cells(link)],
+        is_cpu_bound=bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+    )
+
+
+def _largest_all_reduce(results: Results) -> pd.DataFrame:
+    """Return the fastest all-reduce of the largest size, if that is large."""
+    cells = measured(results, "collectives", "busbw_gb_s", "size_mb")
+    if len(cells):
+        cells = cells[(cells["collective"] == "all_reduce") & (cells["size_mb"] >= _LARGE_MB)]
+    return cells.sort_values(["size_mb", "busbw_gb_s"]).tail(1) if len(cells) else cells

@@ -27,6 +27,7 @@ from orchestrator.report.findings.memory import about_memory, about_parts, about
 from orchestrator.report.findings.numerics import about_autocast, about_norms, about_sums
 from orchestrator.report.findings.parallel import (
     about_collectives,
+    about_hiding,
     about_several_gpus,
     about_stragglers,
 )
@@ -57,6 +58,7 @@ RULES: Sequence[Rule] = (
     about_several_gpus,
     about_stragglers,
     about_collectives,
+    about_hiding,
     about_sums,
     about_autocast,
     about_norms,

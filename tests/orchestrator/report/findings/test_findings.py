@@ -228,6 +228,42 @@ def test_a_bus_bandwidth_is_compared_with_the_peak_of_the_link() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "gpus", "formula"),
+    [("torch.float32", "3.50", "tokens × W / 2C"), ("torch.bfloat16", "6.00", "tokens × W / C")],
+)
+def test_the_exchange_of_gradients_is_hidden_up_to_some_gpus(
+    dtype: str, gpus: str, formula: str
+) -> None:
+    """As problem data_parallel_calcs: 1 + B·W/C for gradients of two bytes."""
+    link = {"task": "collectives", "collective": "all_reduce", "size_mb": 100.0, "call_ms": 0.4}
+    link |= {"busbw_gb_s": 250.0, "gpus": 2}
+    one = {"tokens": 8000.0, "achieved_tflops": 400.0, "parameter_dtype": dtype, "gpus": 1}
+    two = {**one, "gpus": 2, "achieved_tflops": 700.0}
+    found_one = answer("hidden exchange", step(7.0, **link), step(90.0, **one), step(50.0, **two))
+    assert found_one.number == f"{gpus} GPUs"
+    assert found_one.conclusion.startswith("With 8,000 tokens a step, a backward pass can hide")
+    assert f"1 + {formula}, with" in found_one.detail
+    assert "W = 250 GB/s of an all-reduce and C = 400 TFLOP/s" in found_one.detail
+    assert found_one.basis == [("id1",), ("id0",)]
+
+
+@pytest.mark.parametrize("missing", ["device", "size_mb", "achieved_tflops"])
+def test_nothing_is_said_of_hiding_without_both_rates(missing: str) -> None:
+    link = {"task": "collectives", "collective": "all_reduce", "size_mb": 100.0, "call_ms": 0.4}
+    link |= {"busbw_gb_s": 250.0, "gpus": 2}
+    one = {"tokens": 8000.0, "achieved_tflops": 400.0, "gpus": 1}
+    change: dict[str, dict[str, Any]] = {
+        "device": {"device": "cpu", "processes": 2},
+        "size_mb": {"size_mb": 1.0},  # the cost of a call is no bandwidth
+        "achieved_tflops": {},
+    }
+    if missing == "achieved_tflops":
+        del one["achieved_tflops"]
+    cells = [step(7.0, **{**link, **change[missing]}), step(90.0, **one)]
+    assert not [one for one in found(*cells) if "hidden" in one.label]
+
+
 def test_memory_counts_what_runs_out_under_each_limit() -> None:
     cells = [
         step(100, memory_limit_gib=limit, context_length=length,
