@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from orchestrator.execution.measurement import execute
+from orchestrator.hardware.gpu_catalog import link_peak_gb_s
+from orchestrator.hardware.links import describe_links
+from orchestrator.hardware.nvml import gpu_uuids
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -49,6 +52,11 @@ def used_bytes() -> list[int]:
     pynvml.nvmlInit()
     handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(2))
     return [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
+
+
+def test_nvml_reports_links_of_a_known_kind() -> None:
+    links = describe_links(list(gpu_uuids().values()))
+    assert link_peak_gb_s(links), links
 
 
 @pytest.mark.parametrize("call", ["sync", "async"])

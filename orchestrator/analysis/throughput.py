@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator.analysis.derived_fields import DERIVED_FIELDS, DerivedField, derived
+from orchestrator.hardware.gpu_catalog import link_peak_gb_s
 from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
 from orchestrator.store.layout import RUN_SEPARATOR
 
@@ -19,6 +20,13 @@ DERIVED_FIELDS += [
         "tokens/s",
         ("tokens", "step_ms_median"),
         ratio=1e3,
+    ),
+    DerivedField(
+        "tokens_per_s_per_gpu",
+        "`tokens_per_s` over the number of GPUs",
+        "tokens/s",
+        ("tokens_per_s", "gpus"),
+        ratio=1,
     ),
     DerivedField(
         "achieved_tflops",
@@ -61,6 +69,28 @@ DERIVED_FIELDS += [
         "GB/s",
         ("bus_bytes", "step_ms_median"),
         ratio=1e-6,
+    ),
+]
+
+
+@derived(
+    "link_peak_gb_s",
+    "peak of the slowest pair of the cell's GPUs, each way, by the maker; null if `link` is unknown",
+    "GB/s",
+    needs=("link",),
+)
+def link_peak(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the peak of the link of each cell with several GPUs."""
+    return cells["link"].map(link_peak_gb_s, na_action="ignore").astype("Float64")
+
+
+DERIVED_FIELDS += [
+    DerivedField(
+        "of_link",
+        "`busbw_gb_s` over `link_peak_gb_s`; above 1 where a switch reduces (NVLink SHARP)",
+        "ratio",
+        ("busbw_gb_s", "link_peak_gb_s"),
+        ratio=1,
     ),
 ]
 

@@ -15,6 +15,7 @@ DEVICES = {
     "rtx5090": "RTX 5090",
     "rtx-pro-6000": "RTX PRO 6000 WK",
     "a800": "A800 80 GB",
+    "b200": "B200",
     "macbook-air": "MacBook Air",
     "apple-m4": "Apple M4",
     "not-named": "GPU not named",

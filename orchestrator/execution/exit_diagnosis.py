@@ -11,7 +11,13 @@ import signal
 import time
 from dataclasses import dataclass
 
-from orchestrator.execution.rank_group import blame, find_cause, group_samples, rank_rows
+from orchestrator.execution.rank_group import (
+    blame,
+    find_cause,
+    group_samples,
+    rank_rows,
+    skew_facts,
+)
 from tasks.process.journal import FinalStatus, JournalContents, read_journal
 from tasks.process.log_file import tail
 from tasks.process.minder import RankExits
@@ -68,7 +74,7 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
         stage=stage,
         phase=phase,
         evidence=evidence,
-        facts=_facts(first, ended),
+        facts=_facts(first, ended) | (skew_facts(journals) if count > 1 else {}),
         samples=group_samples([journal.samples for journal in journals]),
         started_at=started_at,
         wall_s=ended.wall_s,

@@ -35,6 +35,7 @@ from orchestrator.execution.oom_killer import OomKillerWatch
 from orchestrator.execution.program import PROGRAM, ProcessNotStarted, lifeline, start_process
 from orchestrator.hardware.cpu_affinity import Cores, cores_for
 from orchestrator.hardware.host import VISIBLE_GPUS, GpuUuids, split_gpu_names
+from orchestrator.hardware.links import describe_links
 from orchestrator.hardware.nvml import GpuHealthWatch, may_be_broken
 from tasks.process.fork_server import COMPILE, MEASURE, READ_LATE
 from tasks.process.journal import read_journal
@@ -172,7 +173,8 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
     watches = {name: GpuHealthWatch(uuid) for name, uuid in uuids.items()}
     outcome = execute(slot.place(attempt))
     if len(uuids) > 1:  # the child itself records the UUID of a single GPU
-        facts = {**outcome.facts, "gpu_uuids": list(uuids.values())}
+        own = list(uuids.values())
+        facts = {**outcome.facts, "gpu_uuids": own, "link": describe_links(own)}
         outcome = replace(outcome, facts=facts)
     if not outcome.status.is_retried:
         return outcome

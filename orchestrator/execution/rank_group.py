@@ -7,6 +7,7 @@ both, the group's value is the largest.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -165,9 +166,28 @@ def _step_ms(samples: Iterable[Sample]) -> float | None:
     return median(durations) if durations else None
 
 
+def skew_facts(journals: Sequence[JournalContents]) -> dict[str, object]:
+    """Return how far the ranks are apart at the end of a step, and which one is slowest most often."""
+    steps = _durations_of_steps(journals)
+    if not steps:
+        return {}
+    slowest = Counter(durations.index(max(durations)) for durations in steps)
+    [(rank, count)] = slowest.most_common(1)
+    return {
+        "step_skew_ms": median(max(durations) - min(durations) for durations in steps),
+        "slowest_rank": rank,
+        "slowest_rank_share": count / len(steps),
+    }
+
+
+def _durations_of_steps(journals: Sequence[JournalContents]) -> list[tuple[float, ...]]:
+    """Return the durations of each step that all ranks finished, in the order of the ranks."""
+    return list(zip(*(_durations(journal.samples) for journal in journals), strict=False))
+
+
 def rank_rows(journals: Sequence[JournalContents]) -> tuple[RankRow, ...]:
     """Return a row for each rank."""
-    steps = list(zip(*(_durations(journal.samples) for journal in journals), strict=False))
+    steps = _durations_of_steps(journals)
     rows = []
     for rank, journal in enumerate(journals):
         facts = journal.facts
@@ -183,6 +203,7 @@ def rank_rows(journals: Sequence[JournalContents]) -> tuple[RankRow, ...]:
                 peak_reserved_bytes=_largest(journal.samples, "peak_reserved_bytes"),
                 sm_clock=_last(journal.samples, "sm_clock"),
                 power=_last(journal.samples, "timed_power"),
+                wait_ms=_last(journal.samples, "wait"),
             )
         )
     return tuple(rows)

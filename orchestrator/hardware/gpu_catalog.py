@@ -18,6 +18,7 @@ _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORE
 _NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,3})?")  # a size without its unit
 _NUMBERED = re.compile(r"[a-z]*\d+")
 _MISTYPED = re.compile(r"\d{3}[1-9]")  # the numbers of all GPUs with four digits end with 0
+_LINK = re.compile(r"((?:NVLink|PCIe) [\d.]+) × (\d+)")
 _LARGER = frozenset({"ti", "super"})
 _LAST_DIGIT = re.compile(r"(?<=\d\d)\d$")
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
@@ -285,6 +286,21 @@ def peak_tflops(device: str | None, precision: str | None) -> float | None:
         if device in card.devices:
             return card.peaks.get(entry, card.peaks.get("bf16") if entry == "fp16" else None)
     return None
+
+
+def link_peak_gb_s(links: str) -> float | None:
+    """Return the peak of the slowest link that `describe_links` names, in GB/s each way.
+
+    Return None if one of them is not known.
+    """
+    peaks = []
+    for link in links.split("; "):
+        found = _LINK.match(link)
+        of_one = _data()["link_gb_s"].get(found[1]) if found else None
+        if found is None or of_one is None:
+            return None
+        peaks.append(of_one * int(found[2]))
+    return min(peaks)
 
 
 def smallest_fitting(peak_bytes: float, precision: str | None = None) -> str:

@@ -86,7 +86,7 @@ def near_cores(uuid: str) -> frozenset[int] | None:
 
     mask_count = -(-(os.cpu_count() or 1) // _MASK_BITS)
     try:
-        masks = pynvml.nvmlDeviceGetCpuAffinity(_handle_by_uuid(uuid), mask_count)
+        masks = pynvml.nvmlDeviceGetCpuAffinity(handle_by_uuid(uuid), mask_count)
     except pynvml.NVMLError:
         return None
     cores = set()
@@ -114,7 +114,7 @@ def refusal(uuid: str) -> Refusal | None:
 
     lost = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
     try:
-        pynvml.nvmlDeviceGetMemoryInfo(_handle_by_uuid(uuid))
+        pynvml.nvmlDeviceGetMemoryInfo(handle_by_uuid(uuid))
     except pynvml.NVMLError as error:
         return Refusal(str(error), error.value in lost)
     return None
@@ -147,7 +147,7 @@ def may_be_broken(message: str) -> bool:
     return _MAY_BE_BROKEN.search(message) is not None
 
 
-def _handle_by_uuid(uuid: str) -> object:
+def handle_by_uuid(uuid: str) -> object:
     """Return NVML's handle of a GPU, with or without `GPU-` in its UUID. Raises NVMLError."""
     import pynvml
 

@@ -21,7 +21,9 @@ from orchestrator.common.run_location import RunLocation, is_address
 from orchestrator.common.units import GIB
 from orchestrator.execution import nsys
 from orchestrator.execution.host_probe import dispatch_rates, probe_here, profiler_failure
-from orchestrator.hardware.host import HostInfo
+from orchestrator.hardware.gpu_catalog import link_peak_gb_s
+from orchestrator.hardware.host import HostInfo, visible_gpu_uuids
+from orchestrator.hardware.links import describe_links
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote_folder import RemoteFolder
 
@@ -65,6 +67,8 @@ def examine(out: RunLocation) -> Iterator[Diagnosis]:
     if host is not None:
         for check in (_torch, _cuda, _gpus, _nvml):
             yield check(host)
+        if len(host.gpus) > 1:
+            yield _links(host)
         yield from _bytecode()
         yield Diagnosis("CPU", True, f"{host.cpu}, {host.cores} cores")
         if host.gpus:
@@ -120,6 +124,15 @@ def _nvml(host: HostInfo) -> Diagnosis:
     if host.driver:
         return Diagnosis("NVML", True, f"driver {host.driver}")
     return Diagnosis("NVML", None, host.driver_note, "Clocks, power and temperature will be null")
+
+
+def _links(host: HostInfo) -> Diagnosis:
+    links = describe_links(list(visible_gpu_uuids(host).values()))
+    peak = link_peak_gb_s(links)
+    if peak is None:
+        return Diagnosis("links", None, links, "The column of_link will be null")
+    slowest = "the slowest pair" if "; " in links else "each pair"
+    return Diagnosis("links", True, f"{links}: {peak:.4g} GB/s each way for {slowest}")
 
 
 def _host(rates: Sequence[float]) -> Diagnosis:

@@ -44,6 +44,14 @@ _CELL_FACTS = (
     _bytes(
         "bus_bytes", doc="what a step sends through each GPU's link: S times nccl-tests' factor"
     ),
+    _float(
+        "step_skew_ms",
+        doc="duration of a step on the slowest rank less that on the fastest one, the median",
+        unit="ms",
+    ),
+    _int("slowest_rank", doc="the rank that was slowest in most of the timed steps"),
+    _float("slowest_rank_share", doc="in which share of them", unit="ratio"),
+    _text("link", doc="how each pair of the cell's GPUs is connected, or why that is unknown"),
     # What torch.compile did.
     _text(
         "compile_cache_seen", doc="the compiler's cache had nothing, all or some: cold, warm, mixed"

@@ -108,8 +108,13 @@ def test_the_page_for_the_course_names_tables_that_exist() -> None:
     rows = re.findall(
         r"^\|.*\| `sweep run .*` \| (.*) \|$", TEXTS["docs/how-to/hand-in-cs336.md"], re.M
     )
+    problems = re.findall(
+        r"^\| (`\w+`.*?) \| (.*?) \| .* \|$", TEXTS["docs/how-to/hand-in-cs336.md"], re.M
+    )
+    assert len(re.findall("`", "".join(named for named, _ in problems))) == 2 * 10
+    rows += [tables for _, tables in problems]
     names = {name for row in rows for name in re.findall("`([^`]+)`", row)}
-    assert len(rows) == 13
+    assert len(rows) == 9 + 8
     assert names <= {table.name for table in TABLES}
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from orchestrator.analysis.axes import MAIN, Row, is_null
+from orchestrator.analysis.axes import MAIN, Row, each, is_null, ranks_text
+from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.chart import (
@@ -70,6 +71,13 @@ _PARTS: Mapping[str, tuple[str, str]] = {
 }
 _PART_COLOURS = dict(_PARTS.values())
 _PART_COLUMNS = {f"predicted_of_{name}_bytes": part for name, (part, _) in _PARTS.items()}
+_STEP_PARTS: Mapping[str, tuple[str, str]] = {
+    "compute_ms": ("compute", "k1"),
+    "exposed_copies_ms": ("copies", "k3"),
+    "exposed_transfer_ms": ("exposed transfer", "k2"),
+    "exposed_wait_ms": ("exposed wait", "k4"),
+    "overlap_idle_ms": ("idle", "k6"),
+}
 _CARDS = (24, 40, 80, 140)  # GiB of common GPUs
 
 
@@ -179,6 +187,33 @@ def _texts(encoding: Mapping[str, object]) -> Layer:
     return marks("text", encoding, align="left", dx=4, fontSize=11, color=light("ink2"), aria=False)
 
 
+def step_parts(results: Results) -> Drawn | None:
+    """Return what a step on several GPUs consists of: a stacked bar for each strategy."""
+    cells = of_column("train_step", "compute_ms")(results)
+    if LENGTH not in cells or "parallel" not in cells:
+        return None
+    shown = [NAME, LENGTH, "gpus", "parallel"]
+    others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
+    # An axis that follows from the model and the strategy is no reason to leave a cell out.
+    cells, note = choose_slice(cells, free_axes(cells, [*shown, *others]), shown)
+    cells = _named(sort_by(cells, shown), ["parallel"])
+    titles = [f"{row[NAME]}, context {row[LENGTH]:,}, {ranks_text(row)}" for row in each(cells)]
+    chosen = evenly(list(dict.fromkeys(titles)), _MOST_PANELS)
+    few = f"{len(chosen)} of {len(set(titles))} panels" if len(chosen) < len(set(titles)) else ""
+    names = {column: part for column, (part, _) in _STEP_PARTS.items()}
+    colours = dict(_STEP_PARTS.values())
+    panels = []
+    for title, own in cells.groupby(titles, sort=False):
+        if title in chosen:
+            order = list(own["variant"])
+            stacked = _stacked(_parts_of(own, names), order, colours, " ms")
+            layers = [{"layer": stacked}, _ticks(own, order, TIME, " ms without the profiler")]
+            size = {"width": _WIDTH, "height": _ROW * len(own)}
+            panels.append({"layer": layers, "title": title, **size})
+    entries = [*legend("box", colours), LegendEntry("tick", "step without the profiler", "ink")]
+    return Drawn(panels, entries, "; ".join(filter(None, (note, few))))
+
+
 def longest_kernels(results: Results) -> Drawn | None:
     """Return the kernels that take most of a step, of the first and the last variant of the largest model."""
     kernels, cells, note = _profiled(results)
@@ -248,27 +283,34 @@ def memory_parts(results: Results) -> Drawn | None:
     return Drawn(panels, entries, "; ".join(filter(None, (note, few, few_panels))))
 
 
-def _memory_bars(own: pd.DataFrame, order: Sequence[str]) -> Panel:
+def _parts_of(own: pd.DataFrame, parts: Mapping[str, str], unit: float = 1.0) -> pd.DataFrame:
+    """Return the bars of `_stacked`. parts: the name of the part by its column."""
     keys = ["variant", KEY, "scope"]
-    predicted = own.set_index(keys).filter(items=list(_PART_COLUMNS)).astype(float) / GIB
-    values = pd.Series(predicted.rename_axis(columns="part").stack(future_stack=True))
+    columns = own.set_index(keys).filter(items=list(parts)).astype(float) / unit
+    values = pd.Series(columns.rename_axis(columns="part").stack(future_stack=True))
     bars = values[values > 0].reset_index(name="value")
-    bars = bars.assign(part=bars["part"].map(_PART_COLUMNS))
-    bars = bars.groupby([*keys, "part"], sort=False)[["value"]].sum().reset_index()
-    stacked = _stacked(bars, order, _PART_COLOURS, " GiB predicted")
-    labels = own["scope"] + ": " + own["shown"].map(number) + " GiB measured"
-    ticks = own[["variant"]].assign(measured=rounded(own["shown"]), label=labels)
+    bars = bars.assign(part=bars["part"].map(parts))
+    return bars.groupby([*keys, "part"], sort=False)[["value"]].sum().reset_index()
+
+
+def _ticks(own: pd.DataFrame, order: Sequence[str], column: str, unit: str) -> Layer:
+    """Return a tick across each bar, at a value that was measured."""
+    labels = own["scope"] + ": " + own[column].map(number) + unit
+    ticks = own[["variant"]].assign(measured=rounded(own[column]), label=labels)
     encoding = {
         "x": "measured:Q",
         "y": channel("variant:N", sort=order),
         "description": "label:N",
         "color": {"value": light("ink")},
     }
-    peaks = marks("tick", encoding, thickness=2.5, height=20)
-    layers = [
-        {"layer": stacked},
-        with_data(data_of(ticks, ["variant", "measured", "label"]), peaks),
-    ]
+    drawn = marks("tick", encoding, thickness=2.5, height=20)
+    return with_data(data_of(ticks, ["variant", "measured", "label"]), drawn)
+
+
+def _memory_bars(own: pd.DataFrame, order: Sequence[str]) -> Panel:
+    bars = _parts_of(own, _PART_COLUMNS, GIB)
+    stacked = _stacked(bars, order, _PART_COLOURS, " GiB predicted")
+    layers = [{"layer": stacked}, _ticks(own, order, "shown", " GiB measured")]
     cards = [{"card": card} for card in _CARDS if card < own["shown"].max() * _NEAR]
     if cards:
         rule = marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))

@@ -78,10 +78,11 @@ _KERNELS = {"one fused kernel": "bf16", "separate kernels": "fp32"}
 class Lines:
     """Lines of a value over the context length or another axis that varies, in panels.
 
-    unit: if it is RATIO, a line goes across at 1. title: of the vertical axis. colour, panel: axes;
-    one that does not vary gives way to another that does. dashed: the eager lines are dashed. top:
-    of a linear scale. has_zero: a linear scale begins at 0. has_slopes: the exponent stands at the
-    end of a line.
+    points: if they have a column `rule`, lines go across at its values, and at 1 if unit is RATIO.
+    title: of the vertical axis. colour, panel: axes; one that does not vary gives way to another
+    that does, unless `across` names the horizontal axis. dashed: the eager lines are dashed. top: of
+    a linear scale. has_zero: a linear scale begins at 0. has_slopes: the exponent stands at the end
+    of a line. rule: what the values of the column `rule` are, for the legend.
     """
 
     points: Points
@@ -94,6 +95,8 @@ class Lines:
     top: float | None = None
     has_zero: bool = True
     has_slopes: bool = False
+    across: str = ""
+    rule: str = ""
 
     def __call__(self, results: Results) -> Drawn | None:
         points = self.points(results)
@@ -134,6 +137,12 @@ class Lines:
 
     def _axes(self, points: pd.DataFrame, axes: Sequence[str]) -> tuple[str, str, str]:
         """Return the axes across, of colours and of panels; the first is empty without a chart."""
+        if self.across:
+            free = free_axes(points, (self.colour, self.panel, self.across))
+            colour, panel = self.colour, self.panel
+            if colour not in free:
+                colour, panel = panel, colour
+            return self.across if self.across in free else "", colour, panel
         dash = ["compile"] * self.dashed
         others = [axis for axis in axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
         first = (self.panel, self.colour, *dash, NAME, LENGTH, "batch_size")
@@ -161,6 +170,8 @@ class Lines:
     ) -> Drawn:
         """Return the chart of points with `x`, `part` for the colour, `panel`, `dash` and `scope`."""
         points = _mark_data(points, self.unit)
+        if self.unit == RATIO:
+            points["rule"] = 1.0
         titles = [title for title in panels if title in set(points["panel"])]
         columns = min(len(titles), 5)
         channels = {
@@ -176,8 +187,8 @@ class Lines:
         entries = legend("line", colours)
         if points["dash"].nunique() > 1:
             entries += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
-        if self.unit == RATIO:
-            entries.append(LegendEntry("dash", self.title.removeprefix("times ")))
+        if "rule" in points and points["rule"].notna().any():
+            entries.append(LegendEntry("dash", self.rule or self.title.removeprefix("times ")))
         return Drawn(parts, [*entries, *bound_legend(points)], "", columns, x_title)
 
     def _layers(self, own: pd.DataFrame, shared: Mapping[str, Channel]) -> Panel:
@@ -186,11 +197,12 @@ class Lines:
             dashes = {"domain": ["eager", *COMPILED], "range": [_DASHED, [1, 0], [1, 0]]}
             lines["strokeDash"] = channel("dash:N", scale=dashes, legend=None)
         layers = [marks("line", lines, strokeWidth=1.6, aria=False), *_points(own, shared, "y")]
-        if self.unit == RATIO:
+        rules = own.reindex(columns=["rule"]).dropna().drop_duplicates()
+        if len(rules):
             rule = marks(
-                "rule", {"y": "one:Q"}, aria=False, strokeDash=_DASHED, color=light("ink2")
+                "rule", {"y": "rule:Q"}, aria=False, strokeDash=_DASHED, color=light("ink2")
             )
-            layers.insert(0, with_data([{"one": 1.0}], rule))
+            layers.insert(0, with_data(data_of(rules, ["rule"]), rule))
         if self.has_slopes:
             layers += _slopes(own, shared)
         columns = ["x", "part", "dash", *_NUMBERS, "label", "href", "hollow"]
@@ -202,10 +214,12 @@ class Lines:
             scale, ticks = log_scale(values[values > 0])
             axis: Channel = {"values": ticks, "format": NUMBER_FORMAT}
         else:
-            low, high = float(values.min()), self.top or float(values.max()) * 1.05
+            highest = max(float(values.max()), float(points.get("rule", values).max()))
+            low, high = float(values.min()), self.top or highest * 1.05
             low = 0.0 if self.has_zero else low - (high - low) * _MARGIN
             scale = {"domain": [low, high], "zero": self.has_zero, "nice": False}
-            axis = {"tickCount": 5, "format": NUMBER_FORMAT if self.unit else "%"}
+            # In `,~g`, 400 would be 4e+2.
+            axis = {"tickCount": 5, "format": ",~r" if self.unit else "%"}
         return channel("shown:Q", title=self.title, scale=scale, axis=axis)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from orchestrator.analysis.axes import each, ranks_text
 from orchestrator.analysis.pairs import BASE, HIGH, LOW, TIME, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.report.text.cell_names import NAME, cell_keys, names_of
@@ -15,7 +16,7 @@ from orchestrator.report.text.cell_names import NAME, cell_keys, names_of
 KEY = "key"  # RUN:ID of a cell
 _IS_READ = re.compile(
     r"(cell|task|device|status|cpu_bound|busy_timed|mfu|step_(kernel_time_)?ms_.*|peak_allocated_bytes)$"
-    r"|predicted_of_"
+    r"|predicted_of_|busbw_gb_s$|link_peak_gb_s$|compute_ms$|exposed_.*_ms$|overlap_idle_ms$"
 )
 Points = Callable[[Results], pd.DataFrame]
 
@@ -39,6 +40,15 @@ def of_column(
 def step_times(task: str) -> Points:
     """Return a function of the step times of a task, with their intervals."""
     return of_column(task, TIME, (LOW, HIGH))
+
+
+def bandwidths(results: Results) -> pd.DataFrame:
+    """Return the collectives with their bus bandwidth, and the peak of their link as a rule."""
+    cells = of_column("collectives", "busbw_gb_s")(results)
+    cells = cells.assign(ranks=list(map(ranks_text, each(cells))))
+    # `ranks` stands for two of these, and no collective depends on the third.
+    cells = cells.drop(columns=["gpus", "processes", "precision"], errors="ignore")
+    return cells.rename(columns={"link_peak_gb_s": "rule"})
 
 
 def ratios(axis: str, base: str, others: tuple[str, ...]) -> Points:

@@ -12,10 +12,11 @@ from orchestrator.report.charts.bars import (
     kernel_classes,
     longest_kernels,
     memory_parts,
+    step_parts,
 )
 from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
 from orchestrator.report.charts.lines import RATIO, Lines, attention_dots, over_commits
-from orchestrator.report.charts.measures import of_column, ratios, step_times
+from orchestrator.report.charts.measures import bandwidths, of_column, ratios, step_times
 from orchestrator.report.charts.memory_timeline import live_memory
 from orchestrator.report.charts.rendering import Picture, begin, draw
 from orchestrator.report.text.cell_names import NAME
@@ -130,6 +131,30 @@ PLOTS: tuple[Plot, ...] = (
         "Implementations of attention",
         "log scales; bars: 95% interval",
         attention_dots,
+    ),
+    Plot(
+        "bus-bandwidth",
+        "parallel",
+        "Bus bandwidth",
+        "GB/s that each link must carry, from the median of all calls",
+        Lines(
+            bandwidths,
+            " GB/s",
+            "bus bandwidth, GB/s",
+            colour="collective",
+            panel="ranks",
+            is_log=False,
+            across="size_mb",
+            rule="peak of the slowest link, one way",
+        ),
+    ),
+    Plot(
+        "step-parts",
+        "parallel",
+        "What a step on several GPUs consists of",
+        "ms of a step under the profiler, on the rank with the slowest steps; exposed: no kernel"
+        " computes at the same time",
+        step_parts,
     ),
     Plot(
         "attention-scaling",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from operator import itemgetter
 
 import pandas as pd
 
-from orchestrator.analysis.axes import RANK_AXES, ranks_text
+from orchestrator.analysis.axes import RANK_AXES, each, has_value, ranks_of, ranks_text
 from orchestrator.analysis.pairs import is_clear, is_gpu_bound, measured, pairs
 from orchestrator.analysis.results import Results
-from orchestrator.report.findings.finding import Finding, basis_of_cells, basis_of_pairs
+from orchestrator.common.text import counted
+from orchestrator.report.findings.finding import Finding, basis_of_cells, basis_of_pairs, extreme
+from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number, percent
 
+_LAG = 0.03  # of a step: less is within what steps differ by
+_TIMES_LESS = 4  # does the last rank wait less than each of the others
 _LARGE_MB = 100  # below, the cost of a call dominates
 
 
@@ -45,15 +51,51 @@ def about_several_gpus(results: Results) -> Iterator[Finding]:
     )
 
 
+def about_stragglers(results: Results) -> Iterator[Finding]:
+    """Yield the rank that the others wait for, if it is the same one in most cells."""
+    cells = measured(results, "train_step", "overlap_step_ms")
+    ranks = results.ranks() if len(cells) else cells
+    if "wait_ms" not in ranks:
+        return
+    ranks = ranks.dropna(subset="wait_ms").sort_values("wait_ms")
+    count, late = 0, defaultdict(list)
+    for row in each(cells):
+        own = ranks[ranks["cell"] == row["cell"]]
+        if len(own) != ranks_of(row):
+            continue
+        count += 1
+        least, other = own["wait_ms"].iloc[:2]
+        lag_ms = float(other - least)
+        if lag_ms >= _LAG * row["overlap_step_ms"] and least <= other / _TIMES_LESS:
+            late[int(own["rank"].iloc[0])].append((lag_ms / row["overlap_step_ms"], lag_ms, row))
+    for rank, found in late.items():
+        if len(found) * 2 <= count:
+            continue
+        share, lag_ms, row = max(found, key=itemgetter(0))
+        yield Finding(
+            "parallel",
+            f"rank {rank} is late",
+            f"{number(lag_ms)} ms",
+            f"{percent(share)} of a step",
+            f"The other ranks wait for rank {rank}: {number(lag_ms)} ms of a step of "
+            f"{number(row['overlap_step_ms'])} ms under the profiler.",
+            f"It is the one that comes last in {len(found)} of {counted(count, 'cell')}.",
+            scope_of(row),
+            basis=[(row["cell"],)],
+            is_cpu_bound=bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+        )
+
+
 def about_collectives(results: Results) -> Iterator[Finding]:
     """Yield the bus bandwidth of the largest all-reduce."""
-    cells = measured(results, "collectives", "busbw_gb_s", "size_mb")
-    if len(cells):
-        cells = cells[(cells["collective"] == "all_reduce") & (cells["size_mb"] >= _LARGE_MB)]
-    if cells.empty:
+    largest = _largest_all_reduce(results)
+    if largest.empty:
         return
-    largest: pd.DataFrame = cells.sort_values(["size_mb", "busbw_gb_s"]).tail(1)
     row = largest.iloc[0]
+    details = [f"One call takes {number(row['call_ms'])} ms."]
+    if has_value(row, "of_link"):
+        peak = f"the {number(row['link_peak_gb_s'])} GB/s of the link ({row['link']})"
+        details.insert(0, f"That is {percent(row['of_link'])} of {peak}, one way.")
     yield Finding(
         "parallel",
         "all-reduce",
@@ -61,6 +103,44 @@ def about_collectives(results: Results) -> Iterator[Finding]:
         f"{number(row['size_mb'])} MB",
         f"At {number(row['size_mb'])} MB, an all-reduce over {ranks_text(row)} has a bus bandwidth of "
         f"{number(row['busbw_gb_s'])} GB/s.",
-        f"One call takes {number(row['call_ms'])} ms.",
+        " ".join(details),
         basis=basis_of_cells(largest),
     )
+
+
+def about_hiding(results: Results) -> Iterator[Finding]:
+    """Yield on how many GPUs a backward pass takes as long as the exchange of its gradients.
+
+    With P parameters and B tokens, it computes 4BP/n on each of n GPUs, at the rate C, and a ring
+    exchanges 2(n-1)/n times the gradients at the bus bandwidth W.
+    """
+    link = _largest_all_reduce(results)
+    cells = measured(results, "train_step", "achieved_tflops", "tokens")
+    cells = cells[[ranks_of(row) == 1 and row["device"] == "cuda" for row in each(cells)]]
+    if link.empty or cells.empty or link["device"].iloc[0] != "cuda":
+        return
+    row, bandwidth = extreme(cells, "achieved_tflops", True), link["busbw_gb_s"].iloc[0]
+    width = 2 if "16" in str(row.get("parameter_dtype")) else 4  # bytes of a gradient
+    gpus = 1 + 2 * row["tokens"] * bandwidth / (width * row["achieved_tflops"] * 1e3)
+    yield Finding(
+        "parallel",
+        "hidden exchange",
+        f"{number(gpus)} GPUs",
+        f"{row['tokens']:,.0f} tokens",
+        f"With {row['tokens']:,.0f} tokens a step, a backward pass can hide the exchange of its "
+        f"gradients on up to {number(gpus)} GPUs.",
+        f"1 + {'tokens × W / C' if width == 2 else 'tokens × W / 2C'}, with {width} bytes for each "
+        f"gradient, W = {number(bandwidth)} GB/s of an all-reduce and C = "
+        f"{number(row['achieved_tflops'])} TFLOP/s of a whole step on one GPU.",
+        scope_of(row),
+        basis=[(row["cell"],), *basis_of_cells(link)],
+        is_cpu_bound=bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+    )
+
+
+def _largest_all_reduce(results: Results) -> pd.DataFrame:
+    """Return the fastest all-reduce of the largest size, if that is large."""
+    cells = measured(results, "collectives", "busbw_gb_s", "size_mb")
+    if len(cells):
+        cells = cells[(cells["collective"] == "all_reduce") & (cells["size_mb"] >= _LARGE_MB)]
+    return cells.sort_values(["size_mb", "busbw_gb_s"]).tail(1) if len(cells) else cells

@@ -25,7 +25,12 @@ from orchestrator.report.findings.comparisons import (
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.memory import about_memory, about_parts, about_predictions
 from orchestrator.report.findings.numerics import about_autocast, about_norms, about_sums
-from orchestrator.report.findings.parallel import about_collectives, about_several_gpus
+from orchestrator.report.findings.parallel import (
+    about_collectives,
+    about_hiding,
+    about_several_gpus,
+    about_stragglers,
+)
 from orchestrator.report.findings.trust import (
     about_endings,
     about_failures,
@@ -51,7 +56,9 @@ RULES: Sequence[Rule] = (
     about_options,
     about_other_axes,
     about_several_gpus,
+    about_stragglers,
     about_collectives,
+    about_hiding,
     about_sums,
     about_autocast,
     about_norms,

@@ -183,6 +183,11 @@ def phase_ms(row: Row, phase: str, statistic: str) -> float | None:
     return None
 
 
+def _call_ms(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    step_ms, calls = _column(row, f"step_ms_{number.statistic}"), _column(row, "collective_calls")
+    return step_ms / calls if step_ms and calls else None
+
+
 def _peak(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     first = "first_forward_" if is_first_forward(number, row) else ""
     return _column(row, f"{first}peak_allocated_bytes")
@@ -232,6 +237,7 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
         "{phase} {statistic} (ms)",
         lambda number, row, figures: phase_ms(row, number.phase, number.statistic),
     ),
+    "call": Counterpart("call {statistic} (ms)", _call_ms),
     "peak": Counterpart("peak memory (GiB)", _peak, ".2f", GIB),
     "held": Counterpart("memory after {phase} (GiB)", _own("{}_held_allocated_bytes"), ".2f", GIB),
     "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), ".2f", MIB),

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
-from orchestrator.analysis.axes import Row, has_value, is_null
+from orchestrator.analysis.axes import Row, has_value, is_null, ranks_of
 from orchestrator.report.references.records import DIMENSIONS, ReferenceNumber
 
 # From 5 warm-up steps on, further ones did not change the times of a step on an H200.
@@ -27,10 +27,14 @@ _IDENTIFYING = {
         "d_head", "context_length", "batch_size", "precision", "compile", "attention", "causal",
         "projections",
     ),
+    "collectives": ("collective", "size_mb", "dtype", "call"),
     "accumulation": ("accumulator", "addend", "upcast", "value", "count"),
 }  # fmt: skip
 # A ratio is meaningless unless both cells have the same shape.
-_SHAPE = ("size", "d_head", "context_length")
+_SHAPE = ("size", "d_head", "context_length", "size_mb")
+# Sizes of messages are powers of 2 in one place and of 10 in the other: 1 GB by 7 %.
+_SAME_MESSAGE = 1.08
+_RANKS = {"gpus": "cuda", "processes": "cpu"}  # the devices that have these axes
 _NOT_COMPARED = {"measured_steps"}
 # The passes in which a phase is the same, whatever runs after it.
 _SAME_PHASE = {
@@ -65,9 +69,11 @@ def matches(
 
 
 def _has_usual_setting(number: ReferenceNumber, row: Row) -> bool:
-    """Return True if the cell has the course's vocabulary and, unless the number states another
-    one, the course's attention.
+    """Return True if the cell has the course's vocabulary and, unless the number states others,
+    the course's attention and a single rank.
     """
+    if ranks_of(row) > 1 and not _RANKS.keys() & number.axes.keys():
+        return False
     if has_value(row, "vocab_size") and row["vocab_size"] != VOCAB_SIZE:
         return False
     has_other_attention = has_value(row, "attention") and row["attention"] != "naive"
@@ -87,6 +93,8 @@ def _agrees(axis: str, number: ReferenceNumber, row: Row) -> bool:
     allowed = number.axes[axis]
     if axis == "size":
         return dimensions_of(row) in [SIZES[number.year][size] for size in allowed]
+    if axis in _RANKS:
+        return row["device"] == _RANKS[axis] and ranks_of(row) in allowed
     if axis not in row:
         return True  # the run is older than the axis
     if axis == "warmup_steps":
@@ -95,6 +103,8 @@ def _agrees(axis: str, number: ReferenceNumber, row: Row) -> bool:
         return False
     if axis == "pass":
         return _pass_agrees(number, row)
+    if axis == "size_mb":
+        return any(max(row[axis] / mb, mb / row[axis]) < _SAME_MESSAGE for mb in allowed)
     return any(_is_same(row[axis], value) for value in allowed)
 
 
@@ -141,7 +151,10 @@ def states_shape(number: ReferenceNumber) -> bool:
 
 def unstated(number: ReferenceNumber) -> str:
     """Return a sentence with the axes that the write-up leaves open; empty without any."""
-    unclear = [axis for axis in _IDENTIFYING[number.task] if number.only(axis) is None]
+    axes = _IDENTIFYING[number.task]
+    if number.task == "train_step" and "gpus" in number.axes:
+        axes = (*axes, "parallel")
+    unclear = [axis for axis in axes if number.only(axis) is None]
     same = _SAME_PHASE.get(number.phase, set())
     if same and "optimizer" in unclear:
         unclear.remove("optimizer")  # it runs after the phase

@@ -40,7 +40,7 @@ from tasks.spec.messages import shorten
 Numbers = tuple[ReferenceNumber, ...]
 
 NAME = "reference"
-_PHASES = ("built", "forward", "backward", "optimizer", "step", "")
+_PHASES = ("built", "forward", "backward", "communication", "optimizer", "step", "")
 _identity = attrgetter(
     "writeup", "device", "task", "metric", "phase", "statistic", "variant", "amount"
 )

@@ -20,10 +20,15 @@ _STRATEGY_COLUMNS: tuple[Column, ...] = (
     ("exposed wait", show.ms("exposed_wait_ms")),
     ("copies", show.ms("exposed_copies_ms")),
     ("idle", show.ms("overlap_idle_ms")),
+    ("tokens/s", show.number("tokens_per_s", ",.0f")),
+    ("tokens/s per GPU", show.number("tokens_per_s_per_gpu", ",.0f")),
     ("transfer", show.ms("transfer_ms")),
     ("wait", show.ms("wait_ms")),
     ("without communication", show.ms("exposed_off_ms")),
     ("predicted GiB", show.gib_predicted("predicted_peak_allocated_bytes")),
+    ("skew ms", show.ms("step_skew_ms")),
+    ("slowest rank", show.number("slowest_rank", ".0f")),
+    ("slowest in", show.number("slowest_rank_share", ".0%")),
     ("second step GiB", show.gib("second_peak_allocated_bytes")),
 )
 _STEP = show.of_steps(show.median_interval("step_ms"))
@@ -31,6 +36,7 @@ _RANK_COLUMNS: tuple[Column, ...] = (
     ("rank", show.number("rank", ".0f")),
     ("step ms", show.ms("step_ms")),
     ("slowest in", show.number("slowest", ".0f")),
+    ("wait ms", show.ms("wait_ms")),
     ("peak GiB", show.gib("peak_allocated_bytes")),
     ("SM MHz", show.number("sm_clock", ".0f")),
     ("W", show.number("power", ".0f")),
@@ -99,8 +105,14 @@ PARALLEL_TABLES: tuple[Table, ...] = (
             ("step ms", show.of_steps(show.median_interval("step_ms"))),
             ("algbw GB/s", show.number("algbw_gb_s", ".1f")),
             ("busbw GB/s", show.number("busbw_gb_s", ".1f")),
+            ("of link", show.number("of_link", ".0%")),
+            ("link", show.text("link")),
         ),
         of_task("collectives"),
+        column_notes={
+            "of link": "Of link: busbw over the peak of the slowest pair of GPUs, one way; above"
+            " 100% where the switch reduces (NVLink SHARP)."
+        },
     ),
     Table(
         "parallel",
@@ -117,6 +129,9 @@ PARALLEL_TABLES: tuple[Table, ...] = (
             " a profiler; a dash where a strategy cannot compute without it.",
             "efficiency": "Efficiency: 1 if n GPUs do n times the work of one GPU in the same time.",
             "peak GiB": "Peak GiB: of the rank that needs most, in a steady step.",
+            "skew ms": "Skew: a step on the slowest rank less that on the fastest one, the median.",
+            "slowest in": "Slowest rank: the one that was slowest in most timed steps, and in which"
+            " share of them.",
             "second step GiB": "Second step: DDP then has its buckets twice.",
         },
     ),
@@ -126,5 +141,9 @@ PARALLEL_TABLES: tuple[Table, ...] = (
         "One row for each rank. Slowest in: the number of timed steps in which it ended last.",
         _ranks,
         _with_several,
+        column_notes={
+            "wait ms": "Wait: for ranks that came later to a collective, in a step under the"
+            " profiler. The rank with the least is the one that the others wait for."
+        },
     ),
 )

@@ -34,8 +34,14 @@ NAMING = (("size", ""), ("model", ""), ("d_head", "head width "))
 MODEL_ARGS = "model_args."
 NAME_COLUMNS = (*dict(NAMING), "task", "device", "gpus", "processes", "parallel")
 SCOPE_COLUMNS = (*NAME_COLUMNS, LENGTH, "precision", "compile", "pass")
-_PLAIN = (NAME, "task", "precision", "compile", "pass")  # axes whose values say of what they are
-_TITLES = {NAME: "model", "memory_limit_gib": "memory limit", "compile": "code"}
+# Axes whose values say of what they are.
+_PLAIN = (NAME, "task", "precision", "compile", "pass", "collective", "ranks", "parallel")
+_TITLES = {
+    NAME: "model",
+    "memory_limit_gib": "memory limit",
+    "compile": "code",
+    "size_mb": "size in MB",
+}
 
 
 def name_of(row: Row) -> str:
@@ -113,6 +119,8 @@ def setting_text(axis: str, value: object) -> str:
         return "no limit" if is_null(value) else f"limit {value:g} GiB"
     if axis in _PLAIN:
         return PASSES.get(str(value), COMPILED.get(str(value), str(value)))
+    if axis == "size_mb":
+        return f"{value:g} MB"
     if axis == "attention":
         return f"{axis_text(value)} attention"
     words = {LENGTH: "context", "batch_size": "batch"}.get(axis, axis_title(axis))

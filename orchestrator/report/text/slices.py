@@ -15,7 +15,15 @@ from tasks.spec.parameters import TIMING_AXES
 
 _NAMED = ("pass", "precision", "compile", "batch_size", "attention", "memory_limit_gib")
 # Axes that some cells do not have: their null is no other value.
-_OPTIONAL = (*COMPILE_AXES, *TIMING_AXES)
+_OPTIONAL = (
+    *COMPILE_AXES,
+    *TIMING_AXES,
+    "bucket_mb",
+    "bucket_view",
+    "reshard",
+    "wire",
+    "nccl_algo",
+)
 # Axes that no map or chart shows: the name of a model stands for some, repetitions for others.
 NOT_SHOWN = (*dict(NAMING), "seed", RUN)
 

@@ -73,3 +73,30 @@ def test_flops_that_fit_in_no_integer_column_are_still_counted(
         writer.append(replace(outcome, facts=facts), None)
     (row,) = derive_cells(run.read("attempts"), run.read("samples")).to_dict("records")
     assert row["flops"] == 3e19
+
+
+@pytest.mark.parametrize(
+    ("link", "peak", "share"),
+    [
+        ({"link": "NVLink 4 × 18"}, 450.0, 0.5),
+        ({"link": "NVLink 4 × 18 (0–1); PCIe 5.0 × 16 (0–2 1–2)"}, 63.0, 225 / 63),
+        ({"link": "unknown: NVMLError_NotSupported"}, None, None),
+        ({"link": 3}, None, None),  # a text is expected
+        ({}, None, None),  # an older result
+    ],
+)
+def test_bus_bandwidth_is_compared_with_the_peak_of_the_slowest_link(
+    tmp_path: Path, link: dict[str, object], peak: float | None, share: float | None
+) -> None:
+    run = Run(tmp_path / "run")
+    cell = make_cell("collectives", {"device": "cuda", "gpus": 2})
+    steps = tuple(Sample("timing", "duration", "ms", 1.0, "synced", "step", n) for n in range(3))
+    attempt = Attempt(cell, 1, "/nowhere", Settings())
+    facts = {"bus_bytes": 225_000_000, **link}
+    with open_for_writing(run) as writer:
+        writer.append(Outcome(attempt, Status.OK, "", "", {}, facts, steps, 1.7e9, 2.5), None)
+    (row,) = derive_cells(run.read("attempts"), run.read("samples")).to_dict("records")
+    assert row["busbw_gb_s"] == pytest.approx(225)
+    found = [row.get(name) for name in ("link_peak_gb_s", "of_link")]
+    wanted = [None if one is None else pytest.approx(one, rel=1e-3) for one in (peak, share)]
+    assert [None if pd.isna(one) else one for one in found] == wanted

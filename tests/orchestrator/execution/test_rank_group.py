@@ -19,7 +19,13 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome
-from orchestrator.execution.rank_group import blame, find_cause, group_samples, rank_rows
+from orchestrator.execution.rank_group import (
+    blame,
+    find_cause,
+    group_samples,
+    rank_rows,
+    skew_facts,
+)
 from tasks.__main__ import measure_forked
 from tasks.harness.setup import set_up
 from tasks.harness.workload import Workload
@@ -172,6 +178,10 @@ def test_ranks_that_are_well_measure_the_steps_of_the_slowest(run: Run, ranks: i
     assert [row.rank for row in outcome.ranks] == list(range(ranks))
     assert {row.status for row in outcome.ranks} == {"ok"}
     assert sum(row.slowest for row in outcome.ranks) == 6
+    often = [row.slowest for row in outcome.ranks]
+    assert often[outcome.facts["slowest_rank"]] == max(often)
+    assert outcome.facts["slowest_rank_share"] == pytest.approx(max(often) / 6)
+    assert 0 <= outcome.facts["step_skew_ms"] <= max(row.step_ms or 0 for row in outcome.ranks)
     synced = [
         s.value
         for s in outcome.samples
@@ -388,8 +398,21 @@ def test_a_value_that_a_rank_lacks_is_not_made_up() -> None:
 def test_each_rank_has_a_row() -> None:
     fast = [step(0, 1.0), step(1, 6.0), Sample("memory", "peak_allocated_bytes", "bytes", 5)]
     slow = [step(0, 2.0), step(1, 4.0), Sample("memory", "peak_allocated_bytes", "bytes", 7)]
+    slow.append(Sample("overlap", "wait", "ms", 0.5))
     rows = rank_rows([journal(WELL, samples=fast), journal(None, samples=slow)])
-    assert [(row.step_ms, row.slowest, row.status, row.peak_allocated_bytes) for row in rows] == [
-        (3.5, 1, "ok", 5),
-        (3.0, 1, "", 7),
-    ]
+    assert [
+        (row.step_ms, row.slowest, row.status, row.peak_allocated_bytes, row.wait_ms)
+        for row in rows
+    ] == [(3.5, 1, "ok", 5, None), (3.0, 1, "", 7, 0.5)]
+
+
+def test_the_skew_is_between_the_slowest_and_the_fastest_rank_of_each_step() -> None:
+    durations = [(1.0, 6.0, 3.0, 9.0), (2.0, 4.0, 4.0), (2.5, 4.0, 5.0)]
+    ranks = [journal(WELL, samples=[step(n, ms) for n, ms in enumerate(own)]) for own in durations]
+    assert skew_facts(ranks) == {
+        "step_skew_ms": 2.0,
+        "slowest_rank": 2,
+        "slowest_rank_share": pytest.approx(2 / 3),
+    }
+    # A rank without steps: nothing is known of the others.
+    assert skew_facts([*ranks, journal(None)]) == {}

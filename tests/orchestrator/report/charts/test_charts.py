@@ -303,6 +303,101 @@ def test_parts_of_the_memory_are_predicted_and_the_tick_is_measured() -> None:
     assert signs[-2:] == [("tick", "measured peak"), ("dash", "GPUs with 24 GiB")]
 
 
+def collectives(ranks: tuple[int, ...], names: tuple[str, ...], **more: Any) -> Results:
+    """Return collectives of two sizes, the larger one with ten times the bandwidth."""
+    rows = [
+        {"task": "collectives", **dict.fromkeys(AXES), "gpus": gpus, "collective": name, "size_mb": mb,
+         "busbw_gb_s": mb * 15.0, **more}
+        for gpus in ranks for name in names for mb in (1.0, 10.0)
+    ]  # fmt: skip
+    return with_axes(results_of(*rows), "gpus", "collective", "size_mb", "dtype")
+
+
+def test_bus_bandwidths_are_lines_under_the_peak_of_the_link() -> None:
+    names = ("all_reduce", "broadcast")
+    chart = drawn("bus-bandwidth", collectives((2, 4), names, link_peak_gb_s=450.0))
+    assert [panel["title"] for panel in chart.panels] == ["2 GPUs", "4 GPUs"]
+    lines = [entry.text for entry in chart.legend if entry.mark == "line"]
+    assert (chart.across, lines) == ("size in MB", list(names))
+    assert ("dash", "peak of the slowest link, one way") in [
+        (entry.mark, entry.text) for entry in chart.legend
+    ]
+    for panel in chart.panels:
+        assert panel["layer"][0]["data"]["values"] == [{"rule": 450.0}]
+        encoding = panel["layer"][1]["encoding"]
+        assert encoding["x"]["scale"]["type"] == "log"
+        assert encoding["y"]["scale"]["domain"] == [0.0, 472.5]
+    label = "collectives, 10 MB, broadcast, 4 GPUs: 150 GB/s, GPU-bound"
+    assert values_of(chart.panels[1])[-1]["label"] == label
+
+
+def test_numbers_of_ranks_are_lines_of_a_single_collective() -> None:
+    chart = drawn("bus-bandwidth", collectives((2, 4), ("all_reduce",)))
+    assert [panel["title"] for panel in chart.panels] == ["all_reduce"]
+    assert [entry.text for entry in chart.legend][:2] == ["2 GPUs", "4 GPUs"]
+    assert "dash" not in [entry.mark for entry in chart.legend]  # no peak is known
+    assert chart.note == "log scale across"
+
+
+def test_other_dtypes_than_the_usual_one_are_left_out() -> None:
+    bf16, fp32 = (collectives((2,), ("all_reduce",), dtype=name) for name in ("bf16", "fp32"))
+    more = fp32.cells.assign(collective="broadcast", cell="d" + fp32.cells["cell"])
+    cells = pd.concat([bf16.cells, fp32.cells.assign(cell="e" + fp32.cells["cell"]), more])
+    chart = drawn("bus-bandwidth", replace(fp32, cells=cells.reset_index(drop=True)))
+    assert "dtype fp32" in chart.note
+    assert len(values_of(chart.panels[0])) == 4
+
+
+PARTS = {"compute_ms": 60.0, "exposed_transfer_ms": 20.0, "exposed_wait_ms": 10.0,
+         "exposed_copies_ms": 0.0, "overlap_idle_ms": 30.0}  # fmt: skip
+
+
+def strategies(*rows: dict[str, Any]) -> Results:
+    own = [{"gpus": 2, "parallel": "ddp", "bucket_mb": None, **PARTS, **row} for row in rows]
+    return with_axes(results_of(*own), "gpus", "parallel", "bucket_mb")
+
+
+def test_bars_of_strategies_add_up_to_the_step_and_a_tick_is_the_step_without_the_profiler() -> (
+    None
+):
+    results = strategies(
+        {"gpus": 1, "parallel": "none", **dict.fromkeys(PARTS)},
+        {"parallel": "naive", "step_ms_median": 90.0},
+        {"bucket_mb": 25.0},  # naive has no buckets: it is no other slice
+        {"size": "xl", "attention": "flash", "bucket_mb": 25.0},
+        {"bucket_mb": 1.0},
+        {"gpus": 4, "bucket_mb": 25.0},
+    )
+    chart = drawn("step-parts", results)
+    assert [panel["title"] for panel in chart.panels] == [
+        "small, context 128, 2 GPUs", "small, context 128, 4 GPUs", "xl, context 128, 2 GPUs",
+    ]  # fmt: skip
+    stacked, tick = chart.panels[0]["layer"]
+    bars = values_of(stacked)
+    assert {bar["variant"] for bar in bars} == {"naive", "ddp"}
+    sums = defaultdict(float)
+    for bar in bars:
+        sums[bar["variant"]] += bar["value"]
+    assert sums == {"naive": 120.0, "ddp": 120.0}
+    assert [one["measured"] for one in tick["data"]["values"]] == [90.0, 100.0]
+    assert {bar["href"] for bar in bars} == {"#cell=r:c1", "#cell=r:c2"}
+    names = [entry.text for entry in chart.legend]
+    assert names == [
+        "compute", "copies", "exposed transfer", "exposed wait", "idle", "step without the profiler",
+    ]  # fmt: skip
+    assert "bucket mb 25" in chart.note
+
+
+@pytest.mark.parametrize("name", ["bus-bandwidth", "step-parts"])
+def test_charts_of_several_gpus_need_their_data(name: str) -> None:
+    one_gpu = strategies({"gpus": 1, "parallel": "none", **dict.fromkeys(PARTS)})
+    one_size = collectives((2,), ("all_reduce",))
+    one_size = replace(one_size, cells=one_size.cells.iloc[:1])
+    for results in (one_gpu, one_size, results_of({}, {"context_length": 512})):
+        chart = drawn(name, results)
+        assert chart is None or not chart.panels
+
+
 @pytest.mark.render
 def test_a_panel_for_the_page_follows_the_theme_and_links_to_cells() -> None:
     rows = [{"context_length": n, "precision": p} for n in (128, 512) for p in ("fp32", "bf16")]

@@ -132,7 +132,7 @@ def _with_all(outcome: Outcome) -> Outcome:
     lives = tuple(
         LiveRow(place, float(place), "forward", "activations", 1024) for place in range(3)
     )
-    rank = RankRow(1, "5ec3e7-9905-4d", "0-3", "ok", 10.0, 2, 1024, 2048, 1980.0, 300.0)
+    rank = RankRow(1, "5ec3e7-9905-4d", "0-3", "ok", 10.0, 2, 1024, 2048, 1980.0, 300.0, None)
     return replace(_with_secrets(outcome), allocations=(held,), live=lives, ranks=(rank,))
 
 

@@ -166,6 +166,104 @@ def test_a_slower_compiled_step_is_slower() -> None:
     assert (only.number, only.conclusion) == ("0.50×", "Compiling makes a step slower.")
 
 
+def waiting(*waits: tuple[float | None, ...], **values: Any) -> list[Finding]:
+    """Return the findings on a late rank, by the waits in ms of each cell's ranks in a step of 100."""
+    two = {"gpus": len(waits[0]), "parallel": "ddp", "overlap_step_ms": 100.0, **values}
+    results = results_of(*(step(90.0, **two) for _ in waits))
+    rows = [
+        {"cell": f"id{cell}", "attempt": 1, "rank": rank, "wait_ms": ms}
+        for cell, own in enumerate(waits)
+        for rank, ms in enumerate(own)
+    ]
+    results = replace(results, read_table=lambda name: pd.DataFrame(rows))
+    return [one for one in findings(results) if "is late" in one.label]
+
+
+def test_a_rank_that_the_others_wait_for_is_named_with_how_long() -> None:
+    [only] = waiting((8.0, 1.0), (25.0, 0.5), (2.0, 2.1))
+    assert (only.label, only.number, only.interval) == (
+        "rank 1 is late",
+        "24.5 ms",
+        "24% of a step",
+    )
+    assert only.conclusion == (
+        "The other ranks wait for rank 1: 24.5 ms of a step of 100 ms under the profiler."
+    )
+    assert only.detail == "It is the one that comes last in 2 of 3 cells."
+    assert only.basis == [("id1",)]
+    [of_four] = waiting((9.0, 10.0, 0.0, 12.0))
+    assert (of_four.label, of_four.number) == ("rank 2 is late", "9.00 ms")
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        [(2.0, 0.0)],  # less than steps differ by
+        [(20.0, 10.0)],  # each waits for the other
+        [(20.0, 0.0), (0.0, 20.0)],  # not always the same one
+        [(20.0, 0.0, 0.0, 20.0)],  # two are late
+        [(20.0, None)],  # a rank that was not measured
+        [(None, None)],
+    ],
+)
+def test_no_rank_is_late_if_the_data_do_not_say_so(waits: list[tuple[float | None, ...]]) -> None:
+    assert waiting(*waits) == []
+
+
+def test_an_older_run_does_not_know_how_long_ranks_waited() -> None:
+    results = results_of(step(90.0, gpus=2, parallel="ddp", overlap_step_ms=100.0))
+    rows = pd.DataFrame([{"cell": "id0", "attempt": 1, "rank": rank} for rank in range(2)])
+    found = findings(replace(results, read_table=lambda name: rows))
+    assert not [one for one in found if "late" in one.sentence]
+
+
+def test_a_bus_bandwidth_is_compared_with_the_peak_of_the_link() -> None:
+    own = {"task": "collectives", "collective": "all_reduce", "size_mb": 1000.0, "call_ms": 3.051}
+    own |= {"busbw_gb_s": 327.7, "gpus": 2}
+    plain = answer("all-reduce", step(61.0, **own))
+    assert plain.detail == "One call takes 3.05 ms."
+    link = {"link": "NVLink 4 × 18", "link_peak_gb_s": 450.0, "of_link": 327.7 / 450}
+    assert answer("all-reduce", step(61.0, **own, **link)).detail == (
+        "That is 73% of the 450 GB/s of the link (NVLink 4 × 18), one way. One call takes 3.05 ms."
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpus", "formula"),
+    [("torch.float32", "3.50", "tokens × W / 2C"), ("torch.bfloat16", "6.00", "tokens × W / C")],
+)
+def test_the_exchange_of_gradients_is_hidden_up_to_some_gpus(
+    dtype: str, gpus: str, formula: str
+) -> None:
+    """As problem data_parallel_calcs: 1 + B·W/C for gradients of two bytes."""
+    link = {"task": "collectives", "collective": "all_reduce", "size_mb": 100.0, "call_ms": 0.4}
+    link |= {"busbw_gb_s": 250.0, "gpus": 2}
+    one = {"tokens": 8000.0, "achieved_tflops": 400.0, "parameter_dtype": dtype, "gpus": 1}
+    two = {**one, "gpus": 2, "achieved_tflops": 700.0}
+    found_one = answer("hidden exchange", step(7.0, **link), step(90.0, **one), step(50.0, **two))
+    assert found_one.number == f"{gpus} GPUs"
+    assert found_one.conclusion.startswith("With 8,000 tokens a step, a backward pass can hide")
+    assert f"1 + {formula}, with" in found_one.detail
+    assert "W = 250 GB/s of an all-reduce and C = 400 TFLOP/s" in found_one.detail
+    assert found_one.basis == [("id1",), ("id0",)]
+
+
+@pytest.mark.parametrize("missing", ["device", "size_mb", "achieved_tflops"])
+def test_nothing_is_said_of_hiding_without_both_rates(missing: str) -> None:
+    link = {"task": "collectives", "collective": "all_reduce", "size_mb": 100.0, "call_ms": 0.4}
+    link |= {"busbw_gb_s": 250.0, "gpus": 2}
+    one = {"tokens": 8000.0, "achieved_tflops": 400.0, "gpus": 1}
+    change: dict[str, dict[str, Any]] = {
+        "device": {"device": "cpu", "processes": 2},
+        "size_mb": {"size_mb": 1.0},  # the cost of a call is no bandwidth
+        "achieved_tflops": {},
+    }
+    if missing == "achieved_tflops":
+        del one["achieved_tflops"]
+    cells = [step(7.0, **{**link, **change[missing]}), step(90.0, **one)]
+    assert not [one for one in found(*cells) if "hidden" in one.label]
+
+
 def test_memory_counts_what_runs_out_under_each_limit() -> None:
     cells = [
         step(100, memory_limit_gib=limit, context_length=length,

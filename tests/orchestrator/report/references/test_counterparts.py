@@ -20,6 +20,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, Sample
+from tests.conftest import ROOT
 from tests.orchestrator.report.references.transcription import Metric
 from tests.support.tables import texts_of
 
@@ -36,13 +37,14 @@ REPEATED = {
     for table in one["table"]
     if "repeats" in table
 }
-PHASES = ("forward", "backward", "optimizer", "step")
+PHASES = ("forward", "backward", "communication", "optimizer", "step")
 MODULES = ("scores", "softmax", "attention output")
 PARTS = (*MODULES, "ffn", "norm", "embedding", "attention", "residual")
 
 # The frame and column of a run that answers each metric, in rows of the table `reference`.
 COLUMNS = {
     "duration": "cells.{phase}_ms_{statistic}",
+    "call": "cells.step_ms_{statistic}",  # over the calls of a step
     "peak": "cells.peak_allocated_bytes",
     "held": "cells.{phase}_held_allocated_bytes",
     "saved": "cells.saved_bytes",
@@ -66,6 +68,7 @@ WITHOUT_ROWS = {
     "held_per_pair": "quotient of the previous column and the squared length",
     "saved_and_state": "calculated: saved tensors plus parameters and optimizer state",
     "speed_up": "quotient of two times of the same row",
+    "communication_share": "quotient of two times of the same row",
     "part_share": "quotient of two times of the same table",
     "kernel_time": "one kernel of one GPU, summed over an unknown number of steps",
     "kernel_launches": "one kernel of one GPU, counted over an unknown number of steps",
@@ -156,6 +159,29 @@ COLUMNS_OF_TABLES = {
             "cells.backward_held_allocated_bytes"
         ),
     },
+    "damek": {
+        "all-reduce": "cells.step_ms_mean",
+        "naive": "cells.step_ms_mean cells.communication_ms_mean",
+        "overlap": "cells.step_ms_mean cells.communication_ms_mean",
+        "buckets": "cells.step_ms_mean cells.communication_ms_mean",
+        "sharding": "cells.step_ms_mean cells.backward_held_allocated_bytes",
+    },
+    "ShibukiZero": {
+        "all-reduce": "cells.step_ms_mean",
+        "all-reduce-gloo": "cells.step_ms_mean",
+        "strategies": "cells.step_ms_mean cells.communication_ms_mean",
+        "buckets": "cells.step_ms_mean",
+        "strategies-earlier": (
+            "cells.step_ms_mean cells.communication_ms_mean cells.optimizer_ms_mean"
+        ),
+        "buckets-earlier": "cells.step_ms_mean cells.communication_ms_mean",
+        "sharding": "cells.optimizer_ms_mean cells.step_ms_mean cells.peak_allocated_bytes",
+    },
+    "writeup.tex": {
+        "all-reduce": "cells.step_ms_mean",
+        "strategies": "cells.step_ms_mean cells.communication_ms_mean",
+        "sharding": "cells.step_ms_mean cells.peak_allocated_bytes",
+    },
     "section 1.2": {
         "attention": (
             "cells.forward_ms_mean cells.backward_ms_mean cells.forward_held_allocated_bytes"
@@ -200,10 +226,13 @@ COLUMNS_OF_TABLES = {
 def cell_params(number: ReferenceNumber) -> dict[str, object]:
     """Return the parameters of the first cell that a number may belong to, on a GPU."""
     named = {axis: values[0] for axis, values in number.axes.items()}
-    base = {"size": "small", "context_length": 128} if number.task == "train_step" else {}
+    base: dict[str, object] = {}
+    if number.task == "train_step":
+        base = {"size": "small", "context_length": 128, "year": number.year}
     if number.task == "attention" and "attention" not in named:
         base = {"attention": "naive"}
-    return {"device": "cpu" if number.task == "accumulation" else "cuda", **base, **named}
+    is_on_cpu = number.task == "accumulation" or "processes" in named
+    return {"device": "cpu" if is_on_cpu else "cuda", **base, **named}
 
 
 def outcome_of(number: ReferenceNumber) -> Outcome:
@@ -247,7 +276,7 @@ def outcome_of(number: ReferenceNumber) -> Outcome:
             2,
             0.5,
         )
-        for phase in PHASES[:3]
+        for phase in ("forward", "backward", "optimizer")
         for copy in range(4)
         for module, kind, ns in zip(
             MODULES, ("GEMM", "softmax", "GEMM"), (10**6, 2 * 10**6, 3 * 10**6), strict=True
@@ -263,7 +292,8 @@ def outcome_of(number: ReferenceNumber) -> Outcome:
     ]
     samples = (*timings, *memory, *saved, *watched)
     measured = {"samples": samples, "kernels": tuple(kernels), "allocations": tuple(allocations)}
-    return Outcome(attempt, Status.OK, "", "", {}, {}, started_at=1.7e9, wall_s=2.5, **measured)
+    facts = {"collective_calls": 2} if number.task == "collectives" else {}
+    return Outcome(attempt, Status.OK, "", "", {}, facts, started_at=1.7e9, wall_s=2.5, **measured)
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +338,7 @@ def columns_for(key: tuple[str, str]) -> list[str]:
 def test_every_published_table_has_an_entry() -> None:
     listed = [(writeup, table) for writeup, tables in COLUMNS_OF_TABLES.items() for table in tables]
     assert sorted(listed) == sorted(TABLES)
-    assert len(TABLES) == 80
+    assert len(TABLES) == 80 + 7 + 5 + 3
 
 
 def test_every_metric_has_rows_or_a_reason() -> None:
@@ -329,8 +359,9 @@ def test_an_entry_names_the_columns_that_answer_the_table() -> None:
 def test_columns_that_counterparts_name_exist_in_their_frames(
     results_of_every_kind: Results,
 ) -> None:
+    of_two_gpus = load_results(Run(ROOT / "results" / "published" / "h100x2" / "parallel"))
     frames = {
-        "cells": results_of_every_kind.cells,
+        "cells": {*results_of_every_kind.cells, *of_two_gpus.cells},
         "kernels": results_of_every_kind.kernels(),
         "allocations": results_of_every_kind.allocations(),
     }

@@ -148,3 +148,47 @@ def test_each_number_is_compared_with_every_cell_of_its_task() -> None:
     numbers = [NUMBER, replace(NUMBER, phase="optimizer")]
     found = [(number.phase, row["cell"]) for number, row in matches(numbers, rows)]
     assert found == [("step", "a"), ("step", "b"), ("optimizer", "a"), ("optimizer", "b")]
+
+
+TWO = {**OURS, "device": "cuda", "gpus": 2, "parallel": "naive", "pass": "train_step"}
+OF_TWO = {"gpus": (2,), "parallel": ("naive",), "pass": ("train_step",)}
+
+
+@pytest.mark.parametrize(
+    ("axes", "row", "fit"),
+    [
+        (OF_TWO, TWO, True),
+        (OF_TWO, {**TWO, "gpus": 4}, False),
+        (OF_TWO, {**TWO, "parallel": "ddp"}, False),
+        (OF_TWO, {**TWO, "gpus": 1}, False),
+        (OF_TWO, {**OURS, "device": "cuda", "pass": "train_step"}, False),  # older than the axis
+        (OF_TWO, {**TWO, "device": "cpu", "gpus": None, "processes": 2}, False),
+        # A number of one GPU is not that of several.
+        ({"pass": ("train_step",)}, TWO, False),
+        ({"pass": ("train_step",)}, {**TWO, "gpus": 1, "parallel": "none"}, True),
+    ],
+    ids=str,
+)
+def test_a_number_of_several_gpus_belongs_to_cells_with_as_many(
+    axes: dict[str, Any], row: dict[str, Any], fit: bool
+) -> None:
+    assert fits(stated(**axes), row) is fit
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "fit"),
+    [(1048.576, 1000.0, True), (1073.741824, 1000.0, True), (1000.0, 100.0, False)],
+)
+def test_a_gigabyte_of_2_30_bytes_is_one_of_10_9(theirs: float, ours: float, fit: bool) -> None:
+    axes = {"collective": ("all_reduce",), "size_mb": (theirs,), "gpus": (2,)}
+    number = replace(NUMBER, task="collectives", axes=axes, metric="call")
+    row = {"task": "collectives", "device": "cuda", "gpus": 2, "collective": "all_reduce"}
+    assert fits(number, {**row, "size_mb": ours}) is fit
+    assert unstated(number) == "Not stated: dtype, call."
+
+
+def test_a_strategy_that_is_left_open_is_named() -> None:
+    of_some = stated(**OF_TWO, optimizer=("course",), warmup_steps=(5,), precision=("fp32",))
+    assert unstated(of_some) == ""
+    either = replace(of_some, axes={**of_some.axes, "parallel": ("zero1", "zero1_torch")})
+    assert unstated(either) == "Not stated: parallel (zero1 or zero1_torch)."

@@ -46,15 +46,19 @@ def test_every_write_up_loads_and_names_its_source() -> None:
         "analysis report",
         "answer.md",
         "assignment report",
+        "damek",
         "section 1.2",
+        "ShibukiZero",
+        "writeup.tex",
         "yyin-dev",
     ]
-    assert all(one["source"] and one["year"] == 2025 for one in writeups())
+    assert all(one["source"] for one in writeups())
 
 
 def test_the_transcriptions_have_known_words_alone() -> None:
     for one in writeups():
-        assert StrictWriteup.model_validate(one).year == 2025
+        of_b200s = one["name"] == "writeup.tex"
+        assert StrictWriteup.model_validate(one).year == (2026 if of_b200s else 2025)
     StrictWriteup.model_validate(content())
 
 

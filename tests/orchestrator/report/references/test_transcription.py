@@ -42,7 +42,10 @@ def test_nothing_is_lost() -> None:
         "analysis report": 1049,
         "answer.md": 491,
         "assignment report": 1004,
+        "ShibukiZero": 24 + 5 + 4 + 12 + 8 + 6,
+        "damek": 8 + 3 * (6 + 6 + 24) + 2 * 6,
         "section 1.2": 200,
+        "writeup.tex": 12 + 9 + 4,
         "yyin-dev": 570,
     }
     assert {number.device for number in NUMBERS} == set(DEVICES)
@@ -57,7 +60,11 @@ def test_each_number_names_a_cell_that_our_tasks_could_measure() -> None:
         for value in values
     }
     for task, axis, value in said:
-        others = {"size": "small"} if task == "train_step" and axis != "size" else {}
+        others: dict[str, object] = {"size": "small"} if task == "train_step" else {}
+        if task == "collectives":
+            others = {"device": "cpu" if axis == "processes" else "cuda", "gpus": 2}
+        elif axis in ("gpus", "parallel", "bucket_mb", "batch"):
+            others |= {"device": "cuda", "gpus": 2, "parallel": "bucketed", "batch_size": 2}
         made = all_tasks()[task].params.model_validate(
             {**others, axis: value}, by_alias=True, by_name=True
         )
@@ -286,3 +293,31 @@ def test_attention_grows_with_the_square_of_the_length() -> None:
     for key, times in groups.items():
         growth = [later / earlier for (_, earlier), (_, later) in pairwise(sorted(times))]
         assert all(3.0 < one < 4.6 for one in growth), (key, growth)
+
+
+@pytest.mark.parametrize(
+    ("writeup", "tables", "digit"),
+    [
+        ("damek", ("naive", "overlap", "buckets"), 1.2e-4),
+        ("ShibukiZero", ("strategies-earlier",), 1e-5),
+        ("writeup.tex", ("strategies",), 1e-3),
+    ],
+)
+def test_shares_of_communication_are_quotients(
+    writeup: str, tables: tuple[str, ...], digit: float
+) -> None:
+    checked = list(rows(writeup, *tables))
+    assert checked
+    for row in checked:
+        share = row["communication_share", "step", "mean"]
+        quotient = row["duration", "communication", "mean"] / row["duration", "step", "mean"]
+        assert quotient == pytest.approx(share, abs=digit), row
+
+
+@pytest.mark.parametrize("writeup", ["damek", "ShibukiZero", "writeup.tex"])
+def test_larger_messages_take_longer(writeup: str) -> None:
+    calls = [one for one in of(writeup, "all-reduce") if one.metric == "call"]
+    for smaller, larger in pairwise(calls):
+        if smaller.axes["gpus"] == larger.axes["gpus"]:
+            assert smaller.axes["size_mb"] < larger.axes["size_mb"]
+            assert float(smaller.amount or 0) < float(larger.amount or 0)

@@ -16,7 +16,7 @@ from orchestrator.common.reference_devices import DEVICES
 from orchestrator.report.references.records import EMPTY_CELLS, LABELS, TableCell
 from tasks.spec.registry import value_order
 
-Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]
+Phase = Literal["", "built", "forward", "backward", "communication", "optimizer", "step"]
 Statistic = Literal["mean", "median", "min", "max", "sd", "rounded"]
 Unit = Literal["s", "ms", "us", "ns", "B", "MiB", "GiB", "%", "1"]
 Metric = Literal[
@@ -26,16 +26,16 @@ Metric = Literal[
     "tensor", "allocation", "allocation_more",
     "kernel_share", "kernel_time", "kernel_launches", "kernel_duration",
     "part_time", "part_share", "gemm_share", "softmax_over_matmul",
-    "speed_up", "parameters", "sum", "absolute_error",
+    "call", "communication_share", "speed_up", "parameters", "sum", "absolute_error",
 ]  # fmt: skip
 _COUNTS = (
     "context_length", "batch_size", "d_model", "d_ff", "num_layers", "num_heads", "d_head",
-    "warmup_steps", "measured_steps", "count",
+    "warmup_steps", "measured_steps", "count", "gpus", "processes", "bucket_mb",
 )  # fmt: skip
 _SWITCHES = ("upcast", "at_once", "projections", "causal")
 _CHOICES = (
     "size", "precision", "compile", "compile_mode", "attention", "accumulator", "addend", "pass",
-    "optimizer",
+    "optimizer", "collective", "dtype", "call", "parallel", "batch",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ class StrictTable(_Strict):
 
     name: str
     title: str
-    task: Literal["train_step", "attention", "accumulation"]
+    task: Literal["train_step", "attention", "accumulation", "collectives"]
     device: str
     repeats: str | None = None
     cell: dict[str, TableCell]
@@ -132,7 +132,7 @@ def _is_possible(axis: str, value: object) -> bool:
         return isinstance(value, bool)
     if axis in _COUNTS:
         return isinstance(value, int) and not isinstance(value, bool)
-    if axis == "value":
+    if axis in ("value", "size_mb"):
         return isinstance(value, Decimal)
     if axis in LABELS:
         return isinstance(value, int | str)
