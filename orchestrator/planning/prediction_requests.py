@@ -151,7 +151,7 @@ def reason_of(cell: Cell, prediction: Prediction, gpu: GpuModel | None) -> str:
     if cell.params.ranks > 1 and prediction.how and gpu:
         reasons.append(
             f"{nccl_bytes() / GIB:.1f} GiB of each GPU are reserved for NCCL, which is what it takes on "
-            "two H100s; others are not measured"
+            "two and four H100s; others are not measured"
         )
     return "; ".join(filter(None, reasons))
 

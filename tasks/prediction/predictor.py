@@ -337,13 +337,14 @@ def _if_uncertain(surely: Verdict, perhaps: Verdict) -> Verdict:
 
 
 def _why_uncertain(surely: Replay, perhaps: Replay) -> str:
-    """Return why the second step may need less than predicted; empty if it does not."""
-    low, high = (highest(peaks, "second")[1].allocated for peaks in (surely, perhaps))
-    if low == high:
+    """Return why a step may need less than predicted; empty if it does not."""
+    steps: tuple[Step, ...] = ("second", "steady")
+    if all(highest(surely, step)[1] == highest(perhaps, step)[1] for step in steps):
         return ""
     return (
-        "DDP replaces its buckets in the second step, in which NCCL may still hold the old ones: it "
-        "is predicted with both, and in some runs it needs less, by the size of all gradients"
+        "NCCL may hold what DDP has sent until its next collective: in the second step the buckets "
+        "that it replaces, in each step the copies of wire: bf16. It is predicted with them, and in "
+        "some runs it needs less"
     )
 
 

@@ -284,10 +284,12 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(27))
+@pytest.mark.parametrize("number", range(54))
 def test_predicted_peaks_of_ranks_are_those_measured_on_gpus(number: int, benchmark: Any) -> None:
     cells = list(benchmark.measured_cells())
-    assert len(cells) == 27
+    assert len(cells) == 54
+    if "model" in cells[number].values:
+        pytest.importorskip("transformers")
     for one in benchmark.compare(cells[number]):
         assert one.is_within, benchmark.row_of(one)
 
