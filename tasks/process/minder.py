@@ -39,7 +39,7 @@ _TICK_S = 0.2
 STACK_SIGNAL = signal.SIGUSR2
 STACKS_S = 2.0  # writing them takes milliseconds
 _KILL_TICK_S = 0.001
-# NCCL's watchdog reports a collective beyond its time limit at once. It ends the process a minute
+# NCCL's watchdog reports a collective when it exceeds its time limit. It ends the process a minute
 # later, and never if the rank that serves the store is stopped.
 _REPORT = "Watchdog caught collective operation timeout"
 _REPORT_BYTES = 20_000  # of the end of a log
