@@ -282,7 +282,9 @@ class RankRow:
     peak_reserved_bytes: Annotated[int | None, Field("its peak of reserved memory", unit="bytes")]
     sm_clock: Annotated[float | None, Field("clock of its GPU after the timing", unit="MHz")]
     power: Annotated[float | None, Field("mean power of its GPU while it was timed", unit="W")]
-    wait_ms: Annotated[float | None, Field("of a profiled step, waiting for later ranks", unit="ms")]
+    wait_ms: Annotated[
+        float | None, Field("of a profiled step, waiting for later ranks", unit="ms")
+    ]
 
 
 @dataclass(frozen=True)
