@@ -12,6 +12,7 @@ ALL = "all"  # selects every device
 DEVICES = {
     "a100": "A100 40 GB",
     "h100": "H100 80 GB",
+    "h100-96gb": "H100 96 GB",
     "rtx5090": "RTX 5090",
     "rtx-pro-6000": "RTX PRO 6000 WK",
     "a800": "A800 80 GB",

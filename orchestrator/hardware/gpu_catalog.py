@@ -293,7 +293,7 @@ def link_peak_gb_s(links: str) -> float | None:
 
     Return None if one of them is not known.
     """
-    peaks = []
+    peaks: list[float] = []
     for link in links.split("; "):
         found = _LINK.match(link)
         of_one = _data()["link_gb_s"].get(found[1]) if found else None

@@ -116,10 +116,13 @@ def about_hiding(results: Results) -> Iterator[Finding]:
     """
     link = _largest_all_reduce(results)
     cells = measured(results, "train_step", "achieved_tflops", "tokens")
-    cells = cells[[ranks_of(row) == 1 and row["device"] == "cuda" for row in each(cells)]]
     if link.empty or cells.empty or link["device"].iloc[0] != "cuda":
         return
-    row, bandwidth = extreme(cells, "achieved_tflops", True), link["busbw_gb_s"].iloc[0]
+    gpu, bandwidth = str(link.iloc[0].get("gpu")), link["busbw_gb_s"].iloc[0]
+    is_alike = [ranks_of(row) == 1 and str(row.get("gpu")) == gpu for row in each(cells)]
+    row = extreme(cells[is_alike], "achieved_tflops", True)
+    if row is None:
+        return
     width = 2 if "16" in str(row.get("parameter_dtype")) else 4  # bytes of a gradient
     gpus = 1 + 2 * row["tokens"] * bandwidth / (width * row["achieved_tflops"] * 1e3)
     yield Finding(

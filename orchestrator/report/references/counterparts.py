@@ -238,6 +238,9 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
         lambda number, row, figures: phase_ms(row, number.phase, number.statistic),
     ),
     "call": Counterpart("call {statistic} (ms)", _call_ms),
+    "tokens_per_gpu": Counterpart(
+        "tokens per second and GPU", _own("tokens_per_s_per_gpu"), ",.0f"
+    ),
     "peak": Counterpart("peak memory (GiB)", _peak, ".2f", GIB),
     "held": Counterpart("memory after {phase} (GiB)", _own("{}_held_allocated_bytes"), ".2f", GIB),
     "saved": Counterpart("saved tensors (MiB)", _own("saved_bytes"), ".2f", MIB),

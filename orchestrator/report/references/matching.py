@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from model.config import SIZES, VOCAB_SIZE, Dimensions
+from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
 from orchestrator.analysis.axes import Row, has_value, is_null, ranks_of
 from orchestrator.report.references.records import DIMENSIONS, ReferenceNumber
 
@@ -69,12 +69,13 @@ def matches(
 
 
 def _has_usual_setting(number: ReferenceNumber, row: Row) -> bool:
-    """Return True if the cell has the course's vocabulary and, unless the number states others,
+    """Return True if the cell has the vocabulary of its model and, unless the number states others,
     the course's attention and a single rank.
     """
     if ranks_of(row) > 1 and not _RANKS.keys() & number.axes.keys():
         return False
-    if has_value(row, "vocab_size") and row["vocab_size"] != VOCAB_SIZE:
+    vocabulary = VOCABULARIES.get(str(row.get("size")), VOCAB_SIZE)
+    if has_value(row, "vocab_size") and row["vocab_size"] != vocabulary:
         return False
     has_other_attention = has_value(row, "attention") and row["attention"] != "naive"
     states_none = number.task == "train_step" and "attention" not in number.axes

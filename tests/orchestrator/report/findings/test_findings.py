@@ -237,10 +237,13 @@ def test_the_exchange_of_gradients_is_hidden_up_to_some_gpus(
 ) -> None:
     """As problem data_parallel_calcs: 1 + B·W/C for gradients of two bytes."""
     link = {"task": "collectives", "collective": "all_reduce", "size_mb": 100.0, "call_ms": 0.4}
-    link |= {"busbw_gb_s": 250.0, "gpus": 2}
+    link |= {"busbw_gb_s": 250.0, "gpus": 2, "gpu": "H100"}
     one = {"tokens": 8000.0, "achieved_tflops": 400.0, "parameter_dtype": dtype, "gpus": 1}
+    one |= {"gpu": "H100"}
     two = {**one, "gpus": 2, "achieved_tflops": 700.0}
-    found_one = answer("hidden exchange", step(7.0, **link), step(90.0, **one), step(50.0, **two))
+    other = {**one, "gpu": "B200", "achieved_tflops": 900.0}
+    cells = [step(7.0, **link), step(90.0, **one), step(50.0, **two), step(40.0, **other)]
+    found_one = answer("hidden exchange", *cells)
     assert found_one.number == f"{gpus} GPUs"
     assert found_one.conclusion.startswith("With 8,000 tokens a step, a backward pass can hide")
     assert f"1 + {formula}, with" in found_one.detail
@@ -248,7 +251,7 @@ def test_the_exchange_of_gradients_is_hidden_up_to_some_gpus(
     assert found_one.basis == [("id1",), ("id0",)]
 
 
-@pytest.mark.parametrize("missing", ["device", "size_mb", "achieved_tflops"])
+@pytest.mark.parametrize("missing", ["device", "size_mb", "achieved_tflops", "gpu"])
 def test_nothing_is_said_of_hiding_without_both_rates(missing: str) -> None:
     link = {"task": "collectives", "collective": "all_reduce", "size_mb": 100.0, "call_ms": 0.4}
     link |= {"busbw_gb_s": 250.0, "gpus": 2}
@@ -257,6 +260,7 @@ def test_nothing_is_said_of_hiding_without_both_rates(missing: str) -> None:
         "device": {"device": "cpu", "processes": 2},
         "size_mb": {"size_mb": 1.0},  # the cost of a call is no bandwidth
         "achieved_tflops": {},
+        "gpu": {"gpu": "B200"},
     }
     if missing == "achieved_tflops":
         del one["achieved_tflops"]

@@ -45,6 +45,12 @@ def page_with_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page_of("tests/data/h200_cells", tmp_path_factory)
 
 
+@pytest.fixture(scope="module")
+def page_of_two_gpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run on two GPUs."""
+    return page_of("results/published/h100x2", tmp_path_factory)
+
+
 def page_of(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = open_runs([ROOT / folder])
     results = load_results(run)
@@ -323,6 +329,29 @@ def test_a_reader_can_zoom_the_memory_of_a_step(opened: Any, page_with_memory: P
     assert "forward" not in dragged  # begins before the chosen part
     opened.execute_script(AXE.read_text())
     assert violations(opened) == []
+    assert opened.get_log("browser") == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+def test_the_charts_of_several_gpus_fit_the_screen_and_lead_to_cells(
+    opened: Any, page_of_two_gpus: Path, theme: str, size: tuple[int, int]
+) -> None:
+    resize(opened, size)
+    use_theme(opened, theme)
+    opened.get("about:blank")
+    opened.get(page_of_two_gpus.as_uri())
+    for chart, shapes in (("bus-bandwidth", 18), ("step-parts", 7)):
+        links = opened.find_elements("css selector", f"#parallel #chart-{chart} svg a")
+        assert len(links) >= shapes
+        box = opened.find_element("css selector", f"#chart-{chart} svg").rect
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= size[0]
+    opened.execute_script(AXE.read_text())
+    assert violations(opened) == []
+    opened.execute_script("arguments[0].dispatchEvent(new MouseEvent('click'))", links[0])
+    wait(opened, "document.getElementById('cell').open")
+    assert opened.execute_script("return location.hash") == links[0].get_dom_attribute("href")
     assert opened.get_log("browser") == []
 
 

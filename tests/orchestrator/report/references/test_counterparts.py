@@ -45,6 +45,7 @@ PARTS = (*MODULES, "ffn", "norm", "embedding", "attention", "residual")
 COLUMNS = {
     "duration": "cells.{phase}_ms_{statistic}",
     "call": "cells.step_ms_{statistic}",  # over the calls of a step
+    "tokens_per_gpu": "cells.tokens_per_s_per_gpu",
     "peak": "cells.peak_allocated_bytes",
     "held": "cells.{phase}_held_allocated_bytes",
     "saved": "cells.saved_bytes",
@@ -177,6 +178,7 @@ COLUMNS_OF_TABLES = {
         "buckets-earlier": "cells.step_ms_mean cells.communication_ms_mean",
         "sharding": "cells.optimizer_ms_mean cells.step_ms_mean cells.peak_allocated_bytes",
     },
+    "torchtitan": {"fsdp": "cells.tokens_per_s_per_gpu cells.peak_allocated_bytes"},
     "writeup.tex": {
         "all-reduce": "cells.step_ms_mean",
         "strategies": "cells.step_ms_mean cells.communication_ms_mean",
@@ -292,7 +294,7 @@ def outcome_of(number: ReferenceNumber) -> Outcome:
     ]
     samples = (*timings, *memory, *saved, *watched)
     measured = {"samples": samples, "kernels": tuple(kernels), "allocations": tuple(allocations)}
-    facts = {"collective_calls": 2} if number.task == "collectives" else {}
+    facts = {"collective_calls": 2} if number.task == "collectives" else {"tokens": 1000}
     return Outcome(attempt, Status.OK, "", "", {}, facts, started_at=1.7e9, wall_s=2.5, **measured)
 
 
@@ -338,7 +340,7 @@ def columns_for(key: tuple[str, str]) -> list[str]:
 def test_every_published_table_has_an_entry() -> None:
     listed = [(writeup, table) for writeup, tables in COLUMNS_OF_TABLES.items() for table in tables]
     assert sorted(listed) == sorted(TABLES)
-    assert len(TABLES) == 80 + 7 + 5 + 3
+    assert len(TABLES) == 80 + 7 + 5 + 1 + 3
 
 
 def test_every_metric_has_rows_or_a_reason() -> None:

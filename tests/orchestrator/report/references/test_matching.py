@@ -75,6 +75,7 @@ def stated(**changes: Any) -> ReferenceNumber:
         ({"size": None, "d_model": 1600, "d_ff": 6400, "num_layers": 48, "num_heads": 25}, True),
         ({"size": None, "model": "mine:Model"}, False),
         ({"vocab_size": 50_000}, False),
+        ({"vocab_size": 128_256}, False),  # that of another model
         ({"compile": "blocks"}, False),
         ({"pass": "train_step"}, False),
         ({"optimizer": "fused"}, True),  # not stated

@@ -49,6 +49,7 @@ def test_every_write_up_loads_and_names_its_source() -> None:
         "damek",
         "section 1.2",
         "ShibukiZero",
+        "torchtitan",
         "writeup.tex",
         "yyin-dev",
     ]
@@ -147,6 +148,6 @@ def test_the_error_for_an_unknown_device_lists_the_known_ones() -> None:
     assert find_device("h100") == "h100"
     with pytest.raises(
         ConfigError,
-        match=r"--reference h200: .*numbers for it\. Use a100, h100, rtx5090, .*not-named or all",
+        match=r"--reference h200: .*numbers for it\. Use a100, h100, h100-96gb, rtx5090, .*not-named or all",
     ):
         find_device("h200")

@@ -18,7 +18,7 @@ from tasks.spec.registry import value_order
 
 Phase = Literal["", "built", "forward", "backward", "communication", "optimizer", "step"]
 Statistic = Literal["mean", "median", "min", "max", "sd", "rounded"]
-Unit = Literal["s", "ms", "us", "ns", "B", "MiB", "GiB", "%", "1"]
+Unit = Literal["s", "ms", "us", "ns", "B", "MiB", "GiB", "%", "1", "tokens/s"]
 Metric = Literal[
     "duration", "total", "warmup_total",  # of a phase; of all steps; of all warm-up steps
     "peak", "peak_more", "held", "held_more", "held_per_pair",
@@ -26,7 +26,7 @@ Metric = Literal[
     "tensor", "allocation", "allocation_more",
     "kernel_share", "kernel_time", "kernel_launches", "kernel_duration",
     "part_time", "part_share", "gemm_share", "softmax_over_matmul",
-    "call", "communication_share", "speed_up", "parameters", "sum", "absolute_error",
+    "call", "communication_share", "tokens_per_gpu", "speed_up", "parameters", "sum", "absolute_error",
 ]  # fmt: skip
 _COUNTS = (
     "context_length", "batch_size", "d_model", "d_ff", "num_layers", "num_heads", "d_head",

@@ -40,6 +40,8 @@ RARE = {"at_least_bytes", "mfu", "flops_reason", *COUNTED}
 # Of ranks on the CPU, and of ranks that were predicted.
 RARE |= {"second_peak_rss_bytes"}
 RARE |= {f"predicted_second_peak_{kind}_bytes" for kind in ("allocated", "requested", "reserved")}
+# Columns from the fact `link`, which no published run has yet; test_throughput.py makes them.
+RARE |= {"link_peak_gb_s", "of_link"}
 MPS = re.compile(r"(first_)?(\w+_)?(allocated|reserved)_after_bytes")
 UNITS_OF_SUFFIXES = {
     "_ms": "ms",
