@@ -22,13 +22,6 @@ DERIVED_FIELDS += [
         ratio=1e3,
     ),
     DerivedField(
-        "tokens_per_s_per_gpu",
-        "`tokens_per_s` over the number of GPUs",
-        "tokens/s",
-        ("tokens_per_s", "gpus"),
-        ratio=1,
-    ),
-    DerivedField(
         "achieved_tflops",
         "`flops` per second, from the median step time",
         "TFLOP/s",
@@ -71,6 +64,17 @@ DERIVED_FIELDS += [
         ratio=1e-6,
     ),
 ]
+
+
+@derived(
+    "tokens_per_s_per_gpu",
+    "`tokens_per_s` over the number of GPUs; null without a GPU",
+    "tokens/s",
+    needs=("tokens_per_s", "gpus"),
+)
+def tokens_per_s_per_gpu(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the tokens per second of one GPU."""
+    return cells["tokens_per_s"] / cells["gpus"].where(cells["device"] == "cuda")
 
 
 @derived(

@@ -100,3 +100,23 @@ def test_bus_bandwidth_is_compared_with_the_peak_of_the_slowest_link(
     found = [row.get(name) for name in ("link_peak_gb_s", "of_link")]
     wanted = [None if one is None else pytest.approx(one, rel=1e-3) for one in (peak, share)]
     assert [None if pd.isna(one) else one for one in found] == wanted
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_gpu"),
+    [({"device": "cuda", "gpus": 2}, 8000.0), ({"device": "cpu", "processes": 2}, None)],
+)
+def test_only_a_gpu_has_tokens_per_second(
+    tmp_path: Path, ranks: dict[str, object], per_gpu: float | None
+) -> None:
+    run = Run(tmp_path / "run")
+    cell = make_cell("train_step", ranks | {"parallel": "ddp"})
+    steps = tuple(Sample("timing", "duration", "ms", 1.0, "synced", "step", n) for n in range(3))
+    attempt = Attempt(cell, 1, "/nowhere", Settings())
+    outcome = Outcome(attempt, Status.OK, "", "", {}, {"tokens": 16}, steps, 1.7e9, 2.5)
+    with open_for_writing(run) as writer:
+        writer.append(outcome, None)
+    (row,) = derive_cells(run.read("attempts"), run.read("samples")).to_dict("records")
+    assert row["tokens_per_s"] == 16_000
+    found = row["tokens_per_s_per_gpu"]
+    assert (None if pd.isna(found) else found) == per_gpu
