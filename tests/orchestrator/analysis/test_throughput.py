@@ -110,7 +110,7 @@ def test_only_a_gpu_has_tokens_per_second(
     tmp_path: Path, ranks: dict[str, object], per_gpu: float | None
 ) -> None:
     run = Run(tmp_path / "run")
-    cell = make_cell("train_step", ranks | {"parallel": "ddp"})
+    cell = make_cell("train_step", ranks | {"size": "tiny", "parallel": "ddp"})
     steps = tuple(Sample("timing", "duration", "ms", 1.0, "synced", "step", n) for n in range(3))
     attempt = Attempt(cell, 1, "/nowhere", Settings())
     outcome = Outcome(attempt, Status.OK, "", "", {}, {"tokens": 16}, steps, 1.7e9, 2.5)
