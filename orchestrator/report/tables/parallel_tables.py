@@ -102,10 +102,10 @@ PARALLEL_TABLES: tuple[Table, ...] = (
         " element of a result was checked.",
         cell_rows(
             ("call ms", show.ms("call_ms")),
-            ("step ms", show.of_steps(show.median_interval("step_ms"))),
-            ("algbw GB/s", show.number("algbw_gb_s", ".1f")),
             ("busbw GB/s", show.number("busbw_gb_s", ".1f")),
             ("of link", show.number("of_link", ".0%")),
+            ("algbw GB/s", show.number("algbw_gb_s", ".1f")),
+            ("step ms", show.of_steps(show.median_interval("step_ms"))),
             ("link", show.text("link")),
         ),
         of_task("collectives"),
