@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from orchestrator.planning.duration_estimate import (
 from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.planning.request import SweepRequest
-from orchestrator.scheduling import serial
+from orchestrator.scheduling import ray_placement, serial
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.ray_task import SweepHosts, supervise
 from orchestrator.scheduling.serial import SerialScheduler
@@ -271,9 +272,9 @@ def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
 ) -> None:
     """Run cells of 3, 3, 3, 2 and 1 GPUs on two nodes with five fake GPUs each.
 
-    The third cell waits for one of the first two, because no node has three free GPUs. Its node is
-    known: the cells of 2 and 1 GPUs, whose durations are unknown, start at once on the other one,
-    or where one GPU is spare. No GPU has two cells at a time.
+    The third cell waits for one of the first two, because no node has three free GPUs. A node is
+    reserved: the fourth starts at once on the other node. The fifth, whose duration is unknown,
+    waits. No GPU has two cells at a time.
     """
     import ray
     from ray.cluster_utils import Cluster
@@ -307,7 +308,7 @@ def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
             time.sleep(1000)
 
     monkeypatch.setattr("orchestrator.scheduling.ray_scheduler.supervise", say_where)
-    widths = [3, 3, 3, 1]
+    widths = [3, 3, 3, 2, 1]
     with own_temporary_folder(tmp_path) as environment:
         monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
         monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the task is in this file
@@ -315,13 +316,17 @@ def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
         try:
             cluster.add_node(num_cpus=10, num_gpus=5)
             scheduler = RayScheduler(print, cluster.address)
+
+            def run(*attempts: Attempt) -> list[Outcome]:
+                outcomes = scheduler.run(ListQueue(attempts), lambda started: None)
+                return sorted(outcomes, key=lambda one: one.attempt.number)
+
             attempts = [
-                attempt_at(tmp_path, number, gpus=width) for number, width in enumerate(widths)
+                attempt_at(tmp_path, number, gpus=width, seed=number)
+                for number, width in enumerate(widths)
             ]
-            outcomes = sorted(
-                scheduler.run(attempts, lambda started: None), key=lambda one: one.attempt.number
-            )
-            assert [one.status for one in outcomes] == [Status.OK] * 4, [
+            outcomes = run(*attempts)
+            assert [one.status for one in outcomes] == [Status.OK] * 5, [
                 one.evidence for one in outcomes
             ]
             assert [len(one.facts["gpus"]) for one in outcomes] == widths
@@ -330,16 +335,29 @@ def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
             ]
             assert [one.facts["cpus"] for one in outcomes] == [2 * width for width in widths]
             assert not list(overlapping(outcomes))
-            third = outcomes[2]
-            assert third.started_at >= min(one.started_at + one.wall_s for one in outcomes[:2])
-            assert all(later.started_at >= third.started_at for later in outcomes[3:])
-            lost = attempt_at(tmp_path, 100, gpus=2)
-            assert [one.attempt for one in scheduler.run([lost], lambda started: None)] == [lost]
+            first, second, third, fourth, fifth = outcomes
+            ends = [one.started_at + one.wall_s for one in outcomes]
+            assert third.started_at >= min(ends[:2]) > fourth.started_at
+            assert fifth.started_at >= min(ends[:2] + ends[3:4])
+            assert fourth.facts["node"] == second.facts["node"] != first.facts["node"]
+            time.sleep(ray_placement._RELEASE_S)
+            other_program = ray.remote(num_gpus=3)(time.sleep).remote(600)
+            while ray.available_resources()["GPU"] > 7:
+                time.sleep(0.1)
+            attempts = [attempt_at(tmp_path, 5 + one, gpus=3, seed=one) for one in range(2)]
+            first, second = run(*attempts)  # neither waits for the other program
+            assert first.facts["node"] == second.facts["node"]
+            ray.cancel(other_program, force=True)
+            one_node = attempt_at(tmp_path, 100, gpus=2)
+            assert [one.attempt for one in run(one_node)] == [one_node]
             assert scheduler.slots("cuda") == 8
-            with pytest.raises(
-                NoGpuLeft, match="no host is left with 4 GPUs that work: GPU 0 of here: gone"
-            ):
-                list(scheduler.run([attempt_at(tmp_path, 9, gpus=4)], lambda started: None))
+            assert [one.status for one in run(attempt_at(tmp_path, 9, gpus=4))] == [Status.OK]
+            run(attempt_at(tmp_path, 101, gpus=4))
+            lost = "no host is left with 4 GPUs that work: GPU 0 of here: gone"
+            with pytest.raises(NoGpuLeft, match=lost):
+                run(attempt_at(tmp_path, 9, gpus=4))
+            # What can run is measured before.
+            assert [one.status for one in run(attempt_at(tmp_path, 9, gpus=3))] == [Status.OK]
             scheduler.close()
         finally:
             ray.shutdown()
