@@ -14,7 +14,7 @@ from orchestrator.cli.text.status import describe_status
 from orchestrator.config.selection import parse_selection
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo
-from orchestrator.planning.cell_decisions import plan_request
+from orchestrator.planning.cell_decisions import leave_out_wider, plan_request
 from orchestrator.planning.invocation import ExecutionOptions, RunOptions
 from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Queue, Scheduler
@@ -47,7 +47,8 @@ Measure = Callable[[Attempt], Outcome]
 def status_lines(run: Run) -> list[str]:
     """Return the lines of `sweep status`."""
     request = resolve_again(run)
-    return list(describe_status(request, plan_request(request)))
+    host_gpus = run.read_manifest().get("host_gpus", [])
+    return list(describe_status(request, leave_out_wider(plan_request(request), host_gpus)))
 
 
 class ListQueue(Queue):
