@@ -207,7 +207,6 @@ def play(sweep: Sweep, strike: str, ranks: int, chance: random.Random) -> str:
     Problems are added to those of the sweep.
     """
     role, _, how = strike.partition(" ")
-    # The warm-up of another rank may not have ended when one begins its next stage.
     rank = await_rank(
         sweep, chance, lambda one: one.group == ranks and (how != "stopped" or is_timed(one))
     )

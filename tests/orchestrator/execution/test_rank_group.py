@@ -96,7 +96,7 @@ def differ() -> None:
 
 
 def take_memory() -> None:
-    numbers = torch.ones(1_500_000_000, dtype=torch.uint8)
+    numbers = torch.ones(800_000_000, dtype=torch.uint8)
     time.sleep(600)
     numbers.fill_(2)
 
@@ -138,7 +138,8 @@ def run(task: None, tmp_path: Path) -> Iterator[Run]:
         values = {"warmup_steps": 2, "measured_steps": 6, "how": how, **values}
         cell = make_cell("faulty", {"device": "cpu", "processes": ranks, **values})
         settings = Settings(
-            collective_timeout_s=TIMEOUT_S,
+            # Filling memory takes seconds on a busy machine.
+            collective_timeout_s=TIMEOUT_S if memory_gib is None else SOON_S,
             instruments=("timing", "memory"),
             host_memory_gib=memory_gib,
         )
@@ -255,9 +256,9 @@ def test_a_result_that_is_wrong_on_a_rank_is_a_failure(run: Run, culprit: int) -
 @pytest.mark.process
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_rank_that_needs_more_host_memory_than_allowed_is_named(run: Run, culprit: int) -> None:
-    outcome = run("take_memory", culprit=culprit, memory_gib=1.3)
+    outcome = run("take_memory", culprit=culprit, memory_gib=0.8)
     assert (outcome.status, outcome.evidence["rank"]) == (Status.HOST_OOM, culprit)
-    assert int(str(outcome.evidence["rss_bytes"])) > 1.3 * 1024**3
+    assert int(str(outcome.evidence["rss_bytes"])) > 0.8 * 1024**3
 
 
 @pytest.mark.process
