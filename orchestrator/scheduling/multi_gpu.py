@@ -5,9 +5,8 @@ first cell for which no host has enough free GPUs reserves those of the host whe
 earliest. A later cell may start before it if that does not delay it. Nothing here uses Ray or a
 clock: hosts, estimates and remaining times are arguments.
 
-A placement group with a single STRICT_PACK bundle would promise no more than a Ray task that asks
-for n GPUs: all of them on one node. Neither prevents that other cells take each GPU that becomes
-free.
+A Ray task that needs n GPUs gets all of them on one node, as the single bundle of a placement group
+with STRICT_PACK does. Neither prevents that other cells take each GPU that becomes free.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ class AttemptLimits:
         # the cell. Its own limit counts from the start of its task.
         self._deadline = time.monotonic() + request.preparation_s
         self._has_begun = False
-        page = Path(request.attempt).with_name(PHASE_FILE)
+        page = Path(request.journal).with_name(PHASE_FILE)
         self._page_files = [rank_file(page, rank) for rank in range(request.ranks)]
         self._pages, self._unchanged_since = list[str](), time.monotonic()
 
