@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     type=click.Choice(["text", "json"]),
     default="text",
     help="json: a list with an object for each cell: its id, parameters, status, what is planned"
-    " and why, and with --memory its prediction in bytes.  [text]",
+    " (run, keep, infer or defer) and why, and with --memory its prediction in bytes.  [text]",
 )
 def plan(config: Path, memory: bool, gpu: GpuModel | None, form: str, **chosen: object) -> None:
     """Show which cells of CONFIG would run, why, and for how long.
