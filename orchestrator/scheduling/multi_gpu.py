@@ -22,6 +22,8 @@ from tasks.spec.cell import Cell
 _LOST = "Reset the GPU or restart its host, and run again: finished cells are not measured again"
 # 88 % of the guesses from FLOPs were at least 2/3 of the duration, those from measured cells more.
 _MARGIN = 1.25
+# As many waiting cells may pass the first one: to estimate them takes the driver 20 ms.
+_LOOK_AHEAD = 1000
 
 # Returns the estimated duration of a cell in seconds, or None if nothing is known about it.
 Estimate = Callable[[Cell], float | None]
@@ -104,7 +106,11 @@ def next_start(
     if all(host.free <= 0 for host in hosts):
         return None
     reservation: _Reservation | None = None
+    looked_at = 0
     for cell in waiting:
+        looked_at += reservation is not None
+        if looked_at > _LOOK_AHEAD:
+            return None
         fitting = [host for host in hosts if slots_of(cell) <= host.free and host.suits(cell)]
         if reservation is not None:
             fitting = [host for host in fitting if reservation.admits(cell, host, expected_s)]

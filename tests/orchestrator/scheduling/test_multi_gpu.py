@@ -100,6 +100,21 @@ def test_a_cell_that_no_host_suits_reserves_nothing() -> None:
     assert chosen([cell(8)], [host("a", 4)]) is None
 
 
+def test_only_so_many_cells_are_estimated() -> None:
+    estimated: list[Cell] = []
+
+    def expected_s(one: Cell) -> float:
+        estimated.append(one)
+        return 9.0
+
+    waiting = [cell(4), *(cell(1, seed) for seed in range(2000))]
+    assert next_start(waiting, [host("a", 4, (3, 10.0))], expected_s) is None
+    assert estimated == waiting[1:1001]
+    # Cells that no host suits are not among them.
+    wide = [cell(8, seed) for seed in range(1001)]
+    assert chosen([*wide, cell(1)], [host("a", 4)]) == (cell(1), "a")
+
+
 def test_cells_on_the_cpu_have_slots_of_their_own() -> None:
     hosts = [host("a", 4, (4, None)), host("", 2, (1, None), kind=None)]
     assert chosen([on_cpu()], hosts) == (on_cpu(), "")
