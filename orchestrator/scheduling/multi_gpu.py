@@ -20,7 +20,7 @@ from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell
 
 _LOST = "Reset the GPU or restart its host, and run again: finished cells are not measured again"
-# 88 % of the guesses from FLOPs were at least 2/3 of the duration, those from measured cells more.
+# Cells of one kind differ in how well they use the device: that of duration_estimate.py.
 _MARGIN = 1.25
 # As many waiting cells may pass the first one: to estimate them takes the driver 20 ms.
 _LOOK_AHEAD = 1000
