@@ -231,7 +231,7 @@ def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> No
     group = Group()
     if params.ranks > 1:
         journal.stage("rendezvous")
-        group, met = join_group(params)
+        group, met = join_group(params, progress)
         journal.facts(met)
     journal.stage("build")
     settings = read_settings()
@@ -248,8 +248,11 @@ def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> No
     folder = None if here.by_hand or here.rank else attempt.path
     session = Session(built, params, progress, group, folder=folder, evidence=evidence)
     checks = StageChecks(session, settings)
+    is_warm = False
     for stage in stages_of(attempt.settings.instruments):
-        group.wait_for_all(f"before {stage.name}")
+        group.wait_for_all(f"the begin of {stage.name}")
+        if is_warm:
+            group.limit_collectives(attempt.settings.collective_timeout_s)
         journal.stage(stage.name)
         try:
             _journal_samples(stage.run(session), journal)
@@ -260,8 +263,7 @@ def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> No
             raise
         finally:
             _journal_rows(session, journal)
-        if stage.name == "warm-up":
-            group.limit_collectives(attempt.settings.collective_timeout_s)
+        is_warm = is_warm or stage.name == "warm-up"
     group.wait_for_all("the end")
     group.leave()
 

@@ -79,14 +79,15 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
 
 
 def work(params: TrainStepParams) -> float | None:
-    """Return the FLOPs of a step, or None for a model without a formula."""
+    """Return the FLOPs of a step on each rank, or None for a model without a formula."""
     flops = _flops(params)
     if flops:
-        return float(sum(flops.values()))
+        return sum(flops.values()) / params.ranks
     if params.hub_name in PRESETS:
         # Two per parameter and token in the forward pass, and twice that in the backward pass.
         passes = 3 if "backward" in params.phases else 1
-        return 2.0 * passes * PRESETS[params.hub_name].parameters * params.tokens
+        tokens = params.tokens / params.ranks
+        return 2.0 * passes * PRESETS[params.hub_name].parameters * tokens
     return None
 
 

@@ -1,11 +1,24 @@
-"""Kills processes of attempts with two ranks at random moments, and checks that nothing is left.
+"""Kills or stops processes of cells with several ranks at random moments, and checks what follows.
 
-    python -m tests.killing_ranks --times 20 --seed 1
+    python -m tests.killing_ranks --rounds 50 --seed 1
 
-The ranks reduce numbers with gloo for ever, so that either waits in a collective if the other is gone.
-Each round begins a driver with a new fork server, whose minder runs the ranks. It kills the driver, the fork
-server, the minder or a rank. Printed is what is left five seconds later, and how the driver ended. Exit code
-1 if anything is wrong.
+A real sweep without Ray measures training steps of two and four ranks on the CPU, which communicate
+by gloo. In each round, at a random moment of a cell, one process is struck: a rank is killed or
+stopped, or its minder, the fork server or the driver is killed, all by SIGKILL. A rank is stopped
+after the warm-up only, because until then it may be late by 300 s.
+
+It proves, for the moments that it has tried, that
+
+- the row of the cell appears within 5 s, of a stopped rank within collective_timeout_s + 5 s, with the
+  status of the fault and, if a rank was struck, with its number;
+- a cell goes on if only its fork server dies, and ends with its driver;
+- no process of the cell, or of a driver that was killed, lives 5 s later;
+- the next cell is well;
+- at last, each cell that all ranks had finished has one row with status ok.
+
+A rank that is struck when its journal has ended may leave a row with status ok. It proves nothing about
+NCCL, GPUs or Ray: tests/test_gpu_ranks.py and tests/killing.py do. Exit code 1 if anything is wrong;
+the folder then stays.
 """
 
 from __future__ import annotations
@@ -14,131 +27,290 @@ import argparse
 import json
 import os
 import random
-import socket
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from orchestrator.execution.fork_client import Connection, ForkServerLost
 from orchestrator.scheduling.ray_reaper import has_ended
-from tasks.process.fork_server import run_fork_server
-from tasks.process.lifeline import die_with_parent
-from tasks.process.minder import MindRequest
-from tests.killing import LEFT_S, role_of
+from orchestrator.store.run import Run
+from tasks.process.journal import read_journal
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, rank_file, read_attempt
+from tasks.spec.status import Status
+from tests.conftest import ROOT, sweep_command
+from tests.killing import (
+    LEFT_S,
+    ProcessTree,
+    describe,
+    lost_and_repeated,
+    own_temporary_folder,
+    processes_of,
+    role_of,
+)
 
-RANKS = 2
-ROLES = ("driver", "server", "minder", "rank")
+COLLECTIVE_TIMEOUT_S = 2.0
+# In this order. A new driver, and a new fork server, import torch, which takes most of the time.
+STRIKES = (
+    "rank killed", "rank stopped", "minder killed", "rank killed", "rank stopped",
+    "server killed", "rank killed", "rank stopped", "minder killed", "driver killed",
+)  # fmt: skip
+ROW_S = 5.0
+_NEXT_S = 120.0  # until another cell has ended well, on a busy machine
+_CELL_S = 1.5
+_NOT_TIMED = ("", "start", "rendezvous", "build", "compile", "warm-up")
+CELLS = """
+name: killed
+limits: {timeout_s: 100, collective_timeout_s: %g, attempts: 1000}
+instruments: [timing]
+defaults: {device: cpu, context_length: 8, batch_size: 4, vocab_size: 100, warmup_steps: 1, measured_steps: 8}
+grids:
+  - task: train_step
+    fixed: {model: "misbehaving:Model", model_args: {how: slowly, vocab_size: 100}, parallel: ddp}
+    axes: {seed: [%s], processes: [2, 4]}
+"""
+
+Attempt = tuple[str, int]
 
 
-def reduce_for_ever(port: str, file: str, rank: int) -> None:
-    """Run a rank. Its two words stand where the files of an attempt and its journal do."""
-    import torch
-    import torch.distributed as dist
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank that runs. folder: of its attempt."""
 
-    store = dist.TCPStore("127.0.0.1", int(port), RANKS, is_master=rank == 0)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(hours=1)
+    process: psutil.Process
+    folder: Path
+    rank: int
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.folder.parent.name, int(self.folder.name)
+
+    @property
+    def group(self) -> int:
+        """The number of ranks of its cell."""
+        return read_attempt((self.folder / ATTEMPT_FILE).read_text()).cell.params.ranks
+
+    @property
+    def journal(self) -> Path:
+        return rank_file(self.folder / JOURNAL_FILE, self.rank)
+
+    @property
+    def has_finished(self) -> bool:
+        return read_journal(self.journal).final is not None
+
+
+@dataclass
+class Sweep:
+    """A sweep whose driver is started again after its death."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    cells: int
+    problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        seeds = ", ".join(map(str, range(self.cells // 2)))
+        (self.folder / "killed.yaml").write_text(CELLS % (COLLECTIVE_TIMEOUT_S, seeds))
+        self.start()
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "results" / "killed"
+
+    def start(self) -> None:
+        with (self.folder / "output.txt").open("ab") as output:
+            self.driver = subprocess.Popen(
+                sweep_command("run", "killed.yaml", "--scheduler", "serial"),
+                cwd=self.folder,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self.tree = ProcessTree(self.driver.pid)
+
+    def rows(self) -> dict[Attempt, tuple[str, dict[str, object]]]:
+        """Return status and evidence of each stored attempt."""
+        if not (self.run / "run.json").exists():
+            return {}
+        columns = ["cell", "attempt", "status", "evidence"]
+        return {
+            (cell, number): (status, json.loads(evidence))
+            for cell, number, status, evidence in Run(self.run).rows("attempts", columns)
+        }
+
+    def ranks(self) -> list[RankProcess]:
+        """Return the ranks that run, in any order."""
+        self.tree.look()
+        found = []
+        for process in self.tree.living():
+            with suppress(psutil.Error):
+                title = " ".join(process.cmdline())
+                rank = re.match(r"sweep: cell \w+ rank (\d+)", title)
+                logs = [Path(one.path) for one in process.open_files() if "journal" in one.path]
+                if rank and logs:
+                    found.append(RankProcess(process, logs[0].parent, int(rank[1])))
+        return found
+
+    def await_row(self, attempt: Attempt, limit_s: float) -> tuple[str, dict[str, object]] | None:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if row := self.rows().get(attempt):
+                return row
+            time.sleep(0.1)
+        return None
+
+    def await_good_cell(self, known: Mapping[Attempt, object]) -> bool:
+        """Return True when a cell that had no row has ended well."""
+        deadline = time.monotonic() + _NEXT_S
+        while time.monotonic() < deadline:
+            new = [status for one, (status, _) in self.rows().items() if one not in known]
+            if str(Status.OK) in new:
+                return True
+            if self.driver.poll() is not None:
+                break
+            time.sleep(0.1)
+        return False
+
+
+def await_rank(
+    sweep: Sweep, chance: random.Random, is_ready: Callable[[RankProcess], bool]
+) -> RankProcess:
+    """Return a rank at a random moment. Raises AssertionError if there is none for long."""
+    deadline = time.monotonic() + _NEXT_S
+    while time.monotonic() < deadline:
+        time.sleep(chance.uniform(0.0, _CELL_S))
+        ready = [rank for rank in sweep.ranks() if is_ready(rank)]
+        if ready:
+            return chance.choice(sorted(ready, key=lambda one: one.rank))
+    raise AssertionError(f"no rank for {_NEXT_S:g} s; see output.txt")
+
+
+def is_timed(rank: RankProcess) -> bool:
+    """Return True if a rank has left its warm-up, and so all have."""
+    journal = read_journal(rank.journal)
+    return journal.stage not in _NOT_TIMED and journal.final is None
+
+
+def play(sweep: Sweep, strike: str, ranks: int, chance: random.Random) -> str:
+    """Strike a cell with this number of ranks, and return what was struck.
+
+    Problems are added to those of the sweep.
+    """
+    role, _, how = strike.partition(" ")
+    rank = await_rank(
+        sweep, chance, lambda one: one.group == ranks and (how != "stopped" or is_timed(one))
     )
-    numbers = torch.ones(1000)
-    while True:
-        dist.all_reduce(numbers)
-        numbers.fill_(1.0)
-        Path(f"{file}-{rank}").touch()
+    known: dict[Attempt, object] = {**sweep.rows(), rank.attempt: ()}
+    living = sweep.tree.living()
+    group = [one for one in living if role_of(one) in ("rank", "minder")]
+    victims = {"rank": [rank.process], "driver": [sweep.tree.root]}
+    for one in living:
+        if role_of(one) in ("server", "minder"):
+            victims.setdefault(role_of(one), []).append(one)
+    victim = victims[role][0]
+    with suppress(psutil.NoSuchProcess):  # it has just ended
+        victim.suspend() if how == "stopped" else victim.kill()
+    stage = read_journal(rank.journal).stage
+    said = f"{strike} of {ranks} ranks, rank {rank.rank} in {stage or 'its first stage'}"
+    if role == "driver":
+        sweep.driver.wait()
+        group = [*living, *processes_of(sweep.folder)]
+    else:
+        sweep.problems += wrong_row(sweep, role, how, rank)
+    _, left = psutil.wait_procs(group, LEFT_S)
+    sweep.problems += [f"{said}: left: {describe(one)}" for one in left if not has_ended(one)]
+    if role == "driver":
+        sweep.start()
+    if not sweep.await_good_cell(known):
+        sweep.problems.append(f"{said}: no cell was well after it")
+    return said
 
 
-def drive(folder: Path) -> None:
-    """Start a fork server and one attempt, and print how it ended."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    address = f"\0killing-ranks-{os.getpid()}"
-    listener.bind(address)
-    listener.listen()
-    lifeline, ours = os.pipe()
-    if os.fork() == 0:
-        os.close(ours)
-        os.setsid()
-        die_with_parent(lifeline)
-        run_fork_server(listener, "cpu", reduce_for_ever)
-    listener.close()
-    os.close(lifeline)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    channel.connect(address)
-    connection = Connection(channel)
-    request = MindRequest(
-        "ranks", str(port), str(folder / "reduced"), str(folder / "log"), str(folder), {}
-    )
-    body = {**asdict(request), "ranks": RANKS, "preparation_s": 600.0}
-    connection.send(json.dumps({"measure": body}))
-    try:
-        connection.receive(60.0)
-        print("ended:", connection.receive(600.0)["codes"], flush=True)
-    except ForkServerLost:
-        print("ended: lost", flush=True)
-    os._exit(0)  # the end of an interpreter with torch takes seconds
+def wrong_row(sweep: Sweep, role: str, how: str, rank: RankProcess) -> list[str]:
+    """Wait for the row of the attempt that was struck, and return what is wrong about it."""
+    limit_s = ROW_S + (COLLECTIVE_TIMEOUT_S if how == "stopped" else 0.0)
+    goes_on = role == "server"
+    row = sweep.await_row(rank.attempt, _NEXT_S if goes_on else limit_s)
+    what = f"{role} {how}, rank {rank.rank} of {rank.attempt}"
+    if row is None:
+        return [f"{what}: no row after {limit_s:g} s"]
+    status, evidence = row
+    if goes_on or (status == Status.OK and rank.has_finished):
+        return [] if status == Status.OK else [f"{what}: {status} {evidence}"]
+    expected = {"killed": Status.CRASHED, "stopped": Status.TIMEOUT}[how]
+    if role == "minder":
+        expected = Status.LOST
+    if status != expected:
+        return [f"{what}: {status} instead of {expected}: {evidence}"]
+    if role == "rank" and evidence.get("rank") != rank.rank:
+        return [f"{what}: the row names another rank: {evidence}"]
+    return []
 
 
-def play(chance: random.Random, role: str) -> list[str]:
-    """Return what was wrong after the kill of a process of this role."""
-    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "tests.killing_ranks", "--drive", name],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        deadline = time.monotonic() + 60
-        while len(list(Path(name).glob("reduced-*"))) < RANKS:
-            if time.monotonic() > deadline:
-                driver.kill()
-                return ["the ranks did not begin"]
-            time.sleep(0.05)
-        time.sleep(chance.uniform(0, 1))
-        processes = [psutil.Process(driver.pid)]
-        processes += processes[0].children(recursive=True)
-        roles = {"driver": [processes[0]]}
-        for process in processes[1:]:
-            roles.setdefault(role_of(process), []).append(process)
-        chance.choice(roles[role]).kill()
-        if role == "server":  # the attempt goes on
-            time.sleep(1.0)
-            goes_on = all(not has_ended(process) for process in roles["rank"])
-            driver.kill()
-        _, left = psutil.wait_procs(processes[1:], LEFT_S)
-        wrong = [f"left: {process}" for process in left if not has_ended(process)]
-        output, _ = driver.communicate()
-        if role == "server" and not goes_on:
-            wrong.append("the ranks ended with the fork server")
-        expected = {"minder": "ended: lost", "rank": "ended: ["}.get(role, "")
-        if not output.startswith(expected):
-            wrong.append(f"the driver printed {output!r}")
-        return wrong
+def finished(run: Path) -> frozenset[Attempt]:
+    """Return the attempts whose ranks have all ended well, by their journals."""
+    found = set()
+    for folder in run.glob("artifacts/*/*"):
+        finals = [read_journal(path).final for path in folder.glob("journal*.jsonl")]
+        if len(finals) > 1 and all(final and final.status is Status.OK for final in finals):
+            found.add((folder.parent.name, int(folder.name)))
+    return frozenset(found)
+
+
+def torture(folder: Path, rounds: int, seed: int) -> list[str]:
+    """Play rounds and return what was wrong."""
+    chance, counts = random.Random(seed), Counter[str]()
+    with own_temporary_folder(folder) as environment:
+        paths = os.pathsep.join([environment["PYTHONPATH"], str(ROOT / "tests" / "support")])
+        sweep = Sweep(folder, {**environment, "PYTHONPATH": paths}, 12 * rounds)
+        try:
+            for turn in range(rounds):
+                began, before = time.monotonic(), len(sweep.problems)
+                strike = STRIKES[turn % len(STRIKES)]
+                # All strikes on two ranks, then all on four.
+                said = play(sweep, strike, (2, 4)[turn // len(STRIKES) % 2], chance)
+                counts[strike] += 1
+                problems = sweep.problems[before:] or ["well"]
+                print(
+                    f"{turn + 1}: {said}, {time.monotonic() - began:.1f} s", *problems, flush=True
+                )
+            sweep.driver.send_signal(signal.SIGINT)
+            sweep.driver.wait(_NEXT_S)
+        finally:
+            sweep.driver.kill()
+            sweep.driver.wait()
+        ended = finished(sweep.run)
+        lost, repeated = lost_and_repeated(sweep.run, ended)
+        statuses = Counter(status for status, _ in sweep.rows().values())
+    if lost or repeated:
+        sweep.problems.append(f"{lost} finished cells lost, {repeated} repeated")
+    print(f"{rounds} rounds, seed {seed}: {dict(counts)}; rows: {dict(statuses)}")
+    print(f"{len(ended)} cells had finished: {lost} lost, {repeated} repeated; ", end="")
+    print(f"{len(sweep.problems)} problems: {sweep.problems}")
+    return sweep.problems
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.drive:
-        drive(options.drive)
-        return
-    chance, failed = random.Random(options.seed), False
-    for turn in range(options.times):
-        role = ROLES[turn % len(ROLES)]
-        wrong = play(chance, role)
-        print(f"{turn + 1}: {role} killed; {wrong or 'nothing is left'}", flush=True)
-        failed = failed or bool(wrong)
-    sys.exit(failed)
+    folder = Path(tempfile.mkdtemp(prefix="killed-"))
+    if torture(folder, options.rounds, options.seed):
+        sys.exit(f"see {folder}")
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

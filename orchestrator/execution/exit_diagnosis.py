@@ -108,6 +108,10 @@ def _facts(journal: JournalContents, ended: ProcessExit) -> dict[str, object]:
 
 def _diagnose(attempt: Attempt, ended: ProcessExit, rank: int) -> FinalStatus:
     ranks, code = ended.ranks, ended.ranks.codes[rank]
+    if ranks.missing:
+        names = ", ".join(map(str, ranks.missing))
+        message = f"rank {names} did not arrive at {ranks.place} within {ranks.limit_s:g} s"
+        return FinalStatus(Status.TIMEOUT, {"message": message, "collective": ranks.place})
     if ranks.late:
         message = f"not {ranks.late} after {ranks.limit_s:g} s"
         return FinalStatus(Status.TIMEOUT, {"message": message, "timeout_s": ranks.limit_s})

@@ -249,7 +249,10 @@ def execute(attempt: Attempt) -> Outcome:
         return nsys.with_kernels(outcome)
     except ForkServerLost as error:
         reason = f"the process that ran it went away: {error}"
-        return recover(attempt) or lost_outcome(attempt, reason, time.monotonic() - began)
+        lost = lost_outcome(attempt, reason, time.monotonic() - began)
+        # A host on which the task had begun can measure, and need not be checked.
+        stage = read_journal(attempt.path / JOURNAL_FILE).stage
+        return recover(attempt) or replace(lost, stage=stage)
     except OSError as error:
         return lost_outcome(attempt, describe_os_error(error), time.monotonic() - began)
     except Exception as error:

@@ -39,6 +39,10 @@ def find_cause(journals: Sequence[JournalContents], exits: RankExits) -> int:
 
     A rank that only reports that another one has gone is never the cause of its end.
     """
+    if exits.missing:
+        return exits.missing[0]
+    if exits.over_memory_bytes is not None:
+        return exits.over_memory_rank
     left = [rank for rank, code in enumerate(exits.codes) if not code]
     for rank in (*exits.failed, *left):
         if journals[rank].final is None:  # killed, or exited

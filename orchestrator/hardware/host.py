@@ -7,6 +7,7 @@ A scheduler asks every host once, before the first cell, in a process that impor
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,12 @@ class HostInfo:
             GpuInfo(gpu["name"], gpu["memory_bytes"], gpu["uuid"]) for gpu in facts["gpus"]
         )
         return cls(**{**select_fields(cls, facts), "name": facts["host"], "gpus": gpus})
+
+
+def gpu_counts(hosts: Iterable[HostInfo]) -> list[dict[str, int]]:
+    """Return how many GPUs of each name a host has, for each host that differs from the others."""
+    counts = [Counter(gpu.name for gpu in host.gpus) for host in hosts]
+    return [dict(one) for number, one in enumerate(counts) if one and one not in counts[:number]]
 
 
 def cores_here() -> int:

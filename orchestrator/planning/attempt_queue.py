@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -100,32 +100,36 @@ class CellOrder:
         # One assignment, because the display counts the waiting cells in another thread.
         self.waiting = sorted(self.waiting, key=precedence)
 
-    def take(self, running: Sequence[Cell], slots: Slots, estimator: DurationEstimator) -> Cell:
-        """Remove and return the next cell. There must be one.
+    def candidates(self, running: Iterable[Cell], estimator: DurationEstimator) -> Iterator[Cell]:
+        """Yield the cells that may start, each as often as it waits.
 
-        A cell waits if its kind of GPU is full, or if another cell is compiling the same graph: the
-        waiting cell will find that graph in the cache. If all must wait, the first one runs.
+        Cells come last if another cell is compiling the same graph: later, they will find that
+        graph in the cache.
         """
+        if not self.waiting:
+            return
         # Cells on CUDA and on the CPU are not mixed: a CPU cell starts when no CUDA cell waits.
         device = self.waiting[0].cell.params.device
         compiling = set(map(shared_graph, running)) - {None}
         uncached = {graph for graph in compiling if not estimator.is_cached(graph)}
-        free = dict(slots.by_gpu_kind)  # GPUs of each kind that cells name
-        for cell in running:
-            kind = cell.params.gpu_kind or ""
-            if kind in free:
-                free[kind] -= cell.params.gpu_count
-        second_choice: int | None = None
-        for index, queued in enumerate(self.waiting):
-            params = queued.cell.params
-            fits = params.gpu_count <= free.get(params.gpu_kind or "", math.inf)
-            if params.device != device or not fits:
-                continue
-            if shared_graph(queued.cell) not in uncached:
-                return self.waiting.pop(index).cell
-            if second_choice is None:
-                second_choice = index
-        return self.waiting.pop(second_choice or 0).cell
+        later = []
+        for queued in self.waiting:
+            if queued.cell.params.device != device:
+                break
+            if shared_graph(queued.cell) in uncached:
+                later.append(queued.cell)
+            else:
+                yield queued.cell
+        yield from later
+
+    def remove(self, cell: Cell) -> None:
+        """Remove the first of the waiting repetitions of a cell."""
+        index = next(index for index, queued in enumerate(self.waiting) if queued.cell == cell)
+        del self.waiting[index]
+
+    def remove_all(self, cell: Cell) -> None:
+        """Remove all waiting repetitions of a cell."""
+        self.waiting = [queued for queued in self.waiting if queued.cell != cell]
 
 
 class AttemptQueue:
@@ -179,18 +183,30 @@ class AttemptQueue:
         self._sort()
 
     def __iter__(self) -> Iterator[Attempt]:
-        while self._order.waiting:
-            running = [running.cell for running in self._running.values()]
-            cell = self._order.take(running, self._slots, self._estimator)
-            if cell.id in self._failed:
-                continue
-            if self._inference and self._infer(cell, self._inference):
-                continue
-            if self._deadline is not None and self._is_too_long(cell, self._deadline):
-                continue
-            attempt = self._next_attempt(cell)
-            self._running[cell.id, attempt.number] = RunningCell(cell, time.monotonic())
-            yield attempt
+        while (cell := next(self.waiting(), None)) is not None:
+            attempt = self.take(cell)
+            if attempt is not None:
+                yield attempt
+
+    def waiting(self) -> Iterator[Cell]:
+        """Yield the waiting cells in the order in which they should start."""
+        running = [running.cell for running in self._running.values()]
+        return self._order.candidates(running, self._estimator)
+
+    def take(self, cell: Cell) -> Attempt | None:
+        """Remove a waiting cell. Return its attempt, or None if it is not to be measured now."""
+        self._order.remove(cell)
+        if self._inference and self._infer(cell, self._inference):
+            return None
+        if self._deadline is not None and self._is_too_long(cell, self._deadline):
+            return None
+        attempt = self._next_attempt(cell)
+        self._running[cell.id, attempt.number] = RunningCell(cell, time.monotonic())
+        return attempt
+
+    def expected_s(self, cell: Cell) -> float | None:
+        """Return how long a cell that starts now is expected to take, or None if unknown."""
+        return self._estimator.seconds(cell) if self._estimator.can_estimate([cell]) else None
 
     def finished(self, outcome: Outcome) -> None:
         """Learn from an outcome of this queue: OOM, duration, and that its cell has run."""
@@ -201,6 +217,7 @@ class AttemptQueue:
             self._inference.add(cell)
         if outcome.status is not Status.OK:
             self._failed.add(cell.id)
+            self._order.remove_all(cell)
         self._estimator.learn(cell, outcome.status, outcome.wall_s)
         self._finished_since_sort += 1
         if self._finished_since_sort > _SORT_SHARE * len(self._order.waiting):
@@ -285,6 +302,7 @@ class AttemptQueue:
         self._inferred_outcomes.append(outcome)
         self._inferred_count += 1
         self._failed.add(cell.id)
+        self._order.remove_all(cell)
         self._measurements_left[cell.id] = 0
         return True
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from orchestrator.common.text import cells_and_verb, counted
+from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.planning.invocation import (
     INVOCATION,
     QUALITY_FLAGS,
@@ -59,12 +60,16 @@ class Plan:
 
     inferable: ids of the cells to run for which an OOM may be inferred.
     inferred: the cells to run whose OOM is known already: id to the cell that ran out of memory.
+    too_wide: the cells that need more GPUs than one of the hosts that are known.
+    most_gpus: of one of these hosts.
     """
 
     decisions: tuple[Decision, ...]
     states: Mapping[str, CellState] = field(default_factory=dict)
     inferable: frozenset[str] = frozenset()
     inferred: Mapping[str, Cell] = field(default_factory=dict)
+    too_wide: tuple[Cell, ...] = ()
+    most_gpus: int = 0
 
     @cached_property
     def to_run(self) -> list[Cell]:
@@ -80,8 +85,10 @@ class Plan:
 
     @cached_property
     def to_measure(self) -> list[Cell]:
-        """The cells to run without those whose OOM is inferred already."""
-        return [cell for cell in self.to_run if cell.id not in self.inferred]
+        """The cells to run without those whose OOM is inferred already, and the too wide ones."""
+        too_wide = {cell.id for cell in self.too_wide}
+        left_out = too_wide.union(self.inferred)
+        return [cell for cell in self.to_run if cell.id not in left_out]
 
     @property
     def out_of_memory(self) -> list[Cell]:
@@ -106,6 +113,26 @@ class Plan:
         """Return the marks of the cells that are measured again, without those to exclude."""
         marked = [one.cell for one in self.decisions if one.is_marked and one.cell not in excluded]
         return {cell.id: self.state(cell).last_number for cell in marked}
+
+
+def leave_out_wider(plan: Plan, host_gpus: Sequence[Mapping[str, int]]) -> Plan:
+    """Return the plan for hosts with these numbers of GPUs by name. Without any, nothing is known."""
+    if not host_gpus:
+        return plan
+    cells = dict.fromkeys(plan.to_measure)
+    too_wide = [cell for cell in cells if cell.params.gpu_count > most_gpus(host_gpus, cell)]
+    return replace(
+        plan, too_wide=tuple(too_wide), most_gpus=max(sum(one.values()) for one in host_gpus)
+    )
+
+
+def most_gpus(host_gpus: Iterable[Mapping[str, int]], cell: Cell) -> int:
+    """Return the largest number of GPUs of one host that the cell may run on."""
+    kind, counts = cell.params.gpu_kind, [0]
+    for by_name in host_gpus:
+        names = [name for name in by_name if kind is None or matches_kind(name, kind)]
+        counts.append(sum(by_name[name] for name in names))
+    return max(counts)
 
 
 def plan_request(request: SweepRequest, invocation: Invocation | None = None) -> Plan:

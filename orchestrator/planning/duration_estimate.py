@@ -41,6 +41,7 @@ _DISTINCT_WORK = 4.0
 # Seconds of a cell without its steps, on an H200: forked, and in a new process that imports torch.
 _FORKED_START_S = 0.7
 _SPAWNED_START_S = 5.3
+_RANK_START_S = 0.4  # of each of several: two took 1.5 s to start and to meet, on H100s
 _UNTIMED_STEPS = 3  # without timing: until the memory is steady
 _CPU_TFLOPS = 0.05
 # An A100's, fp32 and tf32, for a GPU without a peak in gpus.toml.
@@ -354,7 +355,7 @@ def _step_s(cell: Cell, gpu: str | None) -> float:
         peak = _CPU_TFLOPS
     work = all_tasks()[cell.task].work(cell.params)
     if work is None:  # then cells are only compared with others of the same model
-        work = float(getattr(cell.params, "tokens", 1))
+        work = getattr(cell.params, "tokens", 1) / cell.params.ranks
     return max(launch_s, work / (peak * 1e12 * _peak_share(cell, precision)))
 
 
@@ -377,6 +378,8 @@ def _peak_share(cell: Cell, precision: str) -> float:
 def _fixed_s(cell: Cell, is_forked: bool, is_warm: bool) -> float:
     """Return the guessed duration of everything except the steps: start and compilation."""
     start_s = _FORKED_START_S if is_forked else _SPAWNED_START_S
+    if cell.params.ranks > 1:
+        start_s += _RANK_START_S * cell.params.ranks
     if not cell.params.compiled:
         return start_s
     values, cache_state = cell.params.values(), "warm" if is_warm else "cold"

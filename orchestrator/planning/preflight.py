@@ -21,10 +21,12 @@ from orchestrator.hardware.host import (
     Fingerprints,
     GpuInfo,
     HostInfo,
+    gpu_counts,
     gpus_of,
     require_compatible,
     unique_fingerprints,
 )
+from orchestrator.planning.cell_decisions import most_gpus
 from orchestrator.planning.prediction_requests import PredictedCell
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
@@ -187,12 +189,13 @@ def check_gpu_kinds(request: SweepRequest, preflight: Preflight, notify: Notify)
 def check_gpu_count(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Leave cells that need more GPUs than any host has to a later run."""
     cells, lacking = set(), set()
+    host_gpus = gpu_counts(preflight.hosts)
     for cell in preflight.cells:
         needed, kind = cell.params.gpu_count, cell.params.gpu_kind
         # That there is no GPU at all is what `check_devices` and `check_gpu_kinds` report.
         if needed <= 1:
             continue
-        available = max((len(_matching_gpus(host, kind)) for host in preflight.hosts), default=0)
+        available = most_gpus(host_gpus, cell)
         if needed > available:
             cells.add(cell)
             lacking.add(f"{needed} GPUs{f' of kind {kind}' if kind else ''} (at most {available})")

@@ -151,9 +151,15 @@ class SweepRequest:
         return stored == own
 
     def manifest(
-        self, fingerprints: Mapping[str, Sequence[Mapping[str, object]]], invocation: Invocation
+        self,
+        fingerprints: Mapping[str, Sequence[Mapping[str, object]]],
+        invocation: Invocation,
+        host_gpus: Sequence[Mapping[str, int]] = (),
     ) -> Values:
-        """Return the run's manifest with this sweep and one more invocation."""
+        """Return the run's manifest with this sweep and one more invocation.
+
+        host_gpus: as in the manifest; empty: those of the last command remain.
+        """
         sweep = {
             "config_path": str(self.config_path),
             "config": self.config.model_dump(mode="json"),
@@ -165,6 +171,8 @@ class SweepRequest:
         if self.is_search and "config" in before:
             sweep = select(before, sweep)
         sweep |= {"name": self.config.name, "fingerprints": fingerprints}
+        if known := host_gpus or before.get("host_gpus"):
+            sweep["host_gpus"] = known
         defaults = {grid.task: default_values(task_params(grid)) for grid in self.config.grids}
         return build_manifest(before, sweep, defaults, vars(invocation))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from types import ModuleType
@@ -22,7 +22,8 @@ from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.host_probe import TIMEOUT_S
 from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.scheduling.scheduler import Notify
-from tasks.spec.attempt import PREPARATION_S, Attempt
+from tasks.spec.attempt import PREPARATION_S
+from tasks.spec.cell import Cell
 from tasks.spec.messages import error_text
 
 GPU_TYPE_LABEL = "ray.io/accelerator-type"  # Ray labels each node with its first GPU
@@ -191,35 +192,44 @@ class NodeHealth:
             return
         self._crashes[started.node] += has_crashed
         if started.node and self._crashes[started.node] >= _MAX_CRASHES:
-            self.exclude(started.node, f"host {started.host}: {_CRASHING}")
+            self.exclude(started.node, f"host {self._host_of(started)}: {_CRASHING}")
             return
         with suppress(ray.RayError):  # the next event reports it
             self._ask(_do_nothing, _BEGIN_S, started.node)
 
-    def find_lost(self, running: Mapping[Stream, AttemptStarted]) -> list[Stream]:
+    def _host_of(self, started: AttemptStarted) -> str:
+        # An attempt that has not begun has a node already, and nobody has reported the host.
+        nodes = self._ray.nodes()
+        names = [one["NodeManagerHostname"] for one in nodes if one["NodeID"] == started.node]
+        return started.host or next(iter(names), started.node)
+
+    def find_lost(
+        self, running: Mapping[Stream, AttemptStarted], waiting: Iterable[Cell] = ()
+    ) -> list[Stream]:
         """Return the keys of attempts whose node is no longer alive.
 
-        Raises NoNodeLeft if an attempt has waited for long, and no node could run it.
+        Raises NoNodeLeft if an attempt that has not begun, or a cell that nothing else keeps from
+        starting, has waited for long, and no node could run it.
         """
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_S:
             return []
         self._looked_at = now
         nodes = self._living()
-        waiting = [started.attempt for started in running.values() if not started.host]
-        self._require_nodes(waiting, now)
+        not_begun = [one.attempt.cell for one in running.values() if not one.host]
+        self._require_nodes([*not_begun, *waiting], now)
         living = {"", *(node["NodeID"] for node in nodes)}
         return [key for key, started in running.items() if started.node not in living]
 
-    def _require_nodes(self, waiting: Sequence[Attempt], now: float) -> None:
+    def _require_nodes(self, waiting: Sequence[Cell], now: float) -> None:
         nodes = self.working()
-        for attempt in waiting:
-            if not any(_has_room(node, attempt) for node in nodes):
+        for cell in waiting:
+            if not any(_has_room(node, cell) for node in nodes):
                 break
         else:
             self._missing_since = None
             return
-        lacking = f"no node is left that has {_requirement(attempt)}"
+        lacking = f"no node is left that has {_requirement(cell)}"
         if self._missing_since is None:
             self._missing_since = now
             self._notify(f"{lacking}: waiting {format_seconds(_JOIN_S)} for one to join")
@@ -230,14 +240,14 @@ class NodeHealth:
                 "finished cells are not measured again",
             )
 
-    def unplaceable_reason(self, attempt: Attempt) -> str | None:
-        """Return why no healthy node can run this attempt, or None if one can or may.
+    def unplaceable_reason(self, cell: Cell) -> str | None:
+        """Return why no healthy node can run this cell, or None if one can or may.
 
         Raises NoNodeLeft if no host is left at all.
         """
         reasons, working = "; ".join(self.excluded.values()), self.working()
         # Without a broken node, one that fits may still join.
-        if not reasons or any(_has_room(node, attempt) for node in working):
+        if not reasons or any(_has_room(node, cell) for node in working):
             return None
         if not any(map(_can_measure, working)):
             raise NoNodeLeft(
@@ -255,17 +265,17 @@ def _can_measure(node: Node) -> bool:
     return capacity(node, "CPU") > 0 or capacity(node, "GPU") > 0
 
 
-def _has_room(node: Node, attempt: Attempt) -> bool:
-    """Return True if the attempt could run there if nothing else did."""
-    params = attempt.cell.params
+def _has_room(node: Node, cell: Cell) -> bool:
+    """Return True if the cell could run there if nothing else did."""
+    params = cell.params
     if not params.gpu_count:
         return capacity(node, "CPU") >= 1
     has_kind = params.gpu_kind is None or matches_kind(gpu_type(node), params.gpu_kind)
     return has_kind and capacity(node, "GPU") >= params.gpu_count
 
 
-def _requirement(attempt: Attempt) -> str:
-    params = attempt.cell.params
+def _requirement(cell: Cell) -> str:
+    params = cell.params
     if not params.gpu_count:
         return "a core"
     return counted(params.gpu_count, " ".join(filter(None, [params.gpu_kind, "GPU"])))

@@ -1,8 +1,11 @@
-"""Placement of attempts on Ray: the resources and labels that each asks for, and how many fit."""
+"""Placement of attempts on Ray: the slots of each node, and the resources that an attempt asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from orchestrator.execution.events import AttemptStarted, DeviceLost
@@ -15,11 +18,23 @@ from orchestrator.scheduling.cluster import (
     capacity,
     gpu_type,
 )
-from orchestrator.scheduling.multi_gpu import gpu_count, require_gpus
+from orchestrator.scheduling.multi_gpu import (
+    Estimate,
+    HostSlots,
+    Occupied,
+    gpu_count,
+    require_gpus,
+    slots_of,
+)
 from tasks.spec.attempt import Attempt
+from tasks.spec.cell import Cell
 
 if TYPE_CHECKING:
     from ray import ObjectRefGenerator
+
+
+# For Ray to release the GPUs of an attempt that has ended; within 0.05 s on an idle machine.
+_RELEASE_S = 2.0
 
 
 class RayPlacement:
@@ -27,11 +42,16 @@ class RayPlacement:
 
     Args:
         cpu_cells: how many CPU cells may run at the same time.
+        shared: the module ray, if other programs may use GPUs of the cluster, or None.
     """
 
-    def __init__(self, health: NodeHealth, cpu_cells: int) -> None:
-        self._health, self._cpu_cells = health, cpu_cells
+    def __init__(
+        self, health: NodeHealth, cpu_cells: int, shared: ModuleType | None = None
+    ) -> None:
+        self._health, self._cpu_cells, self._shared = health, cpu_cells, shared
         self._gpu_types: set[str] = set()  # of all nodes that ever joined
+        self._used_by_others: dict[str, int] = {}  # GPUs by node
+        self._ended_at: dict[str, float] = {}  # by node, when the last attempt ended there
         # Supervisors that keep the GPUs of an attempt reserved, so that Ray gives a failed GPU to
         # no other cell.
         self.holding: dict[ObjectRefGenerator, tuple[AttemptStarted, DeviceLost]] = {}
@@ -46,27 +66,55 @@ class RayPlacement:
             return self._cpu_cells
         return max(1, _gpus_of(nodes) - self._held())
 
-    def has_room(self, running: Collection[AttemptStarted]) -> bool:
-        """Return True if another attempt may be submitted.
+    def hosts(self, running: Collection[AttemptStarted], expected_s: Estimate) -> list[HostSlots]:
+        """Return the GPUs of each working node and those in use, and the slots for CPU cells."""
+        nodes, now = self._health.working(), time.monotonic()
+        ours: dict[str, list[Occupied]] = defaultdict(list)
+        for one in running:
+            cell = one.attempt.cell
+            seconds = expected_s(cell)
+            left_s = None if seconds is None else max(0.0, seconds - (now - one.at_s))
+            ours[one.node if cell.params.gpu_count else ""].append(Occupied(slots_of(cell), left_s))
+        self._look_for_others(nodes, {name: _in_use(used) for name, used in ours.items()})
+        hosts = []
+        for node in nodes:
+            name = node["NodeID"]
+            used = (*ours[name], Occupied(self._used_by_others.get(name, 0), None))
+            slots = int(capacity(node, "GPU")) - self._held(name)
+            hosts.append(HostSlots(name, slots, gpu_type(node), used))
+        # Any node with cores may get CPU cells. Cells on GPUs need cores, too.
+        cpu_cells = self._cpu_cells if any(capacity(node, "CPU") >= 1 for node in nodes) else 0
+        on_gpus = Occupied(sum(bool(one.attempt.cell.params.gpu_count) for one in running), None)
+        return [*hosts, HostSlots("", cpu_cells, None, (*ours[""], on_gpus))]
 
-        Ray would queue what exceeds its resources; this count decides how far we look ahead.
+    def note_end(self, started: AttemptStarted) -> None:
+        """Remember that an attempt has ended. Ray counts its GPUs as used for a moment longer."""
+        self._ended_at[started.node] = time.monotonic()
+
+    def _look_for_others(self, nodes: Iterable[Node], ours: Mapping[str, int]) -> None:
+        """Count the GPUs of each node that other programs of the cluster use."""
+        if self._shared is None:
+            return
+        # No public function says it by node.
+        available = self._shared._private.state.available_resources_per_node()
+        for node in nodes:
+            name = node["NodeID"]
+            if time.monotonic() - self._ended_at.get(name, 0.0) > _RELEASE_S and name in available:
+                used = capacity(node, "GPU") - available[name].get("GPU", 0.0)
+                of_others = int(used) - ours.get(name, 0) - self._held(name)
+                self._used_by_others[name] = max(0, of_others)
+
+    def resources(self, attempt: Attempt, node: str = "") -> dict[str, object]:
+        """Return the options of a Ray task for an attempt: `num_cpus`, `num_gpus` and labels.
+
+        Args:
+            node: where it must run; empty: on any node that suits it.
         """
-        attempts = [started.attempt for started in running]
-        if not attempts:
-            return True
-        if {attempt.cell.params.device for attempt in attempts} != {"cuda"}:
-            return len(attempts) < self._cpu_cells
-        for started in running:
-            # An attempt that waits for several GPUs gets what becomes free.
-            if started.attempt.cell.params.gpu_count > 1 and not started.host:
-                return False
-        return gpu_count(attempts) < self.slots("cuda")
-
-    def resources(self, attempt: Attempt) -> dict[str, object]:
-        """Return the options of a Ray task for an attempt: `num_cpus`, `num_gpus` and labels."""
         params = attempt.cell.params
         labels = self._kind_labels(params.gpu_kind)
-        if self._health.excluded:
+        if node:
+            labels = {NODE_LABEL: node}
+        elif self._health.excluded:
             labels[NODE_LABEL] = f"!in({','.join(self._health.excluded)})"
         return {
             "num_cpus": self._cpus(params.gpu_count),
@@ -94,19 +142,22 @@ class RayPlacement:
         # The smallest share: Ray would wait for ever for more than a node has.
         return max(1, min(shares, default=1))
 
-    def require_gpus(self, attempt: Attempt) -> None:
-        """Raise NoGpuLeft if too few GPUs are left for the attempt on any host."""
+    def require_gpus(self, cell: Cell) -> None:
+        """Raise NoGpuLeft if too few GPUs are left for the cell on any host."""
         working = [
-            capacity(node, "GPU") - self._held(node["NodeManagerHostname"])
-            for node in self._health.working()
+            capacity(node, "GPU") - self._held(node["NodeID"]) for node in self._health.working()
         ]
         failed = [event.description for _, event in self.holding.values()]
-        require_gpus(attempt, int(max(working, default=0)), failed)
+        require_gpus(cell, int(max(working, default=0)), failed)
 
-    def _held(self, host: str | None = None) -> int:
-        """Return how many GPUs, on one host or on all, belong to attempts that lost a GPU."""
+    def _held(self, node: str | None = None) -> int:
+        """Return how many GPUs, on one node or on all, belong to attempts that lost a GPU."""
         holders = (started for started, _ in self.holding.values())
-        return gpu_count(one.attempt for one in holders if host in (None, one.host))
+        return gpu_count(one.attempt for one in holders if node in (None, one.node))
+
+
+def _in_use(used: Iterable[Occupied]) -> int:
+    return sum(one.slots for one in used)
 
 
 def _gpus_of(nodes: Iterable[Node]) -> int:

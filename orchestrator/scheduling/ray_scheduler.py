@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.common.errors import NoNodeLeft
@@ -21,11 +22,12 @@ from orchestrator.execution.host_probe import TIMEOUT_S, probe_here
 from orchestrator.execution.measurement import FORK_SERVERS, recover
 from orchestrator.hardware.host import HostInfo, visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY, NodeHealth
+from orchestrator.scheduling.multi_gpu import next_start
 from orchestrator.scheduling.ray_placement import RayPlacement
 from orchestrator.scheduling.ray_session import RaySession
 from orchestrator.scheduling.ray_task import SweepHosts, import_ahead, supervise, with_node
 from orchestrator.scheduling.ray_watch import died_error
-from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
+from orchestrator.scheduling.scheduler import Notify, OnStart, Queue, Scheduler
 from tasks.spec.attempt import PREPARATION_S, Attempt
 from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
@@ -41,7 +43,8 @@ _BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0
 _START_S = PREPARATION_S + 90.0
 _POLL_S = 0.5
 
-# The attempts that Ray has, by their stream of events. A host is known once one has started.
+# The attempts that Ray has, by their stream of events. A host is known once one has started. The
+# node is known from the beginning for those with a GPU.
 Running: TypeAlias = "dict[ObjectRefGenerator, AttemptStarted]"
 
 
@@ -65,7 +68,8 @@ class RayScheduler(Scheduler):
         self._ray = self._session.ray
         self._notify = notify
         self._health = NodeHealth(self._ray, notify)
-        self._placement = RayPlacement(self._health, cpu_cells)
+        shared = self._ray if self._session.host is None else None
+        self._placement = RayPlacement(self._health, cpu_cells, shared)
         # UUIDs of each host's GPUs by visible name, once the host was probed.
         self._gpus: dict[str, dict[str, str]] = {}
         self._hosts = SweepHosts(FORK_SERVERS.session, self._gpus)
@@ -85,19 +89,21 @@ class RayScheduler(Scheduler):
         params = attempt.cell.params
         slots = self.slots(params.device, params.gpu_kind) // max(1, params.gpu_count)
         for _ in range(slots):
-            self._start_task(import_ahead, attempt)
+            self._start_task(import_ahead, attempt, self._placement.resources(attempt))
 
-    def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
-        pending = iter(queue)
+    def run(self, queue: Queue, on_start: OnStart) -> Iterator[Outcome]:
         running: Running = {}
         try:
             while True:
                 self._session.require_alive()
-                yield from self._submit_while_room(pending, running)
+                self._submit_while_free(queue, running)
                 if not running:
+                    yield from self._drop_unplaceable(queue)
+                stuck = [] if running else list(islice(queue.waiting(), 1))
+                if not running and not stuck:
                     return
                 self._require_start(running)
-                for stream in self._health.find_lost(running):
+                for stream in self._health.find_lost(running, stuck):
                     self._require_other_nodes()
                     yield self._give_up(stream, running.pop(stream), "its node went away")
                 for stream, event in self._next_events(running):
@@ -109,39 +115,60 @@ class RayScheduler(Scheduler):
                         _unpack_if_possible(event)
                     else:
                         started = running.pop(stream)
+                        self._placement.note_end(started)
                         if isinstance(event, DeviceLost):
                             event = self._exclude(event, stream, started)
                         yield event
         finally:
             self._cancel(running)
 
-    def _submit_while_room(self, pending: Iterator[Attempt], running: Running) -> Iterator[Outcome]:
-        """Submit attempts, and yield the outcomes of those that no node can run.
+    def _submit_while_free(self, queue: Queue, running: Running) -> None:
+        """Submit the attempts that may start now, so that none waits inside Ray.
 
-        They are taken only when a slot is free, because a queue with a deadline decides late.
+        They are taken only when slots are free, because a queue with a deadline decides late.
         """
-        while self._placement.has_room(running.values()) and (attempt := next(pending, None)):
-            reason = self._health.unplaceable_reason(attempt)
-            if reason is not None:
-                yield lost_outcome(attempt, reason, 0.0)
-                continue
-            self._placement.require_gpus(attempt)
-            stream = self._submit(attempt)
-            running[stream] = AttemptStarted(attempt, "", "", time.monotonic())
+        while True:
+            hosts = self._placement.hosts(running.values(), queue.expected_s)
+            start = next_start(queue.waiting(), hosts, queue.expected_s)
+            if start is None:
+                return
+            cell, host = start
+            attempt = queue.take(cell)
+            if attempt is not None:
+                stream = self._submit(attempt, host.name)
+                running[stream] = AttemptStarted(attempt, "", "", time.monotonic(), host.name)
 
-    def _submit(self, attempt: Attempt) -> ObjectRefGenerator:
+    def _drop_unplaceable(self, queue: Queue) -> Iterator[Outcome]:
+        """Yield the outcomes of cells that no node can run, while nothing else runs."""
+        while (cell := next(queue.waiting(), None)) is not None:
+            reason = self._health.unplaceable_reason(cell)
+            if reason is None:
+                self._placement.require_gpus(cell)
+                return
+            attempt = queue.take(cell)
+            if attempt is not None:
+                yield lost_outcome(attempt, reason, 0.0)
+
+    def _submit(self, attempt: Attempt, node: str) -> ObjectRefGenerator:
         token = None
         if self._session.host is None:
             with suppress(OSError):  # the cell reports a folder that cannot be written
                 token = write_folder_token(attempt)
         task = with_node(supervise)
-        stream: ObjectRefGenerator = self._start_task(task, attempt, token, num_returns="streaming")
+        resources = self._placement.resources(attempt, node)
+        stream: ObjectRefGenerator = self._start_task(
+            task, attempt, resources, token, num_returns="streaming"
+        )
         return stream
 
     def _start_task(
-        self, task: Callable[..., object], attempt: Attempt, *arguments: object, **options: str
+        self,
+        task: Callable[..., object],
+        attempt: Attempt,
+        resources: Mapping[str, object],
+        *arguments: object,
+        **options: str,
     ) -> object:
-        resources = self._placement.resources(attempt)
         # max_calls=0: the worker only supervises, so it may serve the next cell. max_retries=0: by
         # default Ray starts a crashing cell four times without a message. Both have an effect in
         # the decorator only.
@@ -151,6 +178,7 @@ class RayScheduler(Scheduler):
     def _next_events(self, running: Running) -> Iterator[tuple[ObjectRefGenerator, Event]]:
         """Wait a moment, and yield at most one event of each attempt."""
         if not running:
+            time.sleep(_POLL_S)  # for a node to join, or for another program to release GPUs
             return
         ready, _ = self._ray.wait(list(running), timeout=_POLL_S, fetch_local=False)
         for stream in ready:

@@ -5,16 +5,35 @@ Whoever makes one closes it, which frees its processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from orchestrator.common.output import Notify as Notify
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo
 from tasks.spec.attempt import Attempt
+from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 
 OnStart = Callable[[AttemptStarted], None]
+
+
+class Queue(Protocol):
+    """The attempts of a sweep that wait. Iterating takes one after another."""
+
+    def __iter__(self) -> Iterator[Attempt]: ...
+
+    def waiting(self) -> Iterator[Cell]:
+        """Yield the cells that wait, in the order in which they should start."""
+        ...
+
+    def take(self, cell: Cell) -> Attempt | None:
+        """Remove a waiting cell. Return its attempt, or None if it is not to be measured now."""
+        ...
+
+    def expected_s(self, cell: Cell) -> float | None:
+        """Return how long a cell is expected to take, or None if that is unknown."""
+        ...
 
 
 class Scheduler(Protocol):
@@ -35,10 +54,10 @@ class Scheduler(Protocol):
         """Have each slot import what attempts like this one need, without waiting for it."""
         ...
 
-    def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+    def run(self, queue: Queue, on_start: OnStart) -> Iterator[Outcome]:
         """Run attempts until the queue is empty, and yield each outcome when it is known.
 
-        The next attempt is taken only when a slot is free. Raises NoGpuLeft or NoNodeLeft if no GPU
+        An attempt is taken only when its slots are free. Raises NoGpuLeft or NoNodeLeft if no GPU
         or no node is left that could run an attempt.
         """
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.fork_client import ForkServer
@@ -13,7 +13,7 @@ from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.hardware.host import GpuInfo, HostInfo, cores_here, visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY
 from orchestrator.scheduling.multi_gpu import require_gpus
-from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
+from orchestrator.scheduling.scheduler import Notify, OnStart, Queue, Scheduler
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 
@@ -45,11 +45,11 @@ class SerialScheduler(Scheduler):
     def import_ahead(self, attempt: Attempt) -> None:
         """Do nothing: the fork server imports since it was started first of all."""
 
-    def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+    def run(self, queue: Queue, on_start: OnStart) -> Iterator[Outcome]:
         for attempt in queue:
             working = [name for name in self._gpus if name not in self._lost]
             if self._lost:
-                require_gpus(attempt, len(working), self._lost.values())
+                require_gpus(attempt.cell, len(working), self._lost.values())
             on_start(AttemptStarted(attempt, "here", "", time.monotonic()))
             wanted = attempt.cell.params.gpu_count
             gpu = ",".join(working[:wanted])

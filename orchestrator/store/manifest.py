@@ -82,6 +82,7 @@ class StoredManifest(_Stored):
     selection: _Selection = _Selection(set={}, where={})
     asked: int = 0
     fingerprints: dict[_Text, list[_Object]] = {}
+    host_gpus: list[dict[_Text, int]] = []  # of hosts of the last command, by the names of GPUs
     defaults: dict[_Text, _Object] = {}
     invocations: list[_Invocation] = []
 

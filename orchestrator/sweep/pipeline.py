@@ -15,6 +15,7 @@ from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.common.output import Notify, ProgressLine
 from orchestrator.common.text import cell_count
 from orchestrator.config.cell_labels import shared_settings
+from orchestrator.hardware.host import gpu_counts
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import Plan, plan_request
 from orchestrator.planning.invocation import ExecutionOptions, write_marks
@@ -94,7 +95,10 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             ):
                 interruption.install()  # Ray replaces the handler of SIGTERM when it starts
                 preflight = check_hosts(request, plan, scheduler, notify)
-                writer.write_manifest(request.manifest(preflight.fingerprints, invocation))
+                host_gpus = gpu_counts(preflight.hosts)
+                writer.write_manifest(
+                    request.manifest(preflight.fingerprints, invocation, host_gpus)
+                )
                 if request.model_names:
                     writer.copy_files(request.model_configs())
                 preflight = predict_cells(request, preflight, notify)

@@ -2,7 +2,8 @@
 
 A rank is a process. Its variables are those of torchrun, so that torchrun, too, can run a cell.
 Once the group has met, nothing here uses a GPU: ranks wait for each other, and agree on the number of
-steps, at the store of the rendezvous.
+steps, at the store of the rendezvous. The store itself limits no wait, because it is in the process
+of rank 0, which may be the one that hangs: the minder sees in the pages of the ranks which ones wait.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from tasks.process.minder import LISTENER
+from tasks.process.phase_file import Progress, waiting_page
 from tasks.spec.axes import Values
 from tasks.spec.parameters import Params
 
@@ -31,16 +33,21 @@ NCCL_VARIABLES = {
     "tree": {"NCCL_ALGO": "Tree"},
     "no_nvls": {"NCCL_NVLS_ENABLE": "0"},
 }
-_END_S = 10.0  # for the other ranks to end before rank 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
-    """The ranks of a cell, as one of them sees them. store: None if there is one rank."""
+    """The ranks of a cell, as one of them sees them.
+
+    store: None if there is one rank.
+    limit_s: how long this rank waits for the others at one place.
+    """
 
     rank: int = 0
     ranks: int = 1
     store: Store | None = None
+    progress: Progress = field(default_factory=Progress)
+    limit_s: float = _BEFORE_TIMING.total_seconds()
 
     def agree(self, name: str, value: T) -> T:
         """Return the value of rank 0, which JSON can hold. Name: unique in the attempt."""
@@ -48,7 +55,8 @@ class Group:
             return value
         if self.rank == 0:
             self.store.set(name, json.dumps(value))
-        agreed: T = json.loads(self.store.get(name))
+        with self.progress.waiting(name, self.limit_s):
+            agreed: T = json.loads(self.store.get(name))
         return agreed
 
     def gather(self, name: str, value: T) -> list[T]:
@@ -56,34 +64,36 @@ class Group:
         if self.store is None:
             return [value]
         self.store.set(f"{name} {self.rank}", json.dumps(value))
-        return [json.loads(self.store.get(f"{name} {rank}")) for rank in range(self.ranks)]
+        with self.progress.waiting(name, self.limit_s):
+            return [json.loads(self.store.get(f"{name} {rank}")) for rank in range(self.ranks)]
 
     def wait_for_all(self, place: str) -> None:
         """Wait until all ranks are at this place, which is unique in the attempt."""
         if self.store is None:
             return
-        if self.store.add(place, 1) == self.ranks:
-            self.store.set(f"{place} all", "")
-        self.store.wait([f"{place} all"])
+        with self.progress.waiting(place, self.limit_s):
+            if self.store.add(place, 1) == self.ranks:
+                self.store.set(f"{place} all", "")
+            self.store.wait([f"{place} all"])
 
     def leave(self) -> None:
         """Return when this process may end: rank 0, which serves the store, as the last one."""
         if self.store is None:
             return
-        deadline = time.monotonic() + _END_S
+        # What is left for this process to do is to end its journal, so that it stays marked as waiting.
+        self.progress.phase = waiting_page("the end of the others", self.limit_s)
         self.store.add("left", 1)
-        while self.rank == 0 and time.monotonic() < deadline:
-            if self.store.add("left", 0) == self.ranks:
-                break
+        while self.rank == 0 and self.store.add("left", 0) < self.ranks:
             time.sleep(0.001)
 
     def limit_collectives(self, seconds: float) -> None:
-        """Have torch end a collective at which a rank does not arrive in time."""
+        """Have nothing wait longer for a rank that does not arrive: no collective, nor another place."""
+        self.limit_s = seconds
         if self.store is not None:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
 
-def join_group(params: Params) -> tuple[Group, Values]:
+def join_group(params: Params, progress: Progress) -> tuple[Group, Values]:
     """Wait for the other ranks of a cell. Return the group, and facts about how it met.
 
     The rank's GPU becomes the current one, and a first collective has run. Raise RuntimeError if
@@ -119,7 +129,7 @@ def join_group(params: Params) -> tuple[Group, Values]:
         facts["nccl_device_bytes"] = free - torch.cuda.mem_get_info()[0]
     # Whoever waits there is ended with the rank that fails, or by the limit of the attempt.
     store.set_timeout(timedelta(days=1))
-    return Group(rank, params.ranks, PrefixStore("sweep", store)), facts
+    return Group(rank, params.ranks, PrefixStore("sweep", store), progress), facts
 
 
 def _meet(rank: int, ranks: int) -> Store:

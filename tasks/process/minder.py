@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -30,7 +30,8 @@ from setproctitle import setproctitle
 
 from tasks.process.journal import read_journal
 from tasks.process.log_file import free_middle, remove_middle, tail
-from tasks.spec.attempt import BEFORE_ITS_TASK, PREPARATION_S, rank_file
+from tasks.process.phase_file import parse_wait, read_page
+from tasks.spec.attempt import BEFORE_ITS_TASK, PHASE_FILE, PREPARATION_S, rank_file
 
 ORPHANS_S = 10.0  # a process that holds a GPU may take seconds to die
 # How late an exceeded limit may be noticed. Looking takes time on a core that may be the cell's.
@@ -87,7 +88,8 @@ class RankExits:
         codes: exit code by rank; negative for a signal.
         failed: the ranks that ended badly by themselves or waited in vain, as they were noticed.
         late: what the attempt was not after `limit_s`, such as "done"; empty: it was in time.
-        over_memory_bytes: the resident set that exceeded the limit.
+        missing: the ranks that did not arrive at `place`, where others waited for `limit_s`.
+        over_memory_bytes: the resident set that exceeded the limit, that of `over_memory_rank`.
         log_left_out_bytes: what was removed from the middle of the log.
     """
 
@@ -95,7 +97,10 @@ class RankExits:
     failed: Sequence[int] = field(default_factory=list)
     late: str = ""
     limit_s: float = 0.0
+    missing: Sequence[int] = field(default_factory=list)
+    place: str = ""
     over_memory_bytes: int | None = None
+    over_memory_rank: int = 0
     log_left_out_bytes: int = 0
 
 
@@ -226,11 +231,11 @@ class Minder:
                 codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 if codes[pid]:
                     failed.append(self.pids.index(pid))
-            if not ready and limits.are_exceeded(self.pids):
+            if not ready and limits.are_exceeded(self.pids, list(codes)):
                 break
             if not ready:
                 failed += limits.ranks_in_vain()
-        if watched and (limits.late or failed):
+        if watched and (limits.late or limits.missing or failed):
             print_stacks()
             _wait_for_ends(list(watched))
         kill_children()
@@ -239,7 +244,10 @@ class Minder:
             failed=failed,
             late=limits.late,
             limit_s=limits.limit_s,
+            missing=limits.missing,
+            place=limits.place,
             over_memory_bytes=limits.over_memory_bytes,
+            over_memory_rank=limits.over_memory_rank,
             log_left_out_bytes=limits.shorten_log(),
         )
 
@@ -298,12 +306,14 @@ def kill_children(spared: set[int] | None = None) -> None:
 class AttemptLimits:
     """The time and the memory that an attempt may take, and the space of its log.
 
-    late, limit_s, over_memory_bytes: as in RankExits. left_out_bytes: removed from the log so far.
+    The other attributes are those of RankExits. left_out_bytes: removed from the log so far.
     """
 
     def __init__(self, request: MindRequest) -> None:
         self.late, self.limit_s = "", 0.0
+        self.missing, self.place = list[int](), ""
         self.over_memory_bytes: int | None = None
+        self.over_memory_rank = 0
         self.left_out_bytes = 0
         self._logs = [rank_file(Path(request.log), rank) for rank in range(request.ranks)]
         self._request = request
@@ -311,9 +321,16 @@ class AttemptLimits:
         # the cell. Its own limit counts from the start of its task.
         self._deadline = time.monotonic() + request.preparation_s
         self._has_begun = False
+        page = Path(request.journal).with_name(PHASE_FILE)
+        self._page_files = [rank_file(page, rank) for rank in range(request.ranks)]
+        self._pages, self._unchanged_since = list[str](), time.monotonic()
 
-    def are_exceeded(self, pids: Sequence[int]) -> bool:
-        """Return True if a limit is exceeded by the process tree of these ranks."""
+    def are_exceeded(self, pids: Sequence[int], ended: Sequence[int] = ()) -> bool:
+        """Return True if a limit is exceeded by the process trees of these ranks.
+
+        Args:
+            ended: those of them that have ended well.
+        """
         # A cell may remove its own files, and must end with its limits all the same.
         for log in self._logs:
             with suppress(OSError):
@@ -327,10 +344,28 @@ class AttemptLimits:
             return True
         limit_gib = self._request.host_memory_gib
         if limit_gib is not None:
-            largest = _largest_resident_set(pids)
-            if largest > limit_gib * _GIB:
-                self.over_memory_bytes = largest
-        return self.over_memory_bytes is not None
+            # Forked processes share pages, so the largest process counts, and not the sum.
+            sizes = list(map(_largest_resident_set, pids))
+            if max(sizes) > limit_gib * _GIB:
+                self.over_memory_bytes = max(sizes)
+                self.over_memory_rank = sizes.index(max(sizes))
+        if len(pids) > 1:
+            self._look_for_missing([pids.index(pid) for pid in ended])
+        return self.over_memory_bytes is not None or bool(self.missing)
+
+    def _look_for_missing(self, ended: Collection[int]) -> None:
+        """Find the ranks for which others wait while nothing changes on any rank."""
+        pages = list(map(read_page, self._page_files))
+        if pages != self._pages:
+            self._pages, self._unchanged_since = pages, time.monotonic()
+            return
+        waits = {rank: wait for rank, page in enumerate(pages) if (wait := parse_wait(page))}
+        if not waits:  # but, if for anything, for a collective, which torch limits
+            return
+        self.limit_s, self.place = min(waits.values())
+        if time.monotonic() - self._unchanged_since > self.limit_s:
+            running = [rank for rank in range(len(pages)) if rank not in ended]
+            self.missing = [rank for rank in running if rank not in waits] or running
 
     def ranks_in_vain(self) -> list[int]:
         """Return the ranks at whose collective another one has not arrived in time, by NCCL."""
@@ -352,14 +387,12 @@ class AttemptLimits:
             self._deadline = time.monotonic() + self._request.timeout_s
 
 
-def _largest_resident_set(pids: Sequence[int]) -> int:
-    """Return the resident set in bytes of the largest process among the ranks and their trees."""
-    # Forked processes share pages, so the largest process counts, and not the sum.
+def _largest_resident_set(pid: int) -> int:
+    """Return the resident set in bytes of the largest process among a rank and its descendants."""
     largest = 0
-    for pid in pids:
-        with suppress(psutil.Error):  # it may have ended since
-            rank = psutil.Process(pid)
-            for process in (rank, *rank.children(recursive=True)):
-                with suppress(psutil.Error):
-                    largest = max(largest, process.memory_info().rss)
+    with suppress(psutil.Error):  # it may have ended since
+        rank = psutil.Process(pid)
+        for process in (rank, *rank.children(recursive=True)):
+            with suppress(psutil.Error):
+                largest = max(largest, process.memory_info().rss)
     return largest

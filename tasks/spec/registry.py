@@ -43,7 +43,7 @@ class Task:
     version: raise it when an unchanged cell would be measured differently. The version is part of a
         cell's id, so that older results then belong to other cells.
     build: imports torch and builds what the cell measures. Raises `Skip` if the device cannot measure it.
-    work: the FLOPs of one step of a cell, or None if no formula is known.
+    work: the FLOPs of one step of a cell, on each of its ranks, or None if no formula is known.
     """
 
     name: str

@@ -14,10 +14,10 @@ from orchestrator.cli.text.status import describe_status
 from orchestrator.config.selection import parse_selection
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo
-from orchestrator.planning.cell_decisions import plan_request
+from orchestrator.planning.cell_decisions import leave_out_wider, plan_request
 from orchestrator.planning.invocation import ExecutionOptions, RunOptions
 from orchestrator.planning.request import SweepRequest, resolve, resolve_again
-from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.scheduler import Queue, Scheduler
 from orchestrator.store.cell_state import CellState, StoredAttempt
 from orchestrator.store.run import Run
 from orchestrator.store.tables import MEASURED_TABLES
@@ -27,6 +27,7 @@ from orchestrator.sweep.outcome_log import SweepResult
 from orchestrator.sweep.pipeline import Runtime, run_sweep
 from tasks.process.journal import FinalStatus, Journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, Attempt
+from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
@@ -46,7 +47,29 @@ Measure = Callable[[Attempt], Outcome]
 def status_lines(run: Run) -> list[str]:
     """Return the lines of `sweep status`."""
     request = resolve_again(run)
-    return list(describe_status(request, plan_request(request)))
+    host_gpus = run.read_manifest().get("host_gpus", [])
+    return list(describe_status(request, leave_out_wider(plan_request(request), host_gpus)))
+
+
+class ListQueue(Queue):
+    """Attempts in a list. seconds: what each cell is expected to take."""
+
+    def __init__(self, attempts: Iterable[Attempt], seconds: float | None = None) -> None:
+        self._attempts, self._seconds = list(attempts), seconds
+
+    def __iter__(self) -> Iterator[Attempt]:
+        while self._attempts:
+            yield self._attempts.pop(0)
+
+    def waiting(self) -> Iterator[Cell]:
+        return iter([attempt.cell for attempt in self._attempts])
+
+    def take(self, cell: Cell) -> Attempt:
+        index = next(index for index, one in enumerate(self._attempts) if one.cell == cell)
+        return self._attempts.pop(index)
+
+    def expected_s(self, cell: Cell) -> float | None:
+        return self._seconds
 
 
 class FakeScheduler(Scheduler):
@@ -68,9 +91,7 @@ class FakeScheduler(Scheduler):
 
     def import_ahead(self, attempt: Attempt) -> None: ...
 
-    def run(
-        self, queue: Iterable[Attempt], on_start: Callable[[AttemptStarted], None]
-    ) -> Iterator[Outcome]:
+    def run(self, queue: Queue, on_start: Callable[[AttemptStarted], None]) -> Iterator[Outcome]:
         for attempt in queue:
             self.begun.append(attempt)
             on_start(AttemptStarted(attempt, "here", "", time.monotonic()))

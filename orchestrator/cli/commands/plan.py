@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     type=click.Choice(["text", "json"]),
     default="text",
     help="json: a list with an object for each cell: its id, parameters, status, what is planned"
-    " and why, and with --memory its prediction in bytes.  [text]",
+    " (run, keep, infer or defer) and why, and with --memory its prediction in bytes.  [text]",
 )
 def plan(config: Path, memory: bool, gpu: GpuModel | None, form: str, **chosen: object) -> None:
     """Show which cells of CONFIG would run, why, and for how long.
@@ -56,7 +57,12 @@ def plan(config: Path, memory: bool, gpu: GpuModel | None, form: str, **chosen: 
         plan_records,
     )
     from orchestrator.config.cell_labels import shared_settings
-    from orchestrator.planning.cell_decisions import describe_continuation, plan_request
+    from orchestrator.hardware.nvml import gpu_names
+    from orchestrator.planning.cell_decisions import (
+        describe_continuation,
+        leave_out_wider,
+        plan_request,
+    )
     from orchestrator.planning.prediction_requests import predict_memory
     from orchestrator.planning.prior_results import describe_prior_results
 
@@ -64,6 +70,8 @@ def plan(config: Path, memory: bool, gpu: GpuModel | None, form: str, **chosen: 
         request = parse_request({"config": config, **chosen})
         invocation = request.new_invocation()
         planned = plan_request(request, invocation)
+        gpus = gpu_names() if gpu is None else []  # of another host, only the kind is known
+        planned = leave_out_wider(planned, [Counter(gpus)] if gpus else [])
         here = _gpu_here() if memory and gpu is None else None
     warn_of_incomplete(request.run, planned.incomplete)
     cells = request.expansion.cells

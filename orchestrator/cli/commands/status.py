@@ -21,12 +21,13 @@ def status(run_folder: RunLocation) -> None:
     """
     with ProgressLine("reading the run"):
         from orchestrator.cli.text.status import describe_status
-        from orchestrator.planning.cell_decisions import plan_request
+        from orchestrator.planning.cell_decisions import leave_out_wider, plan_request
         from orchestrator.planning.request import resolve_again
         from orchestrator.store.open import open_run
 
         request = resolve_again(open_run(run_folder))
-        plan = plan_request(request)
+        host_gpus = request.run.read_manifest().get("host_gpus", [])
+        plan = leave_out_wider(plan_request(request), host_gpus)
     warn_of_incomplete(request.run, plan.incomplete)
     for line in describe_status(request, plan):
         click.echo(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from orchestrator.common.text import cell_count, counted, format_counts, format_seconds
@@ -37,11 +38,26 @@ def describe_plan(
     yield to_run
     yield from filter(None, [expected, shared])
     # Cells that run come first: of a large sweep, only the first cells are shown.
-    chosen = sorted(plan.decisions, key=lambda decision: not decision.repetitions)
+    decisions = [decision for decision in plan.decisions if decision.cell not in plan.too_wide]
+    chosen = sorted(decisions, key=lambda decision: not decision.repetitions)
     for decision in chosen[:shown]:
         yield _decision_line(decision, plan, label(decision.cell))
     if shown and len(chosen) > shown:
         yield f"  … and {len(chosen) - shown} more: --all prints them"
+    yield from describe_too_wide(plan, label, shown)
+
+
+def describe_too_wide(plan: Plan, label: Callable[[Cell], str], shown: int) -> Iterator[str]:
+    """Yield how many cells need how many GPUs of one host, and a line for each."""
+    if not plan.too_wide:
+        return
+    by_width = Counter(cell.params.gpu_count for cell in plan.too_wide)
+    counts = [f"{cell_count(by_width[width])} with {width} GPUs" for width in sorted(by_width)]
+    yield f"needs more GPUs than a host has (at most {plan.most_gpus}): {', '.join(counts)}"
+    for cell in plan.too_wide[:shown]:
+        yield f"  {cell.id} {label(cell)}"
+    if shown and len(plan.too_wide) > shown:
+        yield f"  … and {len(plan.too_wide) - shown} more"
 
 
 def plan_records(
@@ -77,10 +93,12 @@ def plan_records(
 
 
 def _action(decision: Decision, plan: Plan) -> tuple[str, str]:
-    """Return whether a cell will run, stays as it is, or is inferred to run out of memory, and why."""
+    """Return what is planned for a cell (run, infer, defer or keep), and why."""
     if witness := plan.inferred.get(decision.cell.id):
         reason = f"needs at least as much memory as {witness.id}, which ran out of memory"
         return "infer", reason
+    if decision.cell in plan.too_wide:
+        return "defer", f"needs more GPUs than a host has (at most {plan.most_gpus})"
     return "run" if decision.repetitions else "keep", decision.reason
 
 

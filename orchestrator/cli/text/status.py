@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
+from orchestrator.cli.text.plan import SHOWN_CELLS, describe_too_wide, repetition_note
 from orchestrator.common.text import (
     cell_count,
     cells_and_verb,
@@ -53,13 +53,18 @@ def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
         yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > SHOWN_CELLS:
         yield f"  … and {len(to_run) - SHOWN_CELLS} more"
+    yield from describe_too_wide(plan, request.expansion.label, SHOWN_CELLS)
 
 
 def _continuation(run: Run, plan: Plan, to_run: int) -> str:
     """Return how many cells are left to measure, and the command that measures them."""
     requested = cell_count(len(plan.decisions))
     if not to_run:
-        return f"nothing is left to measure of {requested}{_given_up(run, plan)}"
+        left = f"nothing is left to measure of {requested}{_given_up(run, plan)}"
+        if plan.too_wide:
+            wider = cells_and_verb(len(plan.too_wide), "needs", "need")
+            left += f"; {wider} another host: {last_command(run)}"
+        return left
     left = f"{to_run} of {requested}{repetition_note(plan)}"
     return f"left to measure: {left}. To continue: {last_command(run)}"
 

@@ -21,9 +21,10 @@ import pytest
 from orchestrator.common.errors import PlatformError
 from orchestrator.execution import measurement
 from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome, lost_outcome
+from orchestrator.execution.fork_client import ForkServerLost
 from orchestrator.execution.host_probe import probe_here
-from orchestrator.execution.measurement import FORK_SERVERS, execute, recover
-from tasks.process.journal import read_journal
+from orchestrator.execution.measurement import FORK_SERVERS, Slot, execute, measure, recover
+from tasks.process.journal import Journal, read_journal
 from tasks.process.minder import RankExits
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
@@ -534,6 +535,26 @@ def test_a_folder_that_cannot_be_written_is_named(make_attempt: MakeAttempt) -> 
     outcome = execute(attempt)
     assert str(outcome.evidence["message"]).startswith("its folder cannot be written: ")
     assert str(attempt.path) in str(outcome.evidence["message"])
+
+
+@pytest.mark.parametrize(("stage", "is_checked"), [("warm-up", False), ("start", True)])
+def test_a_host_is_checked_only_if_a_cell_whose_minder_died_had_not_begun(
+    make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch, stage: str, is_checked: bool
+) -> None:
+    """The check takes seconds, and the row would be stored after it."""
+    checked: list[Path] = []
+
+    def lose(attempt: Attempt) -> Outcome:
+        with (attempt.path / JOURNAL_FILE).open("w") as stream:
+            Journal(stream).stage(stage)
+        raise ForkServerLost("its minder died")
+
+    monkeypatch.setattr(measurement, "_run_measuring_process", lose)
+    monkeypatch.setattr(measurement, "host_failure", checked.append)
+    outcome = measure(make_attempt(), Slot(1))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.status, outcome.stage) == (Status.LOST, stage)
+    assert bool(checked) == is_checked
 
 
 def test_a_folder_that_is_no_utf8_is_named_in_utf8(make_attempt: Callable[..., Attempt]) -> None:

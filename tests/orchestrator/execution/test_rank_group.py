@@ -60,6 +60,7 @@ class FaultyParams(RankedParams, TimedParams):
     """Ranks that reduce numbers, of which one does something else in its third measured step."""
 
     how: str = axis("well", "what it does")
+    how_checked: str = axis("well", "what it does after the timing, while the others wait for it")
     culprit: int = axis(1, "rank that does it")
 
 
@@ -76,7 +77,11 @@ def build(params: FaultyParams) -> Workload:
             dist.all_reduce(numbers)
             numbers.fill_(1.0)
 
-    return Workload(step, ("forward",), device, None)
+    def verify() -> None:
+        if dist.get_rank() == params.culprit:
+            ACTS[params.how_checked]()
+
+    return Workload(step, ("forward",), device, None, verify=verify)
 
 
 def kill_itself(number: int) -> None:
@@ -99,7 +104,19 @@ def fork_a_daemon() -> None:
     fail()
 
 
+def differ() -> None:
+    raise RuntimeError("the ranks have different parameters")
+
+
+def take_memory() -> None:
+    numbers = torch.ones(800_000_000, dtype=torch.uint8)
+    time.sleep(600)
+    numbers.fill_(2)
+
+
 ACTS: dict[str, Callable[[], object]] = {
+    "differ": differ,
+    "take_memory": take_memory,
     "well": lambda: None,
     "fail": fail,
     "fork_a_daemon": fork_a_daemon,
@@ -130,11 +147,19 @@ def run(task: None, tmp_path: Path) -> Iterator[Run]:
     started: list[psutil.Process] = []
 
     def run_one(
-        how: str = "well", ranks: int = 2, limit_s: float = TIMEOUT_S, **values: Any
+        how: str = "well",
+        ranks: int = 2,
+        limit_s: float = TIMEOUT_S,
+        memory_gib: float | None = None,
+        **values: Any,
     ) -> Outcome:
         values = {"warmup_steps": 2, "measured_steps": 6, "how": how, **values}
         cell = make_cell("faulty", {"device": "cpu", "processes": ranks, **values})
-        settings = Settings(collective_timeout_s=limit_s, instruments=("timing", "memory"))
+        settings = Settings(
+            collective_timeout_s=limit_s,
+            instruments=("timing", "memory"),
+            host_memory_gib=memory_gib,
+        )
         attempt = Attempt(cell, 1, str(tmp_path), settings)
         (tmp_path / ATTEMPT_FILE).write_text(attempt.to_json())
         request = MindRequest(
@@ -145,6 +170,7 @@ def run(task: None, tmp_path: Path) -> Iterator[Run]:
             folder=str(tmp_path),
             variables={},
             ranks=ranks,
+            host_memory_gib=memory_gib,
         )
         began = time.monotonic()
         client, theirs = socket.socketpair()
@@ -234,6 +260,45 @@ def test_a_report_of_nccls_watchdog_ends_the_group(run: Run) -> None:
     assert (outcome.status, outcome.evidence["message"]) == (Status.TIMEOUT, message)
     assert (outcome.evidence["rank"], outcome.evidence.get("signal")) == (1, None)
     assert outcome.wall_s < SOON_S
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("how", ["stop", "sleep"])
+def test_a_rank_for_which_others_wait_outside_of_a_collective_is_named(
+    run: Run, how: str, culprit: int
+) -> None:
+    outcome = run(how_checked=how, culprit=culprit)
+    assert (outcome.status, outcome.evidence["rank"]) == (Status.TIMEOUT, culprit)
+    place = outcome.evidence["collective"]
+    assert outcome.evidence["message"] == f"rank {culprit} did not arrive at {place} within 2 s"
+    assert outcome.stage == "ranks compared"
+    assert outcome.wall_s < SOON_S
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_result_that_is_wrong_on_a_rank_is_a_failure(run: Run, culprit: int) -> None:
+    outcome = run(how_checked="differ", culprit=culprit)
+    assert (outcome.status, outcome.evidence["rank"]) == (Status.FAILED, culprit)
+    assert outcome.evidence["message"] == "the ranks have different parameters"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_needs_more_host_memory_than_allowed_is_named(run: Run, culprit: int) -> None:
+    # Filling memory takes seconds on a busy machine.
+    outcome = run("take_memory", limit_s=SOON_S, culprit=culprit, memory_gib=0.8)
+    assert (outcome.status, outcome.evidence["rank"]) == (Status.HOST_OOM, culprit)
+    assert int(str(outcome.evidence["rss_bytes"])) > 0.8 * 1024**3
+
+
+@pytest.mark.process
+def test_after_two_failures_in_a_row_a_group_is_well(run: Run, tmp_path: Path) -> None:
+    for how, status in (("kill", Status.CRASHED), ("stop", Status.TIMEOUT), ("well", Status.OK)):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        assert run(how).status is status
 
 
 @pytest.mark.process

@@ -54,11 +54,9 @@ def queue_of(
     return AttemptQueue(plan, Run(folder), Settings(), deadline)
 
 
-def on_gpus(
-    slots: Mapping[str, int], by_kind: Mapping[str, int] = MappingProxyType({})
-) -> Preflight:
+def on_gpus(slots: Mapping[str, int]) -> Preflight:
     host = HostInfo(gpus=(GpuInfo(GPU, 1),))
-    return Preflight(hosts=(host,), slots=Slots(slots, by_kind))
+    return Preflight(hosts=(host,), slots=Slots(slots))
 
 
 class Simulation:
@@ -278,17 +276,23 @@ def test_cells_too_long_for_the_time_limit_are_skipped_for_shorter_ones(
     assert queue.state() == QueueState(2, skipped_for_time=1, shortest_skipped_s=60.0)
 
 
-def test_a_free_gpu_does_not_wait_for_cells_of_another_kind(tmp_path: Path) -> None:
-    """Two GPUs, of a kind each, and first all the cells of one of them."""
-    cells = [cell(gpu_kind=kind, seed=seed) for kind in ("H100", "A100") for seed in range(3)]
-    queue = queue_of(tmp_path, cells)
-    queue.begin(on_gpus({"cuda": 2}, {"H100": 1, "A100": 1}))
-    attempts = iter(queue)
-    first, second = next(attempts), next(attempts)
-    assert [one.cell.params.gpu_kind for one in (first, second)] == ["H100", "A100"]
-    queue.finished(outcome(second, Status.OK, 5.0))
-    third = next(attempts)
-    assert third.cell.params.gpu_kind == "A100"
-    queue.finished(outcome(third, Status.OK, 5.0))
-    queue.finished(outcome(next(attempts), Status.OK, 5.0))
-    assert next(attempts).cell.params.gpu_kind == "H100"  # nothing else is left: it waits in Ray
+def test_a_cell_that_failed_is_not_repeated(tmp_path: Path) -> None:
+    cells = [cell(seed=seed) for seed in range(2)]
+    queue = queue_of(tmp_path, cells, RunOptions(repeat=3))
+    queue.begin(on_gpus({"cuda": 1}))
+    failed = queue.take(cells[0])
+    assert failed is not None
+    queue.finished(outcome(failed, Status.FAILED, 1.0))
+    assert list(queue.waiting()) == [cells[1]] * 3
+    assert queue.state().remaining == 1
+
+
+def test_a_duration_is_unknown_until_a_cell_or_a_peak_is_known(tmp_path: Path) -> None:
+    on_cpu = [cell(device="cpu", seed=seed) for seed in range(2)]
+    queue = queue_of(tmp_path, on_cpu)
+    queue.begin(Preflight(slots=Slots({"cpu": 1})))
+    assert queue.expected_s(on_cpu[1]) is None
+    taken = queue.take(on_cpu[0])
+    assert taken is not None
+    queue.finished(outcome(taken, Status.OK, 5.0))
+    assert queue.expected_s(on_cpu[1]) == pytest.approx(5.0)

@@ -76,6 +76,22 @@ def test_estimates_are_lower_without_timing_and_higher_without_forking() -> None
     )
 
 
+def test_each_of_several_gpus_has_its_share_of_a_global_batch() -> None:
+    def steps_s(**values: Any) -> float:
+        shared = {"size": "xl", "batch_size": 8, "context_length": 1024, "parallel": "ddp"}
+        start_s = 0.7 if values["gpus"] == 1 else 0.7 + 0.4 * values["gpus"]
+        return guess(cell(**shared, **values)) - start_s
+
+    assert steps_s(gpus=4) == pytest.approx(steps_s(gpus=1) / 4)
+    assert steps_s(gpus=4, batch="per_gpu") == pytest.approx(steps_s(gpus=1))
+
+
+def test_two_ranks_take_time_to_meet() -> None:
+    """The start of a collective of a megabyte on two H100s is nearly all that took 1.7 s."""
+    one = cell("collectives", gpus=2, size_mb=1)
+    assert 1.2 < guess(one, DurationConditions("NVIDIA H100 80GB HBM3")) < 1.9
+
+
 def test_a_slower_gpu_takes_longer_and_an_unknown_one_is_no_ground_to_go_by() -> None:
     large = cell(size="2.7B", context_length=1024)
     assert guess(large, DurationConditions("NVIDIA A100-SXM4-80GB")) > 2 * guess(large)

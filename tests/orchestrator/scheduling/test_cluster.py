@@ -63,14 +63,14 @@ def test_a_broken_kind_of_host_does_not_stop_cells_of_other_kinds(
     on_cpu, on_gpu = make_attempt(1), make_attempt(1, device="cuda")
     nodes = [node("a")]
     health = health_of(nodes, [])
-    assert health.unplaceable_reason(on_gpu) is None  # a node with a GPU may join
+    assert health.unplaceable_reason(on_gpu.cell) is None  # a node with a GPU may join
     health.exclude("b", "host b: no torch")
-    assert health.unplaceable_reason(on_cpu) is None
+    assert health.unplaceable_reason(on_cpu.cell) is None
     reason = "no host is left that could measure it: host b: no torch"
-    assert health.unplaceable_reason(on_gpu) == reason
+    assert health.unplaceable_reason(on_gpu.cell) == reason
     nodes[:] = [node("head", cpus=0)]
     with pytest.raises(NoNodeLeft, match="host b: no torch"):
-        health.unplaceable_reason(on_gpu)
+        health.unplaceable_reason(on_gpu.cell)
 
 
 @pytest.mark.parametrize(

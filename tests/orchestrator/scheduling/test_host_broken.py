@@ -32,6 +32,7 @@ from tasks.spec.status import Status
 from tests.conftest import sweep_command
 from tests.killing import own_temporary_folder
 from tests.orchestrator.scheduling.test_ray_scheduler import cluster_of_hosts, rows_of_good_cells
+from tests.support.fake_sweep import ListQueue
 from tests.support.sick import FOLDER, NO_TORCH
 
 CONFIG = """
@@ -408,5 +409,7 @@ def test_a_host_is_checked_after_ends_that_may_be_its_fault(
         not isinstance(event, DeviceLost)
         or event.lost_outcome.facts["host"] in event.lost_outcome.evidence["message"]
     )  # and so redacted
-    assert list(SerialScheduler(print).run([ended.attempt], lambda started: None)) == [ended]
+    assert list(SerialScheduler(print).run(ListQueue([ended.attempt]), lambda started: None)) == [
+        ended
+    ]
     assert ("it is full. Mend what `sweep doctor` says there" in capsys.readouterr().out) == asked

@@ -43,6 +43,7 @@ from tests.killing import (
     measured_on_disk,
     own_temporary_folder,
 )
+from tests.support.fake_sweep import ListQueue
 from tests.support.s3 import Bucket, serve
 
 pytestmark = pytest.mark.ray
@@ -571,7 +572,8 @@ def test_cells_run_on_nodes_with_their_kind_of_gpu(
 
     def kinds_of(attempts: list[Attempt]) -> list[str]:
         return sorted(
-            outcome.facts["kind"] for outcome in scheduler.run(attempts, lambda started: None)
+            outcome.facts["kind"]
+            for outcome in scheduler.run(ListQueue(attempts), lambda started: None)
         )
 
     with cluster_of_hosts() as (cluster, join):
@@ -588,7 +590,7 @@ def test_cells_run_on_nodes_with_their_kind_of_gpu(
         join(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "A100"})
         assert kinds_of([make_attempt(device="cuda", gpu_kind="A100")]) == ["A100"]
         attempt = make_attempt(device="cuda", gpu_kind="H100", seed=9)
-        (outcome,) = scheduler.run([attempt], lambda started: None)
+        (outcome,) = scheduler.run(ListQueue([attempt]), lambda started: None)
         assert outcome.status is Status.OK, outcome.evidence
         assert (attempt.path / LOG_FILE).read_text() == "all is well"
         assert "working_dir_files" in outcome.facts["program"]  # the copy that Ray shipped

@@ -16,6 +16,7 @@ from orchestrator.scheduling import serial
 from orchestrator.scheduling.serial import SerialScheduler
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
+from tests.support.fake_sweep import ListQueue
 
 PROBED: dict[str, Any] = {"host": "here", "gpus": [], "fingerprints": {"cpu": [{}]}}
 BOTH_GPUS = HostInfo(
@@ -85,6 +86,8 @@ def test_a_lost_gpu_gets_no_further_cell(
     monkeypatch.setattr(serial, "measure", measure)
     scheduler = SerialScheduler(print)
     scheduler.hosts()
-    outcomes = list(scheduler.run([make_attempt(device="cuda")] * 3, lambda started: None))
+    outcomes = list(
+        scheduler.run(ListQueue([make_attempt(device="cuda")] * 3), lambda started: None)
+    )
     assert len(outcomes) == 3
     assert used[1] == used[2] != used[0]

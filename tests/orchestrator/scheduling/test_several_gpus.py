@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
+from click.testing import Result
 
+from orchestrator.cli.text.sweep_result import conclude
 from orchestrator.common.errors import ConfigError, NoGpuLeft, PlatformError
 from orchestrator.execution import measurement
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptQueue
-from orchestrator.planning.cell_decisions import make_plan
+from orchestrator.planning.cell_decisions import make_plan, most_gpus
 from orchestrator.planning.duration_estimate import (
     DurationConditions,
     DurationEstimator,
@@ -27,7 +31,7 @@ from orchestrator.planning.duration_estimate import (
 from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.planning.request import SweepRequest
-from orchestrator.scheduling import serial
+from orchestrator.scheduling import ray_placement, serial
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.ray_task import SweepHosts, supervise
 from orchestrator.scheduling.serial import SerialScheduler
@@ -41,7 +45,15 @@ from tasks.spec.registry import Task, all_tasks, make_cell
 from tasks.spec.status import Status
 from tests.conftest import ROOT
 from tests.killing import own_temporary_folder
-from tests.support.fake_sweep import FakeScheduler, go, outcome_of, request_for, state_of
+from tests.support.fake_sweep import (
+    FakeScheduler,
+    ListQueue,
+    go,
+    outcome_of,
+    request_for,
+    state_of,
+    status_lines,
+)
 
 CONFIG = """
 name: several
@@ -123,32 +135,15 @@ def test_estimates_count_all_gpus_of_a_cell() -> None:
     assert (found.wall_s, found.gpu_s) == (150, 4 * 100 + 50 + 50)
 
 
-def queue_of(
-    tmp_path: Path, *cells: Cell, places: int = 4, kinds: Mapping[str, int] | None = None
-) -> AttemptQueue:
+def test_cells_with_most_gpus_come_first(tmp_path: Path) -> None:
+    cells = [cell(seconds=9.0), cell(gpus=2), cell(gpus=4), cell(gpus=2, seconds=3.0)]
     plan = make_plan(cells, {}, RunOptions(), 3)
     queue = AttemptQueue(plan, Run(tmp_path), Settings())
     host = HostInfo(gpus=(GpuInfo("NVIDIA H200", 1),))
-    queue.begin(Preflight(hosts=(host,), slots=Slots({"cuda": places}, kinds or {})))
-    return queue
-
-
-def test_cells_with_most_gpus_come_first(tmp_path: Path) -> None:
-    cells = [cell(seconds=9.0), cell(gpus=2), cell(gpus=4), cell(gpus=2, seconds=3.0)]
-    assert [(one.cell.params.gpu_count, one.cell.params.values()["seconds"]) for one in queue_of(tmp_path, *cells)] == [
+    queue.begin(Preflight(hosts=(host,), slots=Slots({"cuda": 4})))
+    assert [(one.cell.params.gpu_count, one.cell.params.values()["seconds"]) for one in queue] == [
         (4, 1.0), (2, 3.0), (2, 1.0), (1, 9.0),
     ]  # fmt: skip
-
-
-def test_a_cell_whose_kind_of_gpu_is_taken_lets_others_pass(tmp_path: Path) -> None:
-    cells = [
-        cell(gpus=2, gpu_kind="H100"),
-        cell(gpus=2, gpu_kind="H100", seed=1),
-        cell(gpu_kind="H100"),
-        cell(gpu_kind="A100"),
-    ]
-    attempts = iter(queue_of(tmp_path, *cells, kinds={"H100": 3, "A100": 1}))
-    assert [next(attempts).cell for _ in range(4)] == [cells[0], cells[2], cells[3], cells[1]]
 
 
 class Host:
@@ -224,10 +219,8 @@ def test_a_cell_has_the_cores_of_all_its_gpus_and_records_them(
 def serially(tmp_path: Path, *gpus: int) -> Iterator[Outcome]:
     scheduler = SerialScheduler(print)
     scheduler.hosts()
-    yield from scheduler.run(
-        [attempt_at(tmp_path, number, gpus=many) for number, many in enumerate(gpus)],
-        lambda started: None,
-    )
+    attempts = [attempt_at(tmp_path, number, gpus=many) for number, many in enumerate(gpus)]
+    yield from scheduler.run(ListQueue(attempts), lambda started: None)
 
 
 def test_serial_cells_use_the_first_gpus_that_work(tmp_path: Path, host: Host) -> None:
@@ -276,22 +269,61 @@ def test_cells_that_no_host_has_enough_gpus_for_are_skipped(
     def request(*sets: str) -> SweepRequest:
         return request_for(write_config(CONFIG), sets, [], tmp_path / "out")
 
-    assert go(request(), hosts_with(1, 2, 1), messages=said).counts == {Status.OK: 4}
+    result = go(request(), hosts_with(1, 2, 1), messages=said)
+    assert result.counts == {Status.OK: 4}
+    assert conclude(result, "again", "again")[1] == 0
     line = "2 cells need more GPUs than one host has: 4 GPUs (at most 2)"
     assert f"skipped: {line}. The same command measures them on such a host" in said
+    status = status_lines(request().run)
+    assert status[:2] == ["     4 ok", "     2 pending"]
+    left = "nothing is left to measure of 6 cells; 2 cells need another host: sweep run "
+    assert status[2].startswith(left)
+    assert status[3] == "needs more GPUs than a host has (at most 2): 2 cells with 4 GPUs"
+    assert len(status) == 6
     with pytest.raises(PlatformError, match=f"{re.escape(line)}. Add such a node"):
         go(request(), hosts_with(1, 2, 1))
     assert go(request(), hosts_with(4)).counts == {Status.OK: 2}
+
+
+def test_a_plan_lists_the_cells_that_need_more_gpus_than_are_here(
+    write_config: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    sweep_here: Callable[..., Result],
+) -> None:
+    monkeypatch.setattr("orchestrator.hardware.nvml.gpu_names", lambda: ["NVIDIA H200"] * 2)
+    monkeypatch.setattr("orchestrator.cli.text.plan.gpu_names", lambda: ["NVIDIA H200"] * 2)
+    path = write_config(CONFIG.replace("4]", "4, 8]"))
+    lines = sweep_here("plan", path).output.splitlines()
+    assert "4 to run" in lines
+    heading = (
+        "needs more GPUs than a host has (at most 2): 2 cells with 4 GPUs, 2 cells with 8 GPUs"
+    )
+    assert len(lines[lines.index(heading) :]) == 5
+    assert sum(line.startswith("  run ") for line in lines) == 4
+    found = json.loads(sweep_here("plan", path, "--format", "json").output)
+    assert [one["action"] for one in found] == ["run"] * 4 + ["defer"] * 4
+    assert found[-1]["reason"] == "needs more GPUs than a host has (at most 2)"
+    # Nothing is known about hosts with another GPU, nor on a machine without any.
+    assert "8 to run" in sweep_here("plan", path, "--gpu", "H100").output.splitlines()
+    monkeypatch.setattr("orchestrator.hardware.nvml.gpu_names", list)
+    assert "8 to run" in sweep_here("plan", path).output.splitlines()
+
+
+def test_a_kind_of_gpu_counts_by_itself() -> None:
+    hosts = [{"NVIDIA H200": 2}, {"NVIDIA A100-SXM4-80GB": 8}]
+    asked = [cell(gpus=4), cell(gpus=4, gpu_kind="H200"), cell(gpus=4, gpu_kind="B200")]
+    assert [most_gpus(hosts, one) for one in asked] == [8, 2, 0]
 
 
 @pytest.mark.ray
 def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run cells of 3, 3, 3 and 1 GPUs on two nodes with five fake GPUs each.
+    """Run cells of 3, 3, 3, 2 and 1 GPUs on two nodes with five fake GPUs each.
 
-    The third cell waits for one of the first two, because no node has three free GPUs. The fourth
-    starts after it, and no GPU has two cells at a time.
+    The third cell waits for one of the first two, because no node has three free GPUs. A node is
+    reserved: the fourth starts on the other node, until which the first two go on. The fifth, whose
+    duration is unknown, waits. No GPU has two cells at a time.
     """
     import ray
     from ray.cluster_utils import Cluster
@@ -308,6 +340,11 @@ def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
         here, began = ray.get_runtime_context(), time.time()
         names = here.get_accelerator_ids()["GPU"]
         yield AttemptStarted(attempt, socket.gethostname(), "", 0.0)
+        begun = Path(attempt.folder).parents[1]
+        begun.mkdir(parents=True, exist_ok=True)
+        (begun / f"begun {attempt.number}").touch()
+        while attempt.number < 2 and not (begun / "begun 3").exists():
+            time.sleep(0.05)
         time.sleep(0.2)
         facts = {
             "node": here.get_node_id(),
@@ -325,7 +362,7 @@ def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
             time.sleep(1000)
 
     monkeypatch.setattr("orchestrator.scheduling.ray_scheduler.supervise", say_where)
-    widths = [3, 3, 3, 1]
+    widths = [3, 3, 3, 2, 1]
     with own_temporary_folder(tmp_path) as environment:
         monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
         monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the task is in this file
@@ -333,13 +370,17 @@ def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
         try:
             cluster.add_node(num_cpus=10, num_gpus=5)
             scheduler = RayScheduler(print, cluster.address)
+
+            def run(*attempts: Attempt) -> list[Outcome]:
+                outcomes = scheduler.run(ListQueue(attempts), lambda started: None)
+                return sorted(outcomes, key=lambda one: one.attempt.number)
+
             attempts = [
-                attempt_at(tmp_path, number, gpus=width) for number, width in enumerate(widths)
+                attempt_at(tmp_path, number, gpus=width, seed=number)
+                for number, width in enumerate(widths)
             ]
-            outcomes = sorted(
-                scheduler.run(attempts, lambda started: None), key=lambda one: one.attempt.number
-            )
-            assert [one.status for one in outcomes] == [Status.OK] * 4, [
+            outcomes = run(*attempts)
+            assert [one.status for one in outcomes] == [Status.OK] * 5, [
                 one.evidence for one in outcomes
             ]
             assert [len(one.facts["gpus"]) for one in outcomes] == widths
@@ -348,16 +389,29 @@ def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
             ]
             assert [one.facts["cpus"] for one in outcomes] == [2 * width for width in widths]
             assert not list(overlapping(outcomes))
-            third = outcomes[2]
-            assert third.started_at >= min(one.started_at + one.wall_s for one in outcomes[:2])
-            assert all(later.started_at >= third.started_at for later in outcomes[3:])
-            lost = attempt_at(tmp_path, 100, gpus=2)
-            assert [one.attempt for one in scheduler.run([lost], lambda started: None)] == [lost]
+            first, second, third, fourth, fifth = outcomes
+            ends = [one.started_at + one.wall_s for one in outcomes]
+            assert third.started_at >= min(ends[:2])
+            assert fifth.started_at >= min(ends[:2] + ends[3:4])
+            assert fourth.facts["node"] == second.facts["node"] != first.facts["node"]
+            time.sleep(ray_placement._RELEASE_S)
+            other_program = ray.remote(num_gpus=3)(lambda: time.sleep(600)).remote()
+            while ray.available_resources()["GPU"] > 7:
+                time.sleep(0.1)
+            attempts = [attempt_at(tmp_path, 5 + one, gpus=3, seed=one) for one in range(2)]
+            first, second = run(*attempts)  # neither waits for the other program
+            assert first.facts["node"] == second.facts["node"]
+            ray.cancel(other_program, force=True)
+            one_node = attempt_at(tmp_path, 100, gpus=2)
+            assert [one.attempt for one in run(one_node)] == [one_node]
             assert scheduler.slots("cuda") == 8
-            with pytest.raises(
-                NoGpuLeft, match="no host is left with 4 GPUs that work: GPU 0 of here: gone"
-            ):
-                list(scheduler.run([attempt_at(tmp_path, 9, gpus=4)], lambda started: None))
+            assert [one.status for one in run(attempt_at(tmp_path, 9, gpus=4))] == [Status.OK]
+            run(attempt_at(tmp_path, 101, gpus=4))
+            lost = "no host is left with 4 GPUs that work: GPU 0 of here: gone"
+            with pytest.raises(NoGpuLeft, match=lost):
+                run(attempt_at(tmp_path, 9, gpus=4))
+            # What can run is measured before.
+            assert [one.status for one in run(attempt_at(tmp_path, 9, gpus=3))] == [Status.OK]
             scheduler.close()
         finally:
             ray.shutdown()
