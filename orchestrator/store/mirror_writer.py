@@ -2,10 +2,16 @@
 
 The list of the batches is uploaded after its batches, and the log after what the attempts in it left
 in their folders: the bucket is a readable run after every upload.
+
+owner.json in the bucket names the one driver that may write there, because a bucket has no locks. A
+driver that finds the file of another one is refused, unless that one wrote into the same working
+copy, whose lock this driver holds by now, or the user takes the folder over. Each driver compares the
+file with its own before every upload, so that one that was taken over stops writing.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -17,19 +23,18 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
-from orchestrator.store.bucket_owner import owned
-from orchestrator.store.copy_refresh import warn
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
 from orchestrator.store.listing import Listing, number_of, part_files
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import RemoteRun
-from orchestrator.store.remote_folder import reaching
-from orchestrator.store.run_writer import RunWriter, finished, locked
+from orchestrator.store.remote_folder import RemoteFolder, reaching
+from orchestrator.store.run_writer import RunWriter, finishing, locked
 from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
 
+OWNER_FILE = "owner.json"
 # During an outage of the bucket the measuring continues, and its results wait in the copy.
 RETRY_S = 10.0
 PATIENCE_S = 20.0  # at the end of a run, without an upload that succeeds
@@ -50,18 +55,59 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
         listed = run.refresh(as_driver=True)
         with reaching(run.remote):
             uploader = Uploader(run, listed, require_owner)
-        try:
-            with finished(MirrorWriter(run, lock, uploader)) as writer:
-                yield writer
-        except BaseException as error:
-            try:
-                uploader.finish()
-            except SweepError as second:
-                # The first error is raised below. The second one may be the same.
-                if str(second) != str(error):
-                    warn(str(second))
-            raise
-        uploader.finish()
+        writer = MirrorWriter(run, lock, uploader)
+        with finishing(uploader.finish), finishing(writer.finish):
+            yield writer
+
+
+@contextmanager
+def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callable[[], None]]:
+    """Own the folder during the body. Yield a function that raises RunLocked once another driver does.
+
+    lock: the locked file of the working copy, with a line for each driver that had it. Raise
+    RunLocked if another driver owns the folder, ConfigError if it is read-only, RunUnreachable.
+    """
+    *ended, this = lock.read_text().split("\n")
+    own = json.dumps({"owner": this}).encode()
+
+    def require() -> None:
+        with reaching(remote):
+            content = remote.read(OWNER_FILE)
+        if content != own:
+            raise RunLocked(
+                f"{remote}: {_name(content or b'')} has taken it over",
+                "What was measured here stays here, and the next `sweep run` from here uploads it",
+            )
+
+    remote.require_not_read_only()
+    with reaching(remote):
+        before = remote.read(OWNER_FILE)
+        if before is not None and not take_over and _name(before) not in ended:
+            raise RunLocked(
+                f"{remote}: {_name(before)} writes to it",
+                "Wait for it, or add --take-over if it was killed",
+            )
+        remote.put(OWNER_FILE, own)
+    # Of two drivers that start in the same moment, the one that wrote first sees the other's file
+    # here, or before its first upload.
+    require()
+    try:
+        yield require
+    finally:
+        with suppress(SweepError), reaching(remote):
+            require()
+            remote.remove(OWNER_FILE)
+
+
+def _name(content: bytes) -> str:
+    """Return the name of the driver in an owner.json, as the lock of its copy has it."""
+    with suppress(ValueError, TypeError, KeyError):
+        found = json.loads(content)
+        if "owner" in found:
+            return str(found["owner"])
+        # Of older versions.
+        return f"process {found['process']} on {found['host']} (since {found['time']})"
+    return "another driver"
 
 
 class MirrorWriter(RunWriter):

@@ -16,7 +16,7 @@ from orchestrator.store.publication import Publication, is_publication, require_
 from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
-from orchestrator.store.run_writer import RunWriter, finished, locked
+from orchestrator.store.run_writer import RunWriter, finishing, locked
 from orchestrator.store.untrusted_files import require_plain
 
 # A character may take 4 bytes, and most file systems allow 255 bytes in a name.
@@ -98,8 +98,10 @@ def open_for_writing(run: Run, take_over: bool = False) -> Iterator[RunWriter]:
         with open_remote_for_writing(run, take_over) as writer:
             yield writer
     else:
-        with locked(run) as lock, finished(RunWriter(run.folder, lock)) as writer:
-            yield writer
+        with locked(run) as lock:
+            writer = RunWriter(run.folder, lock)
+            with finishing(writer.finish):
+                yield writer
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
