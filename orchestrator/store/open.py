@@ -12,10 +12,14 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.mirror import RemoteRun
-from orchestrator.store.publication import Publication, is_publication, require_listed
 from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import RunCollection
+from orchestrator.store.run_collection import (
+    Publication,
+    RunCollection,
+    is_publication,
+    require_listed,
+)
 from orchestrator.store.run_writer import RunWriter, finishing, locked
 from orchestrator.store.untrusted_files import require_plain
 

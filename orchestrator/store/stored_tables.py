@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -112,6 +113,16 @@ class Stored:
         if table in self.logged:
             rows = self.logged[table]
             yield with_types(rows.select(columns) if columns else rows, schema)
+
+    def count_rows(self, table: str) -> Counter[tuple[str, int]]:
+        """Return the numbers of rows by cell and number of the attempt."""
+        key, counts = ["cell", "attempt"], Counter[tuple[str, int]]()
+        # One file at a time: a table may have millions of rows.
+        for rows in self.parts(table, with_categories(SCHEMAS[table]), key):
+            grouped = rows.unify_dictionaries().group_by(key, use_threads=False)
+            for one in grouped.aggregate([([], "count_all")]).to_pylist():
+                counts[one["cell"], one["attempt"]] += one["count_all"]
+        return counts
 
     def content(self, name: str) -> bytes | None:
         """Return the content of a file, None if it is missing, not listed or not what was written."""
