@@ -142,7 +142,7 @@ class RemoteRun(Run):
 
 @dataclass(frozen=True)
 class _Bucket(Stored):
-    """What a bucket stores: files that are in the copy, and those that have arrived."""
+    """The tables in a bucket: files that are in the copy, and those that have arrived."""
 
     arriving: Path
 

@@ -67,10 +67,10 @@ class RunWriter(Run):
 
     def append_predictions(self, samples: Mapping[str, Sequence[Sample]]) -> None:
         """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
-        now_us = time.time_ns() // 1000
-        for (earlier,) in self.rows("predictions", ["predicted_at"]):
-            # The clock may have been set back.
-            now_us = max(now_us, 1 + round(earlier.timestamp() * 1e6))
+        earlier = self.rows("predictions", ["predicted_at"])
+        # The clock may have been set back.
+        latest_us = max((round(one.timestamp() * 1e6) for (one,) in earlier), default=0)
+        now_us = max(time.time_ns() // 1000, latest_us + 1)
         rows = []
         for cell, predicted in samples.items():
             rows += [{"cell": cell, "predicted_at": now_us, **vars(one)} for one in predicted]
@@ -86,12 +86,12 @@ class RunWriter(Run):
                 with self.writing():
                     self.batches.close()
 
-    def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
+    def attempts_without_row(self) -> Iterator[Attempt]:
         """Yield the attempts that left a folder but no row, because their driver was killed.
 
         Raise RunError for a folder with a link or a pipe.
         """
-        known = set(recorded)
+        known = set(self.rows(ATTEMPTS, ["cell", "attempt"]))
         for cell, number in self.attempt_folders():
             if (cell, number) not in known:
                 yield from self.attempts_in_folder(cell, number)

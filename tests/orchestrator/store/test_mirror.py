@@ -466,9 +466,9 @@ class Killed(BaseException):
     """Ends a driver at once, as -9 does."""
 
 
-# After the folder of an attempt has its new number, and after the list of the bucket counts.
-_DEADLIEST = (4, 7)
-_MOVES = 9
+# After the folder of an attempt has its new number, and in the middle of what has arrived.
+_DEADLIEST = (4, 12)
+_MOVES = 16
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_an_attempt_of_a_changed_task_is_not_recovered(run: Run, make_outcome: M
     folder.mkdir(parents=True)
     (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
     with open_for_writing(run) as writer:
-        assert not list(writer.attempts_without_row([]))
+        assert not list(writer.attempts_without_row())
 
 
 def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) -> None:
@@ -263,7 +263,7 @@ def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) 
         torn.mkdir(parents=True)
         (torn / ATTEMPT_FILE).write_text('{"cell": "0000')
         writer.append(done, None)
-        found = list(writer.attempts_without_row([(done.attempt.cell.id, 1)]))
+        found = list(writer.attempts_without_row())
     assert [attempt.cell.id for attempt in found] == [orphan.attempt.cell.id]
     for odd in ("²", "9" * 20, "1.bak"):
         (torn.parent / odd).mkdir()
