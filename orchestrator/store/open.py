@@ -79,14 +79,13 @@ def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
 
     Raise RunError as `open_runs` does.
     """
-    runs = []
+    runs: list[Run] = []
     for location in locations:
         if is_publication(location):
-            folders: Sequence[RunLocation] = Publication(Path(location)).folders
+            runs += Publication(Path(location)).runs.values()
         else:
-            folders = [location]
-        for folder in folders:
-            runs.append(open_run(folder).require())
+            runs.append(open_run(location))
+    runs = [run.require() for run in runs]
     return _by_name(runs)
 
 

@@ -42,7 +42,7 @@ class RunCollection(Run):
     def __init__(self, runs: Mapping[str, Run], folder: Path) -> None:
         """runs: by unique names. folder: the report of all of them is written into it."""
         super().__init__(folder)
-        self._runs = runs
+        self.runs = runs
 
     @property
     def exists(self) -> bool:
@@ -50,24 +50,20 @@ class RunCollection(Run):
 
     @property
     def is_published(self) -> bool:
-        return all(run.is_published for run in self._runs.values())
-
-    @property
-    def folders(self) -> list[Path]:
-        return [run.folder for run in self._runs.values()]
+        return all(run.is_published for run in self.runs.values())
 
     def read_manifest(self) -> Manifest:
         """Return what a report needs of the manifests: names, defaults, commands by time."""
         defaults: dict[str, dict[str, object]] = {}
         invocations: list[Mapping[str, object]] = []
-        for run in self._runs.values():
+        for run in self.runs.values():
             manifest = run.read_manifest()
             invocations += manifest.get("invocations", [])
             for task, values in manifest.get("defaults", {}).items():
                 defaults[task] = {**defaults.get(task, {}), **values}
         return {
-            "name": _title(list(self._runs)),
-            "runs": list(self._runs),
+            "name": _title(list(self.runs)),
+            "runs": list(self.runs),
             "defaults": defaults,
             "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
         }
@@ -78,7 +74,7 @@ class RunCollection(Run):
         import pandas as pd
 
         frames = []
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             frames.append(_with_run(name, run.read(table, columns, categories)))
         whole = pd.concat(frames, ignore_index=True)
         if categories:
@@ -90,7 +86,7 @@ class RunCollection(Run):
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         names = tuple(tables)
-        return [(name, run.table_versions(names)) for name, run in self._runs.items()]
+        return [(name, run.table_versions(names)) for name, run in self.runs.items()]
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
         return None  # each of its runs has its file
@@ -98,7 +94,7 @@ class RunCollection(Run):
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing, by RUN:CELL and number."""
         incomplete = {}
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             for (cell, number), missing in run.incomplete_attempts().items():
                 incomplete[f"{name}{RUN_SEPARATOR}{cell}", number] = missing
         return incomplete
@@ -106,25 +102,25 @@ class RunCollection(Run):
     def marks(self) -> dict[str, list[int]]:
         """Return the marks by RUN:CELL."""
         marks = {}
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             for cell, numbers in run.marks().items():
                 marks[f"{name}{RUN_SEPARATOR}{cell}"] = numbers
         return marks
 
     def unfinished(self) -> dict[str, tuple[int, int]]:
         unfinished = {}
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             for counts in run.unfinished().values():
                 unfinished[name] = counts
         return unfinished
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         name, _, cell_id = cell.rpartition(RUN_SEPARATOR)
-        return self._runs[name].attempt_folder(cell_id, number)
+        return self.runs[name].attempt_folder(cell_id, number)
 
     def fetch_artifacts(self, cell: str = "") -> None:
         name, _, cell_id = cell.rpartition(RUN_SEPARATOR)
-        for run in [self._runs[name]] if name else self._runs.values():
+        for run in [self.runs[name]] if name else self.runs.values():
             run.fetch_artifacts(cell_id)
 
 

@@ -52,6 +52,7 @@ class RunWriter(Run):
         self.batches = BatchWriter(folder, str(self))
         self._mutex = threading.RLock()  # the log is also closed by a timer
         self._timer: threading.Timer | None = None
+        self._appended_s = 0.0
 
     def write_manifest(self, manifest: Manifest) -> None:
         with self.writing():
@@ -82,6 +83,7 @@ class RunWriter(Run):
         with self._mutex:
             if self._timer is not None:
                 self._timer.cancel()
+                self._timer = None
             if self.batches.log:
                 with self.writing():
                     self.batches.close()
@@ -143,16 +145,22 @@ class RunWriter(Run):
     def _append(self, rows: Mapping[str, Columns]) -> None:
         with self.writing():
             self.batches.append(rows)
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = threading.Timer(IDLE_S, self._close_if_idle)
-            self._timer.daemon = True
-            self._timer.start()
+            self._appended_s = time.monotonic()
+            if self._timer is None:  # a new thread for each outcome would take 0.2 ms
+                self._start_timer(IDLE_S)
+
+    def _start_timer(self, wait_s: float) -> None:
+        self._timer = threading.Timer(wait_s, self._close_if_idle)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _close_if_idle(self) -> None:
         # An error is raised where the next attempt is stored. Until then, its log counts.
         with self._mutex, suppress(SweepError):
-            if not (self.lock and self.lock.closed):
+            wait_s = self._appended_s + IDLE_S - time.monotonic()
+            if wait_s > 0:
+                self._start_timer(wait_s)
+            elif not (self.lock and self.lock.closed):
                 self.finish()
 
     @contextmanager

@@ -273,7 +273,7 @@ def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) 
 def test_the_last_prediction_counts_although_the_clock_was_set_back(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(time_ns=lambda: 0)
+    clock = SimpleNamespace(time_ns=lambda: 0, monotonic=time.monotonic)
     with open_for_writing(run) as writer:
         for value in (1.0, 2.0):
             writer.append_predictions({"c": [Sample("", "peak_allocated_bytes", "bytes", value)]})
