@@ -34,6 +34,7 @@ from orchestrator.store.tables import (
     MEASURED_TABLES,
     SCHEMAS,
     damage_as_run_error,
+    empty_table,
     read_parquet,
     to_table,
     with_categories,
@@ -70,8 +71,7 @@ class Stored:
     def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
         """Return a table. Raise RunError if an attempt or prediction of it is damaged."""
         schema = SCHEMAS[table]
-        empty = to_table({}, schema).select(columns or schema.names)
-        parts = [empty, *self.parts(table, schema, columns)]
+        parts = [empty_table(schema, columns), *self.parts(table, schema, columns)]
         return pa.concat_tables(parts, promote_options="permissive")
 
     def read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
@@ -79,7 +79,7 @@ class Stored:
         import pandas as pd
 
         schema = with_categories(SCHEMAS[table])
-        empty = to_table({}, schema).select(columns or schema.names)
+        empty = empty_table(schema, columns)
         parts, waiting, series = self.parts(table, schema, columns), [empty], []
         while waiting:  # first for a table without rows
             whole = pa.concat_tables([empty, *waiting], promote_options="permissive")

@@ -53,6 +53,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 
 
+def empty_table(schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return a table without rows. `pa.array` and `pa.Schema.empty_table` would import pandas."""
+    return pa.Table.from_batches([], schema).select(columns or schema.names)
+
+
 def with_categories(schema: pa.Schema) -> pa.Schema:
     """Return the schema with text columns as dictionaries, which pandas reads as categories."""
     categories = pa.dictionary(pa.int32(), pa.string())
