@@ -142,7 +142,8 @@ def make_run(folder: Path, cells: int) -> SweepRequest:
             cells_of_batch = found[start : start + BATCH]
             rows = pa.Table.from_pylist(list(map(_attempt, cells_of_batch)), SCHEMAS["attempts"])
             successes = [cell for cell in cells_of_batch if _status(cell) == "ok"]
-            writer.write_batch({"samples": _samples(successes), "attempts": rows})
+            samples = _samples(successes).to_pandas()
+            writer.write_tables({"samples": samples, "attempts": rows.to_pandas()})
     return request
 
 

@@ -20,8 +20,8 @@ from ruamel.yaml import YAML
 
 from orchestrator.analysis.results import load_results
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.store.run_collection import Publication
 from orchestrator.sweep.outcome_log import store_cells
 from tasks.spec.attempt import JOURNAL_FILE
 from tasks.spec.outcome import Outcome

@@ -36,6 +36,12 @@ def say(line: str) -> None:
         continue_unread()
 
 
+def warn(text: str) -> None:
+    """Print a line on the standard error, unless nobody reads it."""
+    with suppress(OSError):
+        print(f"sweep: {text}", file=sys.stderr)
+
+
 def _drop_output(stream: TextIO) -> None:
     """Redirect what is still printed to a stream to /dev/null."""
     # Python flushes the stream when it exits, which would fail with a traceback otherwise.

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from orchestrator.common.errors import ConfigError
@@ -33,7 +34,7 @@ from orchestrator.planning.invocation import (
 )
 from orchestrator.planning.named_modules import require_modules
 from orchestrator.store.layout import MODELS
-from orchestrator.store.manifest import build_manifest, require_sweep
+from orchestrator.store.manifest import require_sweep
 from orchestrator.store.open import open_run
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
@@ -160,21 +161,35 @@ class SweepRequest:
 
         host_gpus: as in the manifest; empty: those of the last command remain.
         """
+        before, now = self.run.read_manifest(), datetime.now(UTC).isoformat(timespec="seconds")
         sweep = {
             "config_path": str(self.config_path),
             "config": self.config.model_dump(mode="json"),
             "selection": asdict(self.selection),
             "asked": len(self.expansion.cells),
         }
-        before = self.run.read_manifest()
         # A search for limits visits other cells; the folder's sweep stays as it was.
         if self.is_search and "config" in before:
             sweep = select(before, sweep)
-        sweep |= {"name": self.config.name, "fingerprints": fingerprints}
         if known := host_gpus or before.get("host_gpus"):
             sweep["host_gpus"] = known
+        try:
+            program = version("transformer-sweep")
+        except PackageNotFoundError:
+            program = "source"
         defaults = {grid.task: default_values(task_params(grid)) for grid in self.config.grids}
-        return build_manifest(before, sweep, defaults, vars(invocation))
+        return {
+            "name": self.config.name,
+            "program": program,
+            "commit": invocation.commit,
+            "created": before.get("created", now),
+            "updated": now,
+            **sweep,
+            "fingerprints": fingerprints,
+            # A report hides axes at their default, and later versions may have other defaults.
+            "defaults": {**before.get("defaults", {}), **defaults},
+            "invocations": [*before.get("invocations", []), vars(invocation)],
+        }
 
 
 def resolve(path: Path, selection: Selection, out: RunLocation | None = None) -> SweepRequest:

@@ -8,8 +8,8 @@ listed, and the log of an earlier batch is ignored.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.common.hashing import bytes_digest
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
 from orchestrator.store.listing import Listing, batches_in, read_listing
-from orchestrator.store.stored_tables import Columns, Stored, read_stored, to_line
+from orchestrator.store.stored_tables import Columns, read_stored, to_line
 from orchestrator.store.tables import to_parquet
 
 # Attempts in a batch: reading a file takes about 1 ms, however few rows it has.
@@ -55,63 +55,30 @@ class BatchWriter:
         if self.lines >= BATCH:
             self.close()
 
-    def close(self, drop_damaged: bool = False) -> None:
+    def close(self) -> None:
         """Write the attempts in the log as a batch, also those of a driver that was killed.
 
-        drop_damaged: leave out lines that differ from what was written. Without it, raise RunError.
+        Raise RunError if lines of it are damaged.
         """
         stored = read_stored(self.folder, self.run)
-        if not drop_damaged:
-            stored.require_whole_log()
-        self._set_aside_unlisted(stored.listing)
-        if stored.logged.tables:
-            self.write(stored.listing, stored.logged.tables)
+        stored.require_whole_log()
+        if stored.logged:
+            self.write(stored.listing, stored.logged)
         else:
-            self._remove_logs(stored.listing.next_number)
+            self._set_aside_unlisted(stored.listing)
+            self.remove_logs(stored.listing.next_number)
         self.log, self.log_bytes, self.lines = None, 0, 0
 
-    def write(self, listing: Listing, tables: Mapping[str, pa.Table]) -> None:
-        """Write tables as the batch after those of a list, and replace the list."""
-        number = listing.next_number
-        self._create_log(listing)  # without it, a batch that is not listed counts as lost
-        files = self._write_files(number, tables)
-        replace(listing, files={**listing.files, **files}, last=number).write(self.folder)
-        self._remove_logs(number)
+    def write(self, listing: Listing, tables: Mapping[str, pa.Table], number: int = 0) -> Listing:
+        """Write tables as a batch, and replace the list by this one and the batch. Return it.
 
-    def rebuild(self, number: int, tables: Mapping[str, pa.Table], lost: Collection[str]) -> None:
-        """Write tables of a batch again. lost: names of files that leave the list."""
-        listing = read_listing(self.folder, self.run)
-        left = {name: digest for name, digest in listing.files.items() if name not in lost}
-        self._set_aside_unlisted(replace(listing, files=left))
-        left.update(self._write_files(number, tables))
-        replace(listing, files=left).write(self.folder)
-
-    def adopt(self, here: Listing, other: Stored, more: Mapping[str, pa.Table]) -> None:
-        """Replace the list and the log by those of another folder.
-
-        here: the list of this folder. more: rows to keep that the other folder lacks.
+        number: of a batch that is written again; 0: write the batch that comes next.
         """
-        last = max(here.next_number, other.listing.next_number) - 1
-        listing = replace(other.listing, last=last)
-        if more:
-            joined = {}
-            for table in {**other.logged.tables, **more}:
-                parts = [rows[table] for rows in (other.logged.tables, more) if table in rows]
-                joined[table] = pa.concat_tables(parts, promote_options="permissive")
-            return self.write(listing, joined)
-        replace_file(self.folder / listing.log, other.log)
-        listing.write(self.folder)
-        self._remove_logs(last)
-
-    def _create_log(self, listing: Listing) -> Path:
-        log = self.folder / listing.log
-        log.touch()
-        flush_folder(self.folder)
-        return log
-
-    def _write_files(self, number: int, tables: Mapping[str, pa.Table]) -> dict[str, str]:
-        """Write the files of a batch and return their SHA-256 by name."""
-        files = {}
+        if not number:
+            number = listing.next_number
+            self._create_log(listing)  # without it, a batch that is not listed counts as lost
+        self._set_aside_unlisted(listing)
+        files = dict(listing.files)
         for table in sorted(tables, key=lambda table: table == ATTEMPTS):
             if tables[table].num_rows:
                 name = f"{table}/{number:04}.parquet"
@@ -120,7 +87,22 @@ class BatchWriter:
                 replace_file(self.folder / name, content)
                 flush_folder(self.folder / table)
                 files[name] = bytes_digest(content)
-        return files
+        listing = listing.model_copy(update={"files": files, "last": max(listing.last, number)})
+        listing.write(self.folder)
+        self.remove_logs(number)
+        return listing
+
+    def remove_logs(self, last: int) -> None:
+        """Remove the logs up to a number. A driver that was killed may have left earlier ones."""
+        for log in self.folder.glob("*.log"):
+            if log.stem.isdecimal() and int(log.stem) <= last:
+                log.unlink()
+
+    def _create_log(self, listing: Listing) -> Path:
+        log = self.folder / listing.log
+        log.touch()
+        flush_folder(self.folder)
+        return log
 
     def _set_aside_unlisted(self, listing: Listing) -> None:
         """Move files of batches that are not listed away: pandas reads all files of a folder.
@@ -133,9 +115,3 @@ class BatchWriter:
                 target = self.folder / DAMAGED_FOLDER / name.replace("/", "-")
                 target.parent.mkdir(exist_ok=True)
                 (self.folder / name).replace(target)
-
-    def _remove_logs(self, last: int) -> None:
-        # A driver that was killed may have left that of an earlier batch.
-        for log in self.folder.glob("*.log"):
-            if log.stem.isdecimal() and int(log.stem) <= last:
-                log.unlink()

@@ -116,10 +116,8 @@ def read_states(run: Run, obsolete: Collection[tuple[str, int]] = ()) -> dict[st
 
     obsolete: attempts to leave out, by cell and number. Raise RunError for an unknown status.
     """
-    rows = list(run.rows(ATTEMPTS, ["cell", "attempt", "status", "replaces", "wall_s", "contents"]))
-    incomplete = run.incomplete_of((cell, number, row[-1]) for cell, number, *row in rows)
-    attempts = []
-    for *row, _ in rows:
+    incomplete, attempts = run.incomplete_attempts(), []
+    for row in run.rows(ATTEMPTS, ["cell", "attempt", "status", "replaces", "wall_s"]):
         attempt = StoredAttempt(*row)
         if attempt[:2] in incomplete:
             attempt = attempt._replace(status=INCOMPLETE)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -27,22 +25,15 @@ RESTORE = "Copy the run again, or repair it: `sweep run` with the same config"
 _FILE = re.compile(r"[a-z]+/[0-9]{4,9}\.parquet", re.ASCII)
 
 
-class _StoredJson(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    files: dict[str, str]
-    last: int = 0
-    cells: str = ""
-
-
-@dataclass(frozen=True)
-class Listing:
+class Listing(BaseModel):
     """The files of the batches with their SHA-256, and the SHA-256 of cells.parquet.
 
     last: the highest number of a batch that was ever listed; none is used again.
     """
 
-    files: Mapping[str, str] = field(default_factory=dict)
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    files: dict[str, str] = {}
     last: int = 0
     cells: str = ""
 
@@ -63,7 +54,7 @@ class Listing:
 
     def text(self) -> str:
         """Return the content of the file."""
-        return digested_json({"schema_version": SCHEMA_VERSION, **vars(self)})
+        return digested_json({"schema_version": SCHEMA_VERSION, **self.model_dump()})
 
     def write(self, folder: Path) -> None:
         """Replace the list of a run."""
@@ -107,11 +98,10 @@ def read_listing(folder: Path, run: str) -> Listing:
     file, name = folder / LISTING_FILE, f"{run}/{LISTING_FILE}"
     listing = Listing()
     if os.path.lexists(file):
-        _, contents = read_json(file, _StoredJson, name, RESTORE)
-        for one in contents.files:
+        _, listing = read_json(file, Listing, name, RESTORE)
+        for one in listing.files:
             if not is_batch(one):
                 raise RunError(f"{name}: {one!r} is not the name of a batch", "Do not use this run")
-        listing = Listing(contents.files, contents.last, contents.cells)
     # A driver that is killed before it lists a batch leaves the attempts of that batch in the log.
     next_number = listing.next_number
     for one in batches_in(folder, ATTEMPTS):
@@ -134,4 +124,4 @@ def restored_listing(folder: Path) -> Listing:
             with suppress(RunError), damage_as_run_error(name, RESTORE):
                 read_parquet(content, SCHEMAS[name.partition("/")[0]], None)
                 files[name] = bytes_digest(content)
-    return Listing(files)
+    return Listing(files=files)

@@ -1,4 +1,4 @@
-"""run.json, the manifest of a run: what is read from it is checked, what is written is built here.
+"""run.json, the manifest of a run, is checked when it is read.
 
 Other modules read a manifest as a dict. Its keys that this program knows have the types that it
 writes; unknown keys of another version stay, and are ignored.
@@ -6,18 +6,13 @@ writes; unknown keys of another version stay, and are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, InstanceOf
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.text import shell_path
-from orchestrator.store.untrusted_files import (
-    DAMAGED,
-)
+from orchestrator.store.untrusted_files import DAMAGED
 
 Manifest: TypeAlias = dict[str, Any]
 
@@ -85,35 +80,6 @@ class StoredManifest(_Stored):
     host_gpus: list[dict[_Text, int]] = []  # of hosts of the last command, by the names of GPUs
     defaults: dict[_Text, _Object] = {}
     invocations: list[_Invocation] = []
-
-
-def build_manifest(
-    before: Manifest,
-    sweep: Mapping[str, object],
-    defaults: Mapping[str, Mapping[str, object]],
-    invocation: Mapping[str, object],
-) -> Manifest:
-    """Return the manifest of a run that one more command writes to.
-
-    before: the manifest as it is, empty for a new run. sweep: the keys that describe the sweep;
-    they replace the earlier ones. defaults: the default of each axis, by task. A report hides the
-    axes at their default, and a later version of a task may have other defaults.
-    """
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    try:
-        program = version("transformer-sweep")
-    except PackageNotFoundError:
-        program = "source"
-    return {
-        "name": sweep["name"],
-        "program": program,
-        "commit": invocation["commit"],
-        "created": before.get("created", now),
-        "updated": now,
-        **sweep,
-        "defaults": {**before.get("defaults", {}), **defaults},
-        "invocations": [*before.get("invocations", []), invocation],
-    }
 
 
 def require_sweep(manifest: Manifest, run: object) -> None:

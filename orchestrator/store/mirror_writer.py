@@ -2,37 +2,42 @@
 
 The list of the batches is uploaded after its batches, and the log after what the attempts in it left
 in their folders: the bucket is a readable run after every upload.
+
+owner.json in the bucket names the one driver that may write there, because a bucket has no locks. A
+driver that finds the file of another one is refused, unless that one wrote into the same working
+copy, whose lock this driver holds by now, or the user takes the folder over. Each driver compares the
+file with its own before every upload, so that one that was taken over stops writing.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
-from orchestrator.store.bucket_owner import owned
-from orchestrator.store.copy_refresh import warn
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
 from orchestrator.store.listing import Listing, number_of, part_files
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import RemoteRun
-from orchestrator.store.remote_folder import reaching
-from orchestrator.store.run_writer import RunWriter, finished, locked
+from orchestrator.store.remote_folder import RemoteFolder, reaching
+from orchestrator.store.run_writer import RunWriter, finishing, locked
 from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
 
+OWNER_FILE = "owner.json"
 # During an outage of the bucket the measuring continues, and its results wait in the copy.
-RETRY_S = 10.0
 PATIENCE_S = 20.0  # at the end of a run, without an upload that succeeds
+RETRY_S = 1.0
 _UPLOADS = 8  # at a time
 
 
@@ -47,111 +52,126 @@ def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWrit
         locked(run) as lock,
         owned(run.remote, run.folder / LOCK_FILE, take_over) as require_owner,
     ):
-        listed = run.refresh(as_driver=True)
-        with reaching(run.remote):
-            uploader = Uploader(run, listed, require_owner)
-        try:
-            with finished(MirrorWriter(run, lock, uploader)) as writer:
-                yield writer
-        except BaseException as error:
-            try:
-                uploader.finish()
-            except SweepError as second:
-                # The first error is raised below. The second one may be the same.
-                if str(second) != str(error):
-                    warn(str(second))
-            raise
-        uploader.finish()
+        writer = MirrorWriter(run, lock, require_owner)
+        with finishing(writer.flush), finishing(writer.finish):
+            yield writer
+
+
+@contextmanager
+def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callable[[], None]]:
+    """Own the folder during the body. Yield a function that raises RunLocked once another driver does.
+
+    lock: the locked file of the working copy, with a line for each driver that had it. Raise
+    RunLocked if another driver owns the folder, ConfigError if it is read-only, RunUnreachable.
+    """
+    *ended, this = lock.read_text().split("\n")
+    own = json.dumps({"owner": this}).encode()
+
+    def require() -> None:
+        with reaching(remote):
+            content = remote.read(OWNER_FILE)
+        if content != own:
+            raise RunLocked(
+                f"{remote}: {_name(content or b'')} has taken it over",
+                "What was measured here stays here, and the next `sweep run` from here uploads it",
+            )
+
+    remote.require_not_read_only()
+    with reaching(remote):
+        before = remote.read(OWNER_FILE)
+        if before is not None and not take_over and _name(before) not in ended:
+            raise RunLocked(
+                f"{remote}: {_name(before)} writes to it",
+                "Wait for it, or add --take-over if it was killed",
+            )
+        remote.put(OWNER_FILE, own)
+    # Of two drivers that start in the same moment, the one that wrote first sees the other's file
+    # here, or before its first upload.
+    require()
+    try:
+        yield require
+    finally:
+        with suppress(SweepError), reaching(remote):
+            require()
+            remote.remove(OWNER_FILE)
+
+
+def _name(content: bytes) -> str:
+    """Return the name of the driver in an owner.json, as the lock of its copy has it."""
+    with suppress(ValueError, TypeError, KeyError):
+        found = json.loads(content)
+        if "owner" in found:
+            return str(found["owner"])
+        # Of older versions.
+        return f"process {found['process']} on {found['host']} (since {found['time']})"
+    return "another driver"
 
 
 class MirrorWriter(RunWriter):
-    """A run's writer that has everything uploaded that it stores."""
+    """A run's writer with a thread that uploads what the bucket lacks.
 
-    def __init__(self, run: RemoteRun, lock: IO[str], uploader: Uploader) -> None:
+    It uploads after everything that is stored, and then also what has failed before.
+    """
+
+    def __init__(self, run: RemoteRun, lock: IO[str], require_owner: Callable[[], None]) -> None:
+        """require_owner: raises RunLocked once another driver owns the bucket."""
         super().__init__(run.folder, lock)
-        self._remote_run, self._uploader = run, uploader
+        self._run, self._remote, self._require_owner = run, run.remote, require_owner
+        self._listed = run.refresh(as_driver=True)  # in the bucket
+        self._log = ("", b"")  # name and content of the last one that was uploaded
+        with reaching(run.remote):
+            self._waiting = deque(_missing_files(run))
+        self._thread = ThreadPoolExecutor(1, initializer=_lower_priority)
+        self._next = Future[bool]()
+        self._last_success_s = 0.0  # of anything that is not uploaded again
+        self._reason = ""  # of the last failure
+        self._lost: RunLocked | None = None
 
     def write_manifest(self, manifest: Manifest) -> None:
         is_new = not self.exists
         super().write_manifest(manifest)
-        self._uploader.put([MANIFEST_FILE])
+        self._waiting.append(MANIFEST_FILE)
+        self._upload()
         # A new run is in the bucket before it measures anything. Otherwise a driver on another
         # host could begin a second run there.
         if is_new:
-            self._uploader.flush()
+            self.flush()
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         folder = self.attempt_folder(outcome.attempt.cell.id, outcome.attempt.number)
-        self._uploader.put(self._remote_run.files_in(folder))
+        self._waiting.extend(self._run.files_in(folder))
         super().append(outcome, commit)
-        if self._uploader.lost is not None:
-            raise self._uploader.lost
+        if self._lost is not None:
+            raise self._lost
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         with super().writing():
             yield
-        self._uploader.put(())
-
-
-class Uploader:
-    """Uploads what the bucket lacks, in a thread that tries again what failed."""
-
-    def __init__(
-        self, run: RemoteRun, listed: Listing | None, require_owner: Callable[[], None]
-    ) -> None:
-        """listed: what the bucket lists. require_owner: raises RunLocked once another driver owns it."""
-        self._run, self._remote, self._require_owner = run, run.remote, require_owner
-        self._waiting = deque(_missing_files(run))
-        self._listed = listed
-        self._log = ("", b"")  # name and content of the last one that was uploaded
-        self._mutex = threading.Lock()
-        self._wake = threading.Event()
-        self._is_finished = False
-        self._last_success_s = 0.0  # of anything that is not uploaded again
-        self._reason = ""  # of the last failure
-        self.lost: RunLocked | None = None
-        self._thread = threading.Thread(target=self._upload_until_finished, daemon=True)
-        self._thread.start()
-
-    def put(self, names: Collection[str]) -> None:
-        """Upload these files, and all batches and attempts that the bucket lacks."""
-        self._waiting.extend(names)
-        self._wake.set()
+        self._upload()
 
     def flush(self) -> None:
         """Upload everything now. Raise RunUnwritable or RunLocked if that fails."""
         self._last_success_s = time.monotonic()
-        while not self._upload_all():
-            if self.lost is not None:
-                raise self.lost
+        while not self._upload().result():
+            if self._lost is not None:
+                raise self._lost
             if time.monotonic() - self._last_success_s > PATIENCE_S:
                 raise RunUnwritable(
                     f"{self._remote}: results could not be uploaded: {self._reason}",
-                    f"They are in {self._run.folder}; the next `sweep run` from here uploads them",
+                    f"They are in {self.folder}; the next `sweep run` from here uploads them",
                 )
-            time.sleep(min(1.0, RETRY_S))
+            time.sleep(RETRY_S)
 
-    def finish(self) -> None:
-        """End the thread and upload the rest. Raise RunUnwritable or RunLocked if that fails."""
-        self._is_finished = True
-        self._wake.set()
-        self._thread.join()
-        self.flush()
+    def _upload(self) -> Future[bool]:
+        """Upload what the bucket lacks in the thread. The result is True if it lacks nothing then."""
+        self._next.cancel()  # if it has not begun yet
+        self._next = self._thread.submit(self._try_to_upload)
+        return self._next
 
-    def _upload_until_finished(self) -> None:
-        _lower_priority()
-        while True:
-            self._wake.clear()  # first, so that no later call of `finish` is missed
-            if self.lost is not None or self._is_finished:
-                return
-            is_done = self._upload_all()
-            self._wake.wait(None if is_done else RETRY_S)
-
-    def _upload_all(self) -> bool:
-        """Upload what the bucket lacks. Return True if it lacks nothing then."""
+    def _try_to_upload(self) -> bool:
         try:
-            with self._mutex, reaching(self._remote):
+            with reaching(self._remote):
                 # The attempts are read first: what they left in their folders is waiting by then.
                 stored = self._run.stored()
                 names = {self._waiting.popleft() for _ in range(len(self._waiting))}
@@ -162,7 +182,7 @@ class Uploader:
                 self._upload_rows(stored)
                 _raise_first(failed)
         except RunLocked as error:
-            self.lost = error
+            self._lost = error
         except SweepError as error:
             self._reason = error.message.removeprefix(f"{self._remote}: cannot be reached: ")
         except Exception as error:  # file systems of fsspec raise errors of their own kinds
@@ -213,7 +233,7 @@ class Uploader:
 
     def _put(self, name: str, content: bytes | None = None) -> None:
         """Upload a file, of the copy if no content is given. Raise RunLocked or RunUnreachable."""
-        source = self._run.folder / name if content is None else content
+        source = self.folder / name if content is None else content
         if isinstance(source, Path) and not source.exists():
             return  # it was removed since: a trace by its owner, say
         with reaching(self._remote):

@@ -12,11 +12,15 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.mirror import RemoteRun
-from orchestrator.store.publication import Publication, is_publication, require_listed
 from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import RunCollection
-from orchestrator.store.run_writer import RunWriter, finished, locked
+from orchestrator.store.run_collection import (
+    Publication,
+    RunCollection,
+    is_publication,
+    require_listed,
+)
+from orchestrator.store.run_writer import RunWriter, finishing, locked
 from orchestrator.store.untrusted_files import require_plain
 
 # A character may take 4 bytes, and most file systems allow 255 bytes in a name.
@@ -75,14 +79,13 @@ def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
 
     Raise RunError as `open_runs` does.
     """
-    runs = []
+    runs: list[Run] = []
     for location in locations:
         if is_publication(location):
-            folders: Sequence[RunLocation] = Publication(Path(location)).folders
+            runs += Publication(Path(location)).runs.values()
         else:
-            folders = [location]
-        for folder in folders:
-            runs.append(open_run(folder).require())
+            runs.append(open_run(location))
+    runs = [run.require() for run in runs]
     return _by_name(runs)
 
 
@@ -98,8 +101,10 @@ def open_for_writing(run: Run, take_over: bool = False) -> Iterator[RunWriter]:
         with open_remote_for_writing(run, take_over) as writer:
             yield writer
     else:
-        with locked(run) as lock, finished(RunWriter(run.folder, lock)) as writer:
-            yield writer
+        with locked(run) as lock:
+            writer = RunWriter(run.folder, lock)
+            with finishing(writer.finish):
+                yield writer
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, Run]:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError
+from orchestrator.common.files import replace_file
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
 from orchestrator.store.listing import number_of, part_files, restored_listing
 from orchestrator.store.old_parts import read_parts
 from orchestrator.store.run_writer import RunWriter, rows_of
-from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS, read_parquet, to_table
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -44,15 +44,17 @@ def repair(writer: RunWriter, recover: Recover) -> Iterator[str]:
     try:
         stored.require_whole_log()
     except RunError as error:
+        with writer.writing():
+            replace_file(writer.folder / stored.listing.log, stored.undamaged().log)
         yield f"{error.message}; dropped"
-    writer.close_batch(drop_damaged=True)
-    stored = writer.stored()
-    damaged = stored.damaged()
-    for number in sorted({number_of(name) for name in damaged}):
-        names = [name for name in damaged if number_of(name) == number]
-        result = _rebuild(writer, stored, names, recover)
+    with writer.writing():
+        writer.batches.close()
+    damaged = writer.stored().damaged()
+    for number in sorted(set(map(number_of, damaged))):
+        names = sorted(name for name in damaged if number_of(name) == number)
+        result = _rebuild(writer, number, names, recover)
         yield (
-            f"{writer}: {', '.join(sorted(names))}: damaged or missing; what is left is in"
+            f"{writer}: {', '.join(names)}: damaged or missing; what is left is in"
             f" {DAMAGED_FOLDER}; {result}"
         )
     for table, schema in SCHEMAS.items():
@@ -60,34 +62,34 @@ def repair(writer: RunWriter, recover: Recover) -> Iterator[str]:
             pass  # a damaged part raises
 
 
-def _rebuild(writer: RunWriter, stored: Stored, damaged: list[str], recover: Recover) -> str:
+def _rebuild(writer: RunWriter, number: int, lost: list[str], recover: Recover) -> str:
     """Write the damaged files of a batch again from journals. Return what became of its attempts."""
-    number = number_of(damaged[0])
+    stored, tables = writer.stored(), {name.partition("/")[0] for name in lost}
     content = stored.content(f"{ATTEMPTS}/{number:04}.parquet")
+    found: dict[str, list[pa.Table]] = {}
+    attempts, without = [], 0
     if content is None:
         # What is in the other files belongs to attempts that are unknown now.
         lost = [name for name in stored.listing.files if number_of(name) == number]
-        with writer.writing():
-            writer.batches.rebuild(number, {}, lost)
-        return "attempts with a journal are stored again"
-    keys = ["cell", "attempt", "contents"]
-    attempts = read_parquet(content, SCHEMAS[ATTEMPTS], keys).to_pylist()
-    tables = {one.partition("/")[0] for one in damaged}
-    found: dict[str, list[pa.Table]] = {table: [] for table in tables}
-    without = 0
-    for cell, attempt_number, contents in (one.values() for one in attempts):
-        written = {table: rows for table, rows in json.loads(contents).items() if table in tables}
-        rows = {}
-        for attempt in writer.attempts_in_folder(cell, attempt_number) if written else ():
+    else:
+        keys = ["cell", "attempt", "contents"]
+        attempts = read_parquet(content, SCHEMAS[ATTEMPTS], keys).to_pylist()
+    for row in attempts:
+        contents = json.loads(row["contents"]).items()
+        written, rows = {table: count for table, count in contents if table in tables}, {}
+        for attempt in writer.attempts_in_folder(row["cell"], row["attempt"]) if written else ():
             if outcome := recover(attempt):
-                for table, columns in rows_of(outcome).items():
-                    rows[table] = to_table(columns, SCHEMAS[table])
-        if any(table not in rows or rows[table].num_rows != written[table] for table in written):
+                rows = rows_of(outcome)
+        counts = {table: len(columns["cell"]) for table, columns in rows.items()}
+        if written.items() <= counts.items():
+            for table in written:
+                found.setdefault(table, []).append(to_table(rows[table], SCHEMAS[table]))
+        else:
             without += 1
-            continue
-        for table in written:
-            found[table].append(rows[table])
-    joined = {table: pa.concat_tables(parts) for table, parts in found.items() if parts}
     with writer.writing():
-        writer.batches.rebuild(number, joined, damaged)
+        left = stored.select(stored.listing.files.keys() - lost).listing
+        joined = {table: pa.concat_tables(parts) for table, parts in found.items()}
+        writer.batches.write(left, joined, number)
+    if content is None:
+        return "attempts with a journal are stored again"
     return f"built again from journals, {without} attempts have none"

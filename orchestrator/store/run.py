@@ -154,21 +154,12 @@ class Run:
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing from a table, by cell and number.
 
-        Attempts of older programs record no numbers of rows. Raise RunError for damage that hides
-        which attempts there are.
-        """
-        return self.incomplete_of(self.rows(ATTEMPTS, ["cell", "attempt", "contents"]))
-
-    def incomplete_of(
-        self, attempts: Iterable[tuple[str, int, str | None]]
-    ) -> dict[tuple[str, int], MissingRows]:
-        """Return the incomplete ones of attempts, given as `cell`, `attempt` and `contents`.
-
-        Raise RunError for an attempt that is in two files.
+        Attempts of older programs record no numbers of rows. Raise RunError for an attempt that is
+        in two files, and for damage that hides which attempts there are.
         """
         written: dict[str, dict[tuple[str, int], int]] = {table: {} for table in MEASURED_TABLES}
         known = set()
-        for cell, number, contents in attempts:
+        for cell, number, contents in self.rows(ATTEMPTS, ["cell", "attempt", "contents"]):
             if (cell, number) in known:
                 raise RunError(
                     f"{self}/{ATTEMPTS}: attempt {number} of cell {cell} is in two files",
@@ -180,18 +171,13 @@ class Run:
                 rows = count[0] if isinstance(count, list) else count
                 written.setdefault(table, {})[cell, number] = rows
         incomplete, stored = {}, self.stored()
-        for table in MEASURED_TABLES:
-            if not written[table]:
-                continue
-            # One file at a time: a table may have millions of rows.
+        for table in filter(written.get, MEASURED_TABLES):
             parts = stored.parts(table, SCHEMAS[table], ["cell"])
-            count = sum(rows.num_rows for rows in parts)
+            count = sum(part.num_rows for part in parts)
             # A copy of an old part adds rows, which must not replace lost ones in the count.
             if count == sum(written[table].values()) and not part_files(self.folder / table):
                 continue
-            keys = stored.read(table, ["cell", "attempt"])
-            counted = keys.group_by(["cell", "attempt"]).aggregate([([], "count_all")]).to_pylist()
-            found = {(one["cell"], one["attempt"]): one["count_all"] for one in counted}
+            found = stored.count_rows(table)  # which imports pandas
             for key, rows in written[table].items():
                 if found.get(key, 0) != rows:
                     incomplete[key] = MissingRows(str(self), table, found.get(key, 0), rows)

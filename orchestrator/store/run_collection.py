@@ -1,19 +1,34 @@
 """Several runs read as one: `sweep report RUN RUN`, `sweep.load(folder, folder)`, a publication.
 
-A cell is named RUN:CELL in every table, and `run` becomes the first of its parameters.
+A cell is named RUN:CELL in every table, and `run` becomes the first of its parameters. A published
+folder has runs next to each other, and publication.json with the digests of all files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator.common.errors import RunError
+from orchestrator.common.hashing import file_digest
+from orchestrator.common.reference_devices import ALL, DEVICES
+from orchestrator.common.run_location import RunLocation, is_address
 from orchestrator.common.text import and_more
-from orchestrator.store.layout import RUN_SEPARATOR
+from orchestrator.store.layout import CELLS_FILE, PUBLICATION_FILE, RUN_SEPARATOR
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import MissingRows, Run
+from orchestrator.store.tables import read_cells_file
+from orchestrator.store.untrusted_files import (
+    DAMAGED,
+    is_plain,
+    is_plain_name,
+    read_json,
+    require_plain,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +42,7 @@ class RunCollection(Run):
     def __init__(self, runs: Mapping[str, Run], folder: Path) -> None:
         """runs: by unique names. folder: the report of all of them is written into it."""
         super().__init__(folder)
-        self._runs = runs
+        self.runs = runs
 
     @property
     def exists(self) -> bool:
@@ -35,24 +50,20 @@ class RunCollection(Run):
 
     @property
     def is_published(self) -> bool:
-        return all(run.is_published for run in self._runs.values())
-
-    @property
-    def folders(self) -> list[Path]:
-        return [run.folder for run in self._runs.values()]
+        return all(run.is_published for run in self.runs.values())
 
     def read_manifest(self) -> Manifest:
         """Return what a report needs of the manifests: names, defaults, commands by time."""
         defaults: dict[str, dict[str, object]] = {}
         invocations: list[Mapping[str, object]] = []
-        for run in self._runs.values():
+        for run in self.runs.values():
             manifest = run.read_manifest()
             invocations += manifest.get("invocations", [])
             for task, values in manifest.get("defaults", {}).items():
                 defaults[task] = {**defaults.get(task, {}), **values}
         return {
-            "name": _title(list(self._runs)),
-            "runs": list(self._runs),
+            "name": _title(list(self.runs)),
+            "runs": list(self.runs),
             "defaults": defaults,
             "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
         }
@@ -63,7 +74,7 @@ class RunCollection(Run):
         import pandas as pd
 
         frames = []
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             frames.append(_with_run(name, run.read(table, columns, categories)))
         whole = pd.concat(frames, ignore_index=True)
         if categories:
@@ -75,7 +86,7 @@ class RunCollection(Run):
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         names = tuple(tables)
-        return [(name, run.table_versions(names)) for name, run in self._runs.items()]
+        return [(name, run.table_versions(names)) for name, run in self.runs.items()]
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
         return None  # each of its runs has its file
@@ -83,7 +94,7 @@ class RunCollection(Run):
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing, by RUN:CELL and number."""
         incomplete = {}
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             for (cell, number), missing in run.incomplete_attempts().items():
                 incomplete[f"{name}{RUN_SEPARATOR}{cell}", number] = missing
         return incomplete
@@ -91,26 +102,121 @@ class RunCollection(Run):
     def marks(self) -> dict[str, list[int]]:
         """Return the marks by RUN:CELL."""
         marks = {}
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             for cell, numbers in run.marks().items():
                 marks[f"{name}{RUN_SEPARATOR}{cell}"] = numbers
         return marks
 
     def unfinished(self) -> dict[str, tuple[int, int]]:
         unfinished = {}
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             for counts in run.unfinished().values():
                 unfinished[name] = counts
         return unfinished
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         name, _, cell_id = cell.rpartition(RUN_SEPARATOR)
-        return self._runs[name].attempt_folder(cell_id, number)
+        return self.runs[name].attempt_folder(cell_id, number)
 
     def fetch_artifacts(self, cell: str = "") -> None:
         name, _, cell_id = cell.rpartition(RUN_SEPARATOR)
-        for run in [self._runs[name]] if name else self._runs.values():
+        for run in [self.runs[name]] if name else self.runs.values():
             run.fetch_artifacts(cell_id)
+
+
+class Publication(RunCollection):
+    """The runs of a published folder, whose report is in the folder itself.
+
+    Raise RunError if a file is missing, a link or not what was published, RunMismatch if a newer
+    program published it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.contents = _read_contents(folder)
+        require_plain(folder)
+        runs = {}
+        for name in self.contents.runs:
+            require_plain(folder / name)
+            runs[name] = Run(folder / name)
+        super().__init__(runs, folder)
+        self.reference = self.contents.against
+
+    def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
+        return read_cells_file(self.folder, self.contents.files.get(CELLS_FILE, ""), key)
+
+    def read_manifest(self) -> Manifest:
+        return {**super().read_manifest(), "left_out": self.contents.left_out}
+
+
+def is_publication(location: RunLocation) -> bool:
+    return not is_address(location) and (Path(location) / PUBLICATION_FILE).exists()
+
+
+def require_listed(folder: Path) -> None:
+    """Raise RunError or RunMismatch if the publication that a run belongs to is damaged.
+
+    folder: of the run. The digests of other runs are not compared.
+    """
+    _read_contents(folder.parent, only=f"{folder.name}/")
+
+
+class _Contents(BaseModel):
+    """The content of publication.json."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schema_version: int = 0
+    runs: list[str]
+    against: str | None = None
+    left_out: list[str] = []
+    files: dict[str, str]
+
+
+def _read_contents(folder: Path, only: str = "") -> _Contents:
+    """Return the checked content of publication.json.
+
+    only: compare the digests of files whose names begin so.
+    """
+    file = folder / PUBLICATION_FILE
+    remedy = f"Copy {folder} again, or `git checkout` it"
+    if not is_plain(file, folder):
+        raise RunError(f"{file}: is a link or no file", remedy)
+    _, checked = read_json(file, _Contents, str(file), remedy)
+    for problem in _problems(folder, checked):
+        raise RunError(f"{file}: {DAMAGED}: {problem}", remedy)
+    digests = {name: one for name, one in checked.files.items() if name.startswith(only)}
+    _require_files(folder, digests, remedy)
+    for name in () if only else checked.runs:
+        if not (folder / name).is_dir():
+            raise RunError(f"{file}: {DAMAGED}: it lists {name!r}, which is missing", remedy)
+    return checked
+
+
+def _problems(folder: Path, contents: _Contents) -> Iterator[str]:
+    """Yield what is wrong with values that have the right type."""
+    for index, name in enumerate(contents.runs):
+        # A symbolic link could lead out of the publication.
+        if not is_plain_name(name) or (folder / name).is_symlink():
+            yield f"runs[{index}] {name!r} is not a folder of this publication"
+    if not contents.runs:
+        yield "runs: there is none"
+    if len(set(contents.runs)) < len(contents.runs):
+        yield "runs: a name is listed twice"
+    for name in contents.files:
+        if not all(map(is_plain_name, name.split("/"))):
+            yield f"files: {name!r} is not a file of this publication"
+    if contents.against not in (None, ALL, *DEVICES):
+        yield f"against {contents.against!r} is not a device with published numbers"
+
+
+def _require_files(folder: Path, digests: Mapping[str, str], remedy: str) -> None:
+    missing = [name for name in digests if not is_plain(folder / name, folder)]
+    if missing:
+        names = f"{missing[0]}{and_more(len(missing) - 1)}"
+        raise RunError(f"{folder}: {names} of what was published is missing, or a link", remedy)
+    for name, digest in digests.items():
+        if file_digest(folder / name) != digest:
+            raise RunError(f"{folder / name}: is torn, or not what was published", remedy)
 
 
 def _title(names: list[str]) -> str:

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.common.files import NAME_ANOTHER, replace_file, try_lock, writing
+from orchestrator.common.output import warn
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.layout import ATTEMPTS, LOCK_FILE, SCHEMA_VERSION
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
@@ -67,36 +68,32 @@ class RunWriter(Run):
 
     def append_predictions(self, samples: Mapping[str, Sequence[Sample]]) -> None:
         """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
-        now_us = time.time_ns() // 1000
-        for (earlier,) in self.rows("predictions", ["predicted_at"]):
-            # The clock may have been set back.
-            now_us = max(now_us, 1 + round(earlier.timestamp() * 1e6))
+        earlier = self.rows("predictions", ["predicted_at"])
+        # The clock may have been set back.
+        latest_us = max((round(one.timestamp() * 1e6) for (one,) in earlier), default=0)
+        now_us = max(time.time_ns() // 1000, latest_us + 1)
         rows = []
         for cell, predicted in samples.items():
             rows += [{"cell": cell, "predicted_at": now_us, **vars(one)} for one in predicted]
         if rows:
             self._append({"predictions": to_columns(rows)})
 
-    def close_batch(self, drop_damaged: bool = False) -> None:
-        """Write the attempts in the log as a batch. drop_damaged: without its damaged lines."""
-        with self.writing():
-            self.batches.close(drop_damaged)
-
     def finish(self) -> None:
-        """Close the log of this driver, if it has one."""
+        """Write the attempts that this driver has in the log as a batch, if there are any."""
         with self._mutex:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             if self.batches.log:
-                self.close_batch()
+                with self.writing():
+                    self.batches.close()
 
-    def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
+    def attempts_without_row(self) -> Iterator[Attempt]:
         """Yield the attempts that left a folder but no row, because their driver was killed.
 
         Raise RunError for a folder with a link or a pipe.
         """
-        known = set(recorded)
+        known = set(self.rows(ATTEMPTS, ["cell", "attempt"]))
         for cell, number in self.attempt_folders():
             if (cell, number) not in known:
                 yield from self.attempts_in_folder(cell, number)
@@ -131,7 +128,7 @@ class RunWriter(Run):
             digest = write_cells_file(self.folder, cells, key, facts)
             listing = self.stored().listing
             if listing.cells != digest:
-                replace(listing, cells=digest).write(self.folder)
+                listing.model_copy(update={"cells": digest}).write(self.folder)
 
     def write_tables(self, tables: Mapping[str, pd.DataFrame]) -> None:
         """Write all rows of tables as a batch, in their order."""
@@ -140,20 +137,16 @@ class RunWriter(Run):
             whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
             # pandas adds metadata with its version, which would change the file's digest.
             found[table] = whole.replace_schema_metadata(None)
-        self.write_batch(found)
-
-    def write_batch(self, tables: Mapping[str, pa.Table]) -> None:
-        """Write tables as a batch."""
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.batches.close()
-            self.batches.write(self.stored().listing, tables)
+            self.batches.write(self.stored().listing, found)
 
     def _append(self, rows: Mapping[str, Columns]) -> None:
         with self.writing():
             self.batches.append(rows)
             self._appended_s = time.monotonic()
-            if self._timer is None:
+            if self._timer is None:  # a new thread for each outcome would take 0.2 ms
                 self._start_timer(IDLE_S)
 
     def _start_timer(self, wait_s: float) -> None:
@@ -164,17 +157,11 @@ class RunWriter(Run):
     def _close_if_idle(self) -> None:
         # An error is raised where the next attempt is stored. Until then, its log counts.
         with self._mutex, suppress(SweepError):
-            self._timer = None
             wait_s = self._appended_s + IDLE_S - time.monotonic()
             if wait_s > 0:
                 self._start_timer(wait_s)
-            elif self.batches.log and not (self.lock and self.lock.closed):
-                self.close_batch()
-
-    @property
-    def is_empty(self) -> bool:
-        """True if the folder holds nothing but the lock of its driver."""
-        return all(path.name == LOCK_FILE for path in self.folder.iterdir())
+            elif not (self.lock and self.lock.closed):
+                self.finish()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -234,15 +221,18 @@ def locked(run: Run) -> Iterator[IO[str]]:
 
 
 @contextmanager
-def finished(writer: RunWriter) -> Iterator[RunWriter]:
-    """Yield a writer and close its log at the end, also after an error."""
+def finishing(finish: Callable[[], None]) -> Iterator[None]:
+    """Call a function at the end of the body. After an error, that of the body is raised."""
     try:
-        yield writer
-    except BaseException:
-        with suppress(SweepError):  # the first error is raised, and the log counts
-            writer.finish()
+        yield
+    except BaseException as error:
+        try:
+            finish()
+        except SweepError as second:
+            if str(second) != str(error):
+                warn(str(second))
         raise
-    writer.finish()
+    finish()
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

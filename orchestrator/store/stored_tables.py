@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -53,17 +54,6 @@ _FILES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class LogContents:
-    """The rows of the whole attempts in a log, by table.
-
-    damaged: the number of lines that are not as they were written.
-    """
-
-    tables: Mapping[str, pa.Table] = field(default_factory=dict)
-    damaged: int = 0
-
-
-@dataclass(frozen=True)
 class Stored:
     """The tables of a run at one moment. run: its name in messages."""
 
@@ -73,8 +63,8 @@ class Stored:
     log: bytes
 
     @cached_property
-    def logged(self) -> LogContents:
-        """The attempts in the log. Raise RunError if the log is of another program."""
+    def logged(self) -> Mapping[str, pa.Table]:
+        """The whole attempts in the log, by table. Raise RunError if another program wrote it."""
         with damage_as_run_error(f"{self.run}/{self.listing.log}", RESTORE):
             return read_log(self.log)
 
@@ -120,9 +110,19 @@ class Stored:
             yield from read_parts(parts, schema, columns)
         if table == ATTEMPTS:
             self.require_whole_log()
-        if table in self.logged.tables:
-            rows = self.logged.tables[table]
+        if table in self.logged:
+            rows = self.logged[table]
             yield with_types(rows.select(columns) if columns else rows, schema)
+
+    def count_rows(self, table: str) -> Counter[tuple[str, int]]:
+        """Return the numbers of rows by cell and number of the attempt."""
+        key, counts = ["cell", "attempt"], Counter[tuple[str, int]]()
+        # One file at a time: a table may have millions of rows.
+        for rows in self.parts(table, with_categories(SCHEMAS[table]), key):
+            grouped = rows.unify_dictionaries().group_by(key, use_threads=False)
+            for one in grouped.aggregate([([], "count_all")]).to_pylist():
+                counts[one["cell"], one["attempt"]] += one["count_all"]
+        return counts
 
     def content(self, name: str) -> bytes | None:
         """Return the content of a file, None if it is missing, not listed or not what was written."""
@@ -134,12 +134,23 @@ class Stored:
         names = [name for table in SCHEMAS for name in self.listing.of_table(table)]
         return [name for name in names if self.content(name) is None]
 
+    def select(self, names: Iterable[str]) -> Stored:
+        """Return what is in some of the files and in the whole lines of the log."""
+        files = {name: self.listing.files[name] for name in names}
+        listing = self.listing.model_copy(update={"files": files})
+        log = b"".join(line + b"\n" for line in whole_lines(self.log))
+        return replace(self, listing=listing, log=log)
+
+    def undamaged(self) -> Stored:
+        return self.select(self.listing.files.keys() - self.damaged())
+
     def require_whole_log(self) -> None:
         """Raise RunError if lines of the log are damaged."""
-        if self.logged.damaged:
+        damaged = self.log.count(b"\n") - len(whole_lines(self.log))
+        if damaged:
             raise RunError(
-                f"{self.run}/{self.listing.log}: is damaged: {self.logged.damaged} of its lines"
-                " differ from what was written",
+                f"{self.run}/{self.listing.log}: is damaged: {damaged} of its lines differ from"
+                " what was written",
                 RESTORE,
             )
 
@@ -176,30 +187,25 @@ def to_line(rows: Mapping[str, Columns]) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
-def whole_lines(content: bytes) -> list[bytes]:
+def whole_lines(log: bytes) -> list[bytes]:
     """Return the lines of a log that are as they were written, without a half one at the end."""
-    return [
-        line for line in content.split(b"\n")[:-1] if line[:9] == b"%08x " % zlib.crc32(line[9:])
-    ]
+    return [line for line in log.split(b"\n")[:-1] if line[:9] == b"%08x " % zlib.crc32(line[9:])]
 
 
 @lru_cache(maxsize=1)  # a command reads several tables, one after the other
-def read_log(content: bytes) -> LogContents:
-    """Return the attempts in the content of a log.
+def read_log(log: bytes) -> Mapping[str, pa.Table]:
+    """Return the whole attempts in a log, by table.
 
     Raise what a conversion raises for lines of another program.
     """
-    whole = whole_lines(content)
     joined: dict[str, dict[str, list[Any]]] = {}
-    for line in whole:
+    for line in whole_lines(log):
         for table, (rows, columns) in json.loads(line[9:]).items():
             # All lines have the same columns: one program wrote them.
             found = joined.setdefault(table, {name: [] for name in columns})
             for name, values in columns.items():
                 found[name] += values if isinstance(values, list) else [values] * rows
-    known = SCHEMAS.keys() & joined.keys()
-    tables = {table: to_table(joined[table], SCHEMAS[table]) for table in known}
-    return LogContents(tables, content.count(b"\n") - len(whole))
+    return {name: to_table(joined[name], SCHEMAS[name]) for name in SCHEMAS.keys() & joined.keys()}
 
 
 def _content(path: Path) -> bytes:

@@ -54,7 +54,7 @@ _THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 
 
 def empty_table(schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return a table without rows. `pa.Schema.empty_table` would import pandas."""
+    """Return a table without rows. `pa.array` and `pa.Schema.empty_table` would import pandas."""
     return pa.Table.from_batches([], schema).select(columns or schema.names)
 
 

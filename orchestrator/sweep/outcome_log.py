@@ -59,8 +59,7 @@ def recover_attempts(writer: RunWriter, notify: Notify = lambda message: None) -
     """
     for line in repair(writer, recover):
         notify(line)
-    recorded = writer.rows("attempts", ["cell", "attempt"])
-    finished = list(filter(None, map(recover, writer.attempts_without_row(recorded))))
+    finished = list(filter(None, map(recover, writer.attempts_without_row())))
     if not finished:
         return 0
     manifest = writer.read_manifest()

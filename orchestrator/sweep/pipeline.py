@@ -79,7 +79,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         Interruption(request.execution.time_limit_s) as interruption,
         open_for_writing(request.run, request.execution.take_over) as writer,
     ):
-        recovered = 0 if writer.is_empty else recover_attempts(writer, notify)
+        recovered = recover_attempts(writer, notify)
         invocation = request.new_invocation()
         plan = plan_request(request, invocation)
         if plan.states:

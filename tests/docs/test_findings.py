@@ -20,8 +20,8 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.cli.main import main
 from orchestrator.report.findings.registry import findings, first_screen
 from orchestrator.store.layout import PUBLICATION_FILE
-from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.store.run_collection import Publication
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "findings-h200.md").read_text()

@@ -55,7 +55,7 @@ def show(run_folder: RunLocation, cell: str | None, with_traceback: bool) -> Non
     from orchestrator.cli.text.cell import describe_cell, list_cells
     from orchestrator.store.layout import RUN_SEPARATOR
     from orchestrator.store.open import open_run
-    from orchestrator.store.publication import is_publication
+    from orchestrator.store.run_collection import is_publication
 
     if cell is None:
         with ProgressLine("reading the run"):

@@ -40,9 +40,8 @@ from orchestrator.common.text import cell_count
 from orchestrator.report.export.redaction import Redaction
 from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION
 from orchestrator.store.open import runs_by_name
-from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.run import Run, describe_incomplete
-from orchestrator.store.run_collection import RunCollection
+from orchestrator.store.run_collection import Publication, RunCollection, is_publication
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import SCHEMAS, write_cells_file
 

@@ -33,9 +33,9 @@ from orchestrator.common.run_location import split_cell
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store import batch_writer, mirror_writer
-from orchestrator.store.bucket_owner import OWNER_FILE
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.listing import Listing
+from orchestrator.store.mirror_writer import OWNER_FILE
 from orchestrator.store.open import open_run
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
@@ -466,9 +466,9 @@ class Killed(BaseException):
     """Ends a driver at once, as -9 does."""
 
 
-# After the folder of an attempt has its new number, and after the list of the bucket counts.
-_DEADLIEST = (4, 7)
-_MOVES = 10
+# After the folder of an attempt has its new number, and in the middle of what has arrived.
+_DEADLIEST = (4, 12)
+_MOVES = 16
 
 
 @pytest.mark.parametrize(
@@ -906,7 +906,7 @@ def test_a_listed_name_that_is_no_batch_refuses_the_bucket(
     bucket: Bucket, on_host: Host, tmp_path: Path, name: str
 ) -> None:
     go(tmp_path, 16)
-    content = Listing({name: "0" * 64}).text().encode()
+    content = Listing(files={name: "0" * 64}).text().encode()
     bucket.objects["bucket/runs/x/stored.json"] = content, datetime.now(UTC)
     on_host("second")
     done = call("status", ADDRESS)

@@ -343,7 +343,7 @@ def test_rows_of_a_copied_batch_do_not_stand_in_for_lost_ones(
     with open_for_writing(run) as writer:
         for outcome in outcomes:
             writer.append(outcome, None)
-            writer.close_batch()
+            writer.finish()
     samples = run.folder / "samples"
     shutil.copy(samples / "0001.parquet", samples / "all.parquet")
     (samples / "0002.parquet").unlink()

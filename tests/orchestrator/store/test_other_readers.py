@@ -60,7 +60,7 @@ def test_a_finished_run_is_read_whole(
         for number, outcome in enumerate(outcomes):
             writer.append(outcome, "abc" if number else None)
             if number % 2:
-                writer.close_batch()
+                writer.finish()
     for table in ("attempts", "samples", "kernels"):
         own = Run(tmp_path).read(table)
         assert len(own)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import RunError, RunMismatch
-from orchestrator.store.publication import Publication, require_listed
+from orchestrator.store.run_collection import Publication, require_listed
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def test_a_reader_sees_each_row_once_while_a_batch_is_closed(
         found = real(path) if moment == "after the log" else b""
         if path.suffix == ".log" and not has_closed:
             has_closed.append(True)
-            writer.close_batch()
+            writer.finish()
         return found if moment == "after the log" else real(path)
 
     monkeypatch.setattr(stored_tables, "_content", content)
@@ -199,7 +199,7 @@ def test_a_run_may_have_more_files_than_a_process_may_open(
     with open_for_writing(run) as writer:
         for seed in range(60):
             writer.append(make_outcome(seed=seed), None)
-            writer.close_batch()
+            writer.finish()
         # Other tests may have left files open in this process.
         most_open = max(map(int, os.listdir("/dev/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_open + 40, hard))
@@ -235,7 +235,7 @@ def test_categories_do_not_depend_on_the_number_of_files_in_a_batch(
     with open_for_writing(run) as writer:
         for length in (16, 32, 64):
             writer.append(make_outcome(context_length=length), None)
-            writer.close_batch()
+            writer.finish()
     found = run.read("samples", categories=True)
     assert (
         found["cell"].nunique() == len(found["cell"].cat.categories) - 1 == 3
@@ -250,7 +250,7 @@ def test_an_attempt_of_a_changed_task_is_not_recovered(run: Run, make_outcome: M
     folder.mkdir(parents=True)
     (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
     with open_for_writing(run) as writer:
-        assert not list(writer.attempts_without_row([]))
+        assert not list(writer.attempts_without_row())
 
 
 def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) -> None:
@@ -263,7 +263,7 @@ def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) 
         torn.mkdir(parents=True)
         (torn / ATTEMPT_FILE).write_text('{"cell": "0000')
         writer.append(done, None)
-        found = list(writer.attempts_without_row([(done.attempt.cell.id, 1)]))
+        found = list(writer.attempts_without_row())
     assert [attempt.cell.id for attempt in found] == [orphan.attempt.cell.id]
     for odd in ("²", "9" * 20, "1.bak"):
         (torn.parent / odd).mkdir()

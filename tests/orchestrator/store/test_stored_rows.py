@@ -21,10 +21,10 @@ from click.testing import Result
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import RunError, RunMismatch, SweepError
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store import batch_writer
+from orchestrator.store import batch_writer, run_writer
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.cell_state import read_states
-from orchestrator.store.listing import read_listing
+from orchestrator.store.listing import Listing, read_listing
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
@@ -251,7 +251,7 @@ def test_a_lost_list_is_written_again(
 def test_an_older_list_is_noticed(run: Run, request_of: Callable[[], SweepRequest]) -> None:
     listing = read_listing(run.folder, "run")
     older = {name: digest for name, digest in listing.files.items() if "0003" not in name}
-    replace(listing, files=older, last=2).write(run.folder)
+    listing.model_copy(update={"files": older, "last": 2}).write(run.folder)
     with pytest.raises(RunError, match=r"stored\.json: is missing, or older than attempts/0003"):
         read_states(run)
     scheduler = FakeScheduler(measure)
@@ -321,7 +321,7 @@ def test_a_listed_name_that_is_no_batch_refuses_the_run(
     precious = tmp_path / "thesis.tex"
     precious.write_text("thesis")
     listing = read_listing(run.folder, "run")
-    replace(listing, files={**listing.files, name: "0" * 64}).write(run.folder)
+    Listing(files={**listing.files, name: "0" * 64}).write(run.folder)
     files = sorted(tmp_path.rglob("*"))
     with pytest.raises(RunError, match=r"is not the name of a batch\. Do not use") as caught:
         read_states(run)
@@ -340,7 +340,7 @@ def test_a_table_of_a_newer_program_is_ignored_and_stays_listed(
     run: Run, make_outcome: Callable[..., Outcome]
 ) -> None:
     listing = read_listing(run.folder, "run")
-    replace(listing, files={**listing.files, "traces/0001.parquet": "0" * 64}).write(run.folder)
+    Listing(files={**listing.files, "traces/0001.parquet": "0" * 64}).write(run.folder)
     assert {one.status for one in read_states(run).values()} == {"ok"}
     with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
@@ -425,7 +425,7 @@ def patch_writes(patch: pytest.MonkeyPatch, kill_at: int) -> list[int]:
 
         return call
 
-    patch.setattr(RunWriter, "_start_timer", lambda writer, wait_s: None)
+    patch.setattr(run_writer, "IDLE_S", 3600.0)
     for name in ("rename", "replace", "unlink", "touch"):
         patch.setattr(Path, name, before(getattr(Path, name)))
     patch.setattr(os, "fsync", before(os.fsync))

@@ -15,8 +15,8 @@ from click.testing import Result
 from orchestrator.common.errors import RunError, RunUnwritable
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.open import open_for_writing, open_run
-from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.store.run_collection import Publication
 from orchestrator.store.untrusted_files import is_plain
 from orchestrator.sweep.outcome_log import recover_attempts
 from tasks.process.journal import read_journal

@@ -29,8 +29,8 @@ from orchestrator.report.export.export import _aside
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.open import open_for_writing, open_runs
-from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.store.run_collection import Publication
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import SCHEMAS
 from orchestrator.sweep.outcome_log import store_cells

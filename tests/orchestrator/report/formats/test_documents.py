@@ -16,8 +16,8 @@ from orchestrator.analysis.results import load_results
 from orchestrator.report.formats.files import files_of
 from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import TABLES, lay_out
-from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
+from orchestrator.store.run_collection import Publication
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published" / "h200"
