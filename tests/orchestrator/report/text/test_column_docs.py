@@ -31,7 +31,7 @@ from tasks.traces.kernel_classes import CLASSES
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published" / "h200"
-ON_TWO_GPUS = ROOT / "results" / "published" / "h100x2"
+ON_GPUS = [ROOT / "results" / "published" / name for name in ("h200", "h100x2", "h100x4")]
 ON_A_CPU = ROOT / "tests" / "data" / "golden" / "old_run"
 # Columns that no stored run has: GPUs of other kinds, and a model whose activations are unknown.
 # Columns of predictions that count FLOPs, in no published run; test_throughput.py makes them.
@@ -40,8 +40,6 @@ RARE = {"at_least_bytes", "mfu", "flops_reason", *COUNTED}
 # Of ranks on the CPU, and of ranks that were predicted.
 RARE |= {"second_peak_rss_bytes"}
 RARE |= {f"predicted_second_peak_{kind}_bytes" for kind in ("allocated", "requested", "reserved")}
-# Columns from the fact `link`, which no published run has yet; test_throughput.py makes them.
-RARE |= {"link_peak_gb_s", "of_link"}
 MPS = re.compile(r"(first_)?(\w+_)?(allocated|reserved)_after_bytes")
 UNITS_OF_SUFFIXES = {
     "_ms": "ms",
@@ -59,13 +57,7 @@ PAGE = (ROOT / "docs" / "columns.md").read_text(encoding="utf-8")
 @cache
 def published() -> frozenset[str]:
     """Return the columns of all published runs and of one on a CPU, derived by this program."""
-    return frozenset(
-        {
-            *sweep.load(PUBLISHED).cells,
-            *sweep.load(ON_TWO_GPUS).cells,
-            *sweep.load(ON_A_CPU).cells,
-        }
-    )
+    return frozenset(name for run in (*ON_GPUS, ON_A_CPU) for name in sweep.load(run).cells)
 
 
 @cache
