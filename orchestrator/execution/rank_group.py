@@ -15,19 +15,15 @@ from statistics import median
 from tasks.process.flight_record import Collective, last_collective
 from tasks.process.journal import FinalStatus, JournalContents
 from tasks.process.log_file import tail
-from tasks.process.minder import RankExits
+from tasks.process.minder import REPORT, REPORT_BYTES, RankExits
 from tasks.spec.attempt import FLIGHT_FILE, LOG_FILE, Attempt, rank_file
 from tasks.spec.status import Status
 from tasks.spec.tables import RankRow, Sample
 
 # What gloo, NCCL and the store of the rendezvous say of a rank that does not arrive.
-_LATE = (
-    r"Timed out waiting|Watchdog caught collective operation timeout|timed out after \d+ ?(ms|s)"
-)
+_LATE = rf"Timed out waiting|{REPORT}|timed out after \d+ ?(ms|s)"
 # What they say of a rank that has ended.
 _GONE = r"Connection closed by peer|Connection reset by peer|remote process exited|Broken pipe"
-_WATCHDOG = r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
-_LOG_BYTES = 20_000
 _OF_ENDS = ("signal", "exit_code")
 # Energy and power of a cell are those of all its GPUs.
 _SUMMED = ("power", "timed_power", "power_limit", "energy")
@@ -73,14 +69,22 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
     if known:
         arrived = {str(one): f"{flight.name} {flight.number}" for one, flight in known.items()}
         evidence["arrived"] = arrived
-    log = tail(rank_file(attempt.path / LOG_FILE, rank), _LOG_BYTES)
+    log = tail(rank_file(attempt.path / LOG_FILE, rank), REPORT_BYTES)
     message = str(final.evidence.get("message"))
     # If no rank has ended, one that waited in vain has closed its connections.
     is_late = bool(re.search(_LATE, f"{message} {log}") or re.search(_GONE, message))
-    if final.status is Status.TIMEOUT or not is_late or not known:
+    is_beyond = "timeout_s" in evidence  # the limit of the attempt, which says nothing of a rank
+    if is_beyond:
+        del evidence["rank"]
+    if not known or not (is_late or is_beyond) or "collective" in evidence:
         return rank, FinalStatus(final.status, evidence)
     latest = max(flight.number for flight in known.values())
     there = {one: flight for one, flight in known.items() if flight.number == latest}
+    missing = [one for one in ranks if one not in there]
+    if is_beyond:
+        if missing:
+            evidence["rank"] = missing[0]
+        return missing[0] if missing else rank, FinalStatus(final.status, evidence)
     called = {(one.name, one.shape) for one in there.values() if one.shape}
     first = there[min(there)]
     # The signal by which a rank was ended while it waited is no evidence.
@@ -90,7 +94,6 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
         calls = [f"rank {one} {flight.name} of {flight.shape}" for one, flight in there.items()]
         message = f"ranks called different collectives as number {latest}: {'; '.join(calls)}"
         return rank, FinalStatus(Status.FAILED, {**evidence, "message": message})
-    missing = [one for one in ranks if one not in there]
     if not missing:
         message = f"all ranks arrived at {evidence['collective']}, which did not end: link or NCCL"
         return rank, FinalStatus(Status.TIMEOUT, {**evidence, "message": message})
@@ -109,7 +112,7 @@ def _last_collective(attempt: Attempt, rank: int) -> Collective | None:
     flight = last_collective(rank_file(attempt.path / FLIGHT_FILE, rank))
     if flight is not None:
         return flight
-    found = re.search(_WATCHDOG, tail(rank_file(attempt.path / LOG_FILE, rank), _LOG_BYTES))
+    found = re.search(REPORT, tail(rank_file(attempt.path / LOG_FILE, rank), REPORT_BYTES))
     return Collective(int(found[1]), found[2].lower(), "") if found else None
 
 
@@ -171,7 +174,7 @@ def _step_ms(samples: Iterable[Sample]) -> float | None:
 
 
 def skew_facts(journals: Sequence[JournalContents]) -> dict[str, object]:
-    """Return how far the ranks are apart at the end of a step, and which one is slowest most often."""
+    """Return by how much durations of a step differ between ranks, and which is slowest most often."""
     steps = _durations_of_steps(journals)
     if not steps:
         return {}

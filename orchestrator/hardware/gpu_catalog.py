@@ -18,7 +18,7 @@ _MEMORY = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[ -]?gi?b?\b", re.IGNORE
 _NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,3})?")  # a size without its unit
 _NUMBERED = re.compile(r"[a-z]*\d+")
 _MISTYPED = re.compile(r"\d{3}[1-9]")  # the numbers of all GPUs with four digits end with 0
-_LINK = re.compile(r"((?:NVLink|PCIe) [\d.]+) × (\d+)")
+_LINK = re.compile(r"((?:NVLink|PCIe) [\d.]+) × (\d+)(, graphics card)?")
 _LARGER = frozenset({"ti", "super"})
 _LAST_DIGIT = re.compile(r"(?<=\d\d)\d$")
 _NOMINAL = 0.1  # a GPU of 80 GB has 79.6 GiB, a T4 of 16 GB has 15
@@ -291,12 +291,15 @@ def peak_tflops(device: str | None, precision: str | None) -> float | None:
 def link_peak_gb_s(links: str) -> float | None:
     """Return the peak of the slowest link that `describe_links` names, in GB/s each way.
 
-    Return None if one of them is not known.
+    Return None if one of them is not known, and for direct links of more than two GPUs: a ring uses
+    all of them, so that the peak of a pair is no bound.
     """
     peaks: list[float] = []
+    if ", direct" in links:
+        return None
     for link in links.split("; "):
         found = _LINK.match(link)
-        of_one = _data()["link_gb_s"].get(found[1]) if found else None
+        of_one = _data()["link_gb_s"].get(found[1] + (found[3] or "")) if found else None
         if found is None or of_one is None:
             return None
         peaks.append(of_one * int(found[2]))

@@ -191,15 +191,17 @@ class AttemptQueue:
     def waiting(self) -> Iterator[Cell]:
         """Yield the waiting cells in the order in which they should start."""
         running = [running.cell for running in self._running.values()]
+        # Otherwise a cell that is not measured would have GPUs reserved.
+        while (first := next(self._order.candidates(running, self._estimator), None)) is not None:
+            if not self._leave_out(first):
+                break
         return self._order.candidates(running, self._estimator)
 
     def take(self, cell: Cell) -> Attempt | None:
         """Remove a waiting cell. Return its attempt, or None if it is not to be measured now."""
+        if self._leave_out(cell):
+            return None
         self._order.remove(cell)
-        if self._inference and self._infer(cell, self._inference):
-            return None
-        if self._deadline is not None and self._is_too_long(cell, self._deadline):
-            return None
         attempt = self._next_attempt(cell)
         self._running[cell.id, attempt.number] = RunningCell(cell, time.monotonic())
         return attempt
@@ -268,6 +270,15 @@ class AttemptQueue:
         number = self._numbers[cell.id]
         folder = str(self._run.attempt_folder(cell.id, number))
         return Attempt(cell, number, folder, self._settings)
+
+    def _leave_out(self, cell: Cell) -> bool:
+        """Return True, and remove it, if a waiting cell is not to be measured now."""
+        if self._inference and self._infer(cell, self._inference):
+            return True
+        is_too_long = self._deadline is not None and self._is_too_long(cell, self._deadline)
+        if is_too_long:
+            self._order.remove(cell)
+        return is_too_long
 
     def _is_too_long(self, cell: Cell, deadline: float) -> bool:
         """Return True, and count a skipped attempt, if it would not end before the deadline."""

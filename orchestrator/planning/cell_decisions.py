@@ -60,16 +60,14 @@ class Plan:
 
     inferable: ids of the cells to run for which an OOM may be inferred.
     inferred: the cells to run whose OOM is known already: id to the cell that ran out of memory.
-    too_wide: the cells that need more GPUs than one of the hosts that are known.
-    most_gpus: of one of these hosts.
+    too_wide: by id, the cells that need more GPUs than one of the hosts that are known has.
     """
 
     decisions: tuple[Decision, ...]
     states: Mapping[str, CellState] = field(default_factory=dict)
     inferable: frozenset[str] = frozenset()
     inferred: Mapping[str, Cell] = field(default_factory=dict)
-    too_wide: tuple[Cell, ...] = ()
-    most_gpus: int = 0
+    too_wide: Mapping[str, Cell] = field(default_factory=dict)
 
     @cached_property
     def to_run(self) -> list[Cell]:
@@ -86,8 +84,7 @@ class Plan:
     @cached_property
     def to_measure(self) -> list[Cell]:
         """The cells to run without those whose OOM is inferred already, and the too wide ones."""
-        too_wide = {cell.id for cell in self.too_wide}
-        left_out = too_wide.union(self.inferred)
+        left_out = self.too_wide.keys() | self.inferred.keys()
         return [cell for cell in self.to_run if cell.id not in left_out]
 
     @property
@@ -119,11 +116,10 @@ def leave_out_wider(plan: Plan, host_gpus: Sequence[Mapping[str, int]]) -> Plan:
     """Return the plan for hosts with these numbers of GPUs by name. Without any, nothing is known."""
     if not host_gpus:
         return plan
-    cells = dict.fromkeys(plan.to_measure)
-    too_wide = [cell for cell in cells if cell.params.gpu_count > most_gpus(host_gpus, cell)]
-    return replace(
-        plan, too_wide=tuple(too_wide), most_gpus=max(sum(one.values()) for one in host_gpus)
-    )
+    # For one GPU no host has too few: it may have none of the kind.
+    wide = [cell for cell in plan.to_measure if cell.params.gpu_count > 1]
+    too_wide = {c.id: c for c in wide if c.params.gpu_count > most_gpus(host_gpus, c)}
+    return replace(plan, too_wide=too_wide)
 
 
 def most_gpus(host_gpus: Iterable[Mapping[str, int]], cell: Cell) -> int:

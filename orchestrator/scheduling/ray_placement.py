@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -75,7 +76,10 @@ class RayPlacement:
             seconds = expected_s(cell)
             left_s = None if seconds is None else max(0.0, seconds - (now - one.at_s))
             ours[one.node if cell.params.gpu_count else ""].append(Occupied(slots_of(cell), left_s))
-        self._look_for_others(nodes, {name: _in_use(used) for name, used in ours.items()})
+        # Ray counts the GPUs of an attempt a moment after it got them.
+        fresh = {one.node for one in running if not one.host or now - one.at_s < _RELEASE_S}
+        settled = [node for node in nodes if node["NodeID"] not in fresh]
+        self._look_for_others(settled, {name: _in_use(used) for name, used in ours.items()})
         hosts = []
         for node in nodes:
             name = node["NodeID"]
@@ -101,7 +105,7 @@ class RayPlacement:
             name = node["NodeID"]
             if time.monotonic() - self._ended_at.get(name, 0.0) > _RELEASE_S and name in available:
                 used = capacity(node, "GPU") - available[name].get("GPU", 0.0)
-                of_others = int(used) - ours.get(name, 0) - self._held(name)
+                of_others = math.ceil(used) - ours.get(name, 0) - self._held(name)
                 self._used_by_others[name] = max(0, of_others)
 
     def resources(self, attempt: Attempt, node: str = "") -> dict[str, object]:
@@ -144,11 +148,14 @@ class RayPlacement:
 
     def require_gpus(self, cell: Cell) -> None:
         """Raise NoGpuLeft if too few GPUs are left for the cell on any host."""
+        kind, nodes = cell.params.gpu_kind, self._health.working()
         working = [
-            capacity(node, "GPU") - self._held(node["NodeID"]) for node in self._health.working()
+            int(capacity(node, "GPU")) - self._held(node["NodeID"])
+            for node in nodes
+            if kind is None or matches_kind(gpu_type(node), kind)
         ]
         failed = [event.description for _, event in self.holding.values()]
-        require_gpus(cell, int(max(working, default=0)), failed)
+        require_gpus(cell, max(working, default=0), failed)
 
     def _held(self, node: str | None = None) -> int:
         """Return how many GPUs, on one node or on all, belong to attempts that lost a GPU."""

@@ -42,6 +42,7 @@ _BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0
 # up a worker that does not answer, which takes a minute (worker_register_timeout_seconds).
 _START_S = PREPARATION_S + 90.0
 _POLL_S = 0.5
+_PATIENCE_S = 20.0  # before a line says what the sweep waits for
 
 # The attempts that Ray has, by their stream of events. A host is known once one has started. The
 # node is known from the beginning for those with a GPU.
@@ -73,7 +74,7 @@ class RayScheduler(Scheduler):
         # UUIDs of each host's GPUs by visible name, once the host was probed.
         self._gpus: dict[str, dict[str, str]] = {}
         self._hosts = SweepHosts(FORK_SERVERS.session, self._gpus)
-        self._idle_since = time.monotonic()
+        self._idle_since, self._has_told = time.monotonic(), False
 
     def hosts(self) -> list[HostInfo]:
         host = self._session.host
@@ -215,9 +216,13 @@ class RayScheduler(Scheduler):
     def _require_start(self, running: Running) -> None:
         """Raise NoNodeLeft if a private Ray begins no cell although no other cell occupies it."""
         now = time.monotonic()
-        # On a cluster, other programs may have what the cell waits for.
-        if self._session.host is None or any(started.host for started in running.values()):
-            self._idle_since = now
+        if any(started.host for started in running.values()):
+            self._idle_since, self._has_told = now, False
+        elif self._session.host is None:
+            # On a cluster, other programs may have what the cell waits for.
+            if now - self._idle_since > _PATIENCE_S and not self._has_told:
+                self._notify("waiting for a host with enough GPUs or cores that nobody uses")
+                self._has_told = True
         elif now - self._idle_since > _START_S:
             raise NoNodeLeft(
                 f"Ray has begun no cell for {format_seconds(_START_S)}",

@@ -192,7 +192,7 @@ class MirrorWriter(RunWriter):
         return False
 
     def _upload_rows(self, stored: Stored) -> None:
-        """Upload batches, then their list, then the log of the attempts after them."""
+        """Upload the log of the attempts after the batches, then the batches, then their list."""
         listing = stored.listing
         if self._listed is None:
             # Without a list, nobody knows if the bucket has all batches.
@@ -203,6 +203,10 @@ class MirrorWriter(RunWriter):
         for log in logs:  # until they are listed, their batches are not finished
             if self._remote.read(log) is None:
                 self._put(log, b"")
+        if stored.log and (listing.log, stored.log) != self._log:
+            self._put(listing.log, stored.log)
+            self._log = listing.log, stored.log
+            self._last_success_s = time.monotonic()
         if listing != before:
             _raise_first(self._put_all(name for name, _ in new))
             if listing.cells:
@@ -210,10 +214,6 @@ class MirrorWriter(RunWriter):
             self._list(listing)
             for log in {*logs, before.log} - {listing.log}:
                 self._remote.remove(log)
-        if stored.log and (listing.log, stored.log) != self._log:
-            self._put(listing.log, stored.log)
-            self._log = listing.log, stored.log
-            self._last_success_s = time.monotonic()
 
     def _list(self, listing: Listing) -> None:
         self._put(LISTING_FILE, listing.text().encode())

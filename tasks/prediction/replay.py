@@ -111,7 +111,7 @@ def held_by_nccl(trace: Trace) -> Trace:
     labels += [labels[storage] for storage in temporary]
     if temporary:
         copies = array("q", range(len(trace.sizes_bytes), len(sizes)))
-        spans.append(TensorLifetime("", copies))
+        spans.insert(0, TensorLifetime("", copies))
     spans_of = {**trace.spans, "second": spans}
     return replace(trace, sizes_bytes=sizes, labels=labels, spans=spans_of)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -42,8 +43,8 @@ STACKS_S = 2.0  # writing them takes milliseconds
 _KILL_TICK_S = 0.001
 # NCCL's watchdog reports a collective when it exceeds its time limit. It ends the process a minute
 # later, and never if the rank that serves the store is stopped.
-_REPORT = "Watchdog caught collective operation timeout"
-_REPORT_BYTES = 20_000  # of the end of a log
+REPORT = r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
+REPORT_BYTES = 20_000  # of the end of a log
 # Variable of rank 0: descriptor of the socket on which it listens for the other ranks.
 LISTENER = "SWEEP_LISTENER"
 _HERE = "127.0.0.1"
@@ -355,22 +356,30 @@ class AttemptLimits:
 
     def _look_for_missing(self, ended: Collection[int]) -> None:
         """Find the ranks for which others wait while nothing changes on any rank."""
-        pages = list(map(read_page, self._page_files))
+        try:
+            pages = list(map(read_page, self._page_files))
+        except OSError:
+            return
         if pages != self._pages:
             self._pages, self._unchanged_since = pages, time.monotonic()
             return
         waits = {rank: wait for rank, page in enumerate(pages) if (wait := parse_wait(page))}
         if not waits:  # but, if for anything, for a collective, which torch limits
             return
-        self.limit_s, self.place = min(waits.values())
-        if time.monotonic() - self._unchanged_since > self.limit_s:
+        limit_s, place = min(waits.values())
+        if time.monotonic() - self._unchanged_since > limit_s:
+            self.limit_s, self.place = limit_s, place
             running = [rank for rank in range(len(pages)) if rank not in ended]
             self.missing = [rank for rank in running if rank not in waits] or running
 
     def ranks_in_vain(self) -> list[int]:
         """Return the ranks at whose collective another one has not arrived in time, by NCCL."""
-        logs = self._logs if len(self._logs) > 1 else []
-        return [rank for rank, log in enumerate(logs) if _REPORT in tail(log, _REPORT_BYTES)]
+        found = []
+        for rank, log in enumerate(self._logs if len(self._logs) > 1 else []):
+            with suppress(OSError):
+                if re.search(REPORT, tail(log, REPORT_BYTES)):
+                    found.append(rank)
+        return found
 
     def shorten_log(self) -> int:
         """Remove the middle of long logs. Return how many bytes were removed in all."""

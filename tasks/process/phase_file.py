@@ -62,5 +62,5 @@ def read_phase(path: Path) -> str:
 
 def parse_wait(page: str) -> tuple[float, str] | None:
     """Return the limit in seconds and the place of a process that waits; None if it does not."""
-    found = re.fullmatch(r"waits ([\d.e+]+) s at (.*)", page)
+    found = re.fullmatch(r"waits ([\d.e+-]+) s at (.*)", page)
     return (float(found[1]), found[2]) if found else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from orchestrator.common.text import cell_count, counted, format_counts, format_seconds
 from orchestrator.hardware.gpu_catalog import GpuModel
@@ -38,7 +39,7 @@ def describe_plan(
     yield to_run
     yield from filter(None, [expected, shared])
     # Cells that run come first: of a large sweep, only the first cells are shown.
-    decisions = [decision for decision in plan.decisions if decision.cell not in plan.too_wide]
+    decisions = [decision for decision in plan.decisions if decision.cell.id not in plan.too_wide]
     chosen = sorted(decisions, key=lambda decision: not decision.repetitions)
     for decision in chosen[:shown]:
         yield _decision_line(decision, plan, label(decision.cell))
@@ -51,10 +52,11 @@ def describe_too_wide(plan: Plan, label: Callable[[Cell], str], shown: int) -> I
     """Yield how many cells need how many GPUs of one host, and a line for each."""
     if not plan.too_wide:
         return
-    by_width = Counter(cell.params.gpu_count for cell in plan.too_wide)
+    cells = plan.too_wide.values()
+    by_width = Counter(cell.params.gpu_count for cell in cells)
     counts = [f"{cell_count(by_width[width])} with {width} GPUs" for width in sorted(by_width)]
-    yield f"needs more GPUs than a host has (at most {plan.most_gpus}): {', '.join(counts)}"
-    for cell in plan.too_wide[:shown]:
+    yield f"needs more GPUs than a host has: {', '.join(counts)}"
+    for cell in islice(cells, shown):
         yield f"  {cell.id} {label(cell)}"
     if shown and len(plan.too_wide) > shown:
         yield f"  … and {len(plan.too_wide) - shown} more"
@@ -97,8 +99,8 @@ def _action(decision: Decision, plan: Plan) -> tuple[str, str]:
     if witness := plan.inferred.get(decision.cell.id):
         reason = f"needs at least as much memory as {witness.id}, which ran out of memory"
         return "infer", reason
-    if decision.cell in plan.too_wide:
-        return "defer", f"needs more GPUs than a host has (at most {plan.most_gpus})"
+    if decision.cell.id in plan.too_wide:
+        return "defer", "needs more GPUs than a host has"
     return "run" if decision.repetitions else "keep", decision.reason
 
 

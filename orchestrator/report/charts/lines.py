@@ -187,7 +187,7 @@ class Lines:
         entries = legend("line", colours)
         if points["dash"].nunique() > 1:
             entries += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
-        if "rule" in points and points["rule"].notna().any():
+        if len(_rules(points)):
             entries.append(LegendEntry("dash", self.rule or self.title.removeprefix("times ")))
         return Drawn(parts, [*entries, *bound_legend(points)], "", columns, x_title)
 
@@ -197,7 +197,7 @@ class Lines:
             dashes = {"domain": ["eager", *COMPILED], "range": [_DASHED, [1, 0], [1, 0]]}
             lines["strokeDash"] = channel("dash:N", scale=dashes, legend=None)
         layers = [marks("line", lines, strokeWidth=1.6, aria=False), *_points(own, shared, "y")]
-        rules = own.reindex(columns=["rule"]).dropna().drop_duplicates()
+        rules = _rules(own).drop_duplicates().to_frame()
         if len(rules):
             rule = marks(
                 "rule", {"y": "rule:Q"}, aria=False, strokeDash=_DASHED, color=light("ink2")
@@ -214,13 +214,18 @@ class Lines:
             scale, ticks = log_scale(values[values > 0])
             axis: Channel = {"values": ticks, "format": NUMBER_FORMAT}
         else:
-            highest = max(float(values.max()), float(points.get("rule", values).max()))
+            highest = max(float(one.max()) for one in (values, _rules(points)) if len(one))
             low, high = float(values.min()), self.top or highest * 1.05
             low = 0.0 if self.has_zero else low - (high - low) * _MARGIN
             scale = {"domain": [low, high], "zero": self.has_zero, "nice": False}
             # In `,~g`, 400 would be 4e+2.
             axis = {"tickCount": 5, "format": ",~r" if self.unit else "%"}
         return channel("shown:Q", title=self.title, scale=scale, axis=axis)
+
+
+def _rules(points: pd.DataFrame) -> pd.Series[Any]:
+    """Return the values at which lines go across."""
+    return points.reindex(columns=["rule"])["rule"].dropna()
 
 
 def _across(values: pd.Series[Any], title: str) -> Channel:

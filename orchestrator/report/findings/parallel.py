@@ -111,11 +111,12 @@ def about_collectives(results: Results) -> Iterator[Finding]:
 def about_hiding(results: Results) -> Iterator[Finding]:
     """Yield on how many GPUs a backward pass takes as long as the exchange of its gradients.
 
-    With P parameters and B tokens, it computes 4BP/n on each of n GPUs, at the rate C, and a ring
+    With P parameters and B tokens of a micro-batch, it computes 4BP/n on each of n GPUs, at the rate C, and a ring
     exchanges 2(n-1)/n times the gradients at the bus bandwidth W.
     """
     link = _largest_all_reduce(results)
     cells = measured(results, "train_step", "achieved_tflops", "tokens")
+    cells = cells[cells["pass"] == "train_step"] if len(cells) else cells
     if link.empty or cells.empty or link["device"].iloc[0] != "cuda":
         return
     gpu, bandwidth = str(link.iloc[0].get("gpu")), link["busbw_gb_s"].iloc[0]
@@ -124,13 +125,15 @@ def about_hiding(results: Results) -> Iterator[Finding]:
     if row is None:
         return
     width = 2 if "16" in str(row.get("parameter_dtype")) else 4  # bytes of a gradient
-    gpus = 1 + 2 * row["tokens"] * bandwidth / (width * row["achieved_tflops"] * 1e3)
+    # Only the last micro-batch has an exchange.
+    tokens = row["tokens"] / row.get("gradient_accumulation", 1)
+    gpus = 1 + 2 * tokens * bandwidth / (width * row["achieved_tflops"] * 1e3)
     yield Finding(
         "parallel",
         "hidden exchange",
         f"{number(gpus)} GPUs",
-        f"{row['tokens']:,.0f} tokens",
-        f"With {row['tokens']:,.0f} tokens a step, a backward pass can hide the exchange of its "
+        f"{tokens:,.0f} tokens",
+        f"With {tokens:,.0f} tokens a micro-batch, a backward pass can hide the exchange of its "
         f"gradients on up to {number(gpus)} GPUs.",
         f"1 + {'tokens × W / C' if width == 2 else 'tokens × W / 2C'}, with {width} bytes for each "
         f"gradient, W = {number(bandwidth)} GB/s of an all-reduce and C = "

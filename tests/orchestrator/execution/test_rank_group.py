@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tasks.__main__ import measure_forked
 from tasks.harness.setup import set_up
 from tasks.harness.workload import Workload
 from tasks.process.journal import FinalStatus, JournalContents
-from tasks.process.minder import MindRequest, RankExits, mind
+from tasks.process.minder import AttemptLimits, MindRequest, RankExits, mind
 from tasks.spec.attempt import (
     ATTEMPT_FILE,
     FLIGHT_FILE,
@@ -394,6 +394,34 @@ def test_a_watchdog_that_aborts_its_rank_reports_a_late_one(attempt: Attempt) ->
         "1": "all_reduce 7",
         "2": "all_reduce 6",
     }
+
+
+@pytest.mark.parametrize(("numbers", "rank"), [((7, 7, 6), 2), ((7, 7, 7), None)])
+def test_the_limit_of_an_attempt_names_a_rank_only_if_one_is_behind(
+    attempt: Attempt, numbers: Sequence[int], rank: int | None
+) -> None:
+    for one, number in enumerate(numbers):
+        flight(attempt, one, number)
+    evidence = {"message": "not done after 5 s", "timeout_s": 5.0}
+    found, final = blame(attempt, 0, FinalStatus(Status.TIMEOUT, evidence))
+    assert (final.status, final.evidence.get("rank")) == (Status.TIMEOUT, rank)
+    assert found == (rank or 0)
+    assert final.evidence["message"] == "not done after 5 s"
+
+
+def test_words_of_a_model_are_no_report_of_nccls_watchdog(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / LOG_FILE
+    request = MindRequest("c", "", str(tmp_path / JOURNAL_FILE), str(log), "", {}, ranks=2)
+    limits = AttemptLimits(request)
+    log.write_text("Watchdog caught collective operation timeout")
+    assert limits.ranks_in_vain() == []
+    log.write_text(NCCL_REPORT)
+    assert limits.ranks_in_vain() == [0]
+    log.unlink()
+    log.mkdir()
+    assert limits.ranks_in_vain() == []
 
 
 def test_a_closed_connection_while_all_ranks_run_is_that_of_a_rank_that_waited(

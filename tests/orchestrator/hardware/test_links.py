@@ -35,6 +35,7 @@ class Driver:
     version: int = 6
     direct: Sequence[str] = ()
     peer_access: bool = True
+    name: str = "NVIDIA A100-SXM4-80GB"
     generations: Mapping[str, int] = field(default_factory=dict)
     widths: Mapping[str, int] = field(default_factory=dict)
 
@@ -63,6 +64,7 @@ class Driver:
     def answers(self) -> dict[str, Callable[..., Any]]:
         return {
             "nvmlInit": lambda: None,
+            "nvmlDeviceGetName": lambda gpu: self.name,
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid.removeprefix("GPU-"),
             "nvmlDeviceGetP2PStatus": self.status,
             "nvmlDeviceGetNvLinkState": lambda gpu, link: int(self.end(gpu, link) is not None),
@@ -83,6 +85,7 @@ class Driver:
 
 ALL = [first + second for first in "abcd" for second in "abcd"]
 H100 = Driver(dict.fromkeys("abcd", [SWITCH] * 18), direct=ALL)
+MESH = Driver({gpu: [0, 1, 2, 3] * 4 for gpu in "abcd"}, 5, ALL)
 BRIDGES = Driver(
     {"a": [1] * 4, "b": [0] * 4, "c": [3, 3, 3, None], "d": [2] * 3}, 5, direct=["ab", "cd"]
 )
@@ -95,6 +98,10 @@ BRIDGES = Driver(
         (H100, "abcd", "NVLink 4 × 18", 450),
         (Driver({"a": [HIDDEN] * 18}, direct=ALL), "ab", "NVLink 4 × 18", 450),
         (Driver({"a": [SWITCH] * 12}, 5, ALL), "ab", "NVLink 3 × 12", 300),
+        (Driver({"a": [1] * 4}, 5, ALL, name="NVIDIA GeForce RTX 3090"), "ab", "NVLink 3 × 4, graphics card", 56.25),
+        # Four A100s without a switch: a ring uses more links than those of a pair.
+        (MESH, "abcd", "NVLink 3 × 4, direct", None),
+        (MESH, "ab", "NVLink 3 × 4", 100),
         (Driver({"a": [SWITCH] * 18}, 7, ALL), "ab", "NVLink 5 × 18", 900),
         # A link to a third GPU carries nothing of this pair.
         (Driver({"a": [1, 2, 2, None]}, 2, ALL), "ab", "NVLink 2 × 1", 25),

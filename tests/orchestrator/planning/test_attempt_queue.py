@@ -276,6 +276,22 @@ def test_cells_too_long_for_the_time_limit_are_skipped_for_shorter_ones(
     assert queue.state() == QueueState(2, skipped_for_time=1, shortest_skipped_s=60.0)
 
 
+def test_a_cell_that_cannot_end_in_time_waits_for_nothing(tmp_path: Path) -> None:
+    """Otherwise GPUs would be reserved for it."""
+    long, short = cell(size="xl"), cell(size="small")
+    history = {
+        one.id: state_of((Status.OK,), (wall,)) for one, wall in ((long, 600.0), (short, 5.0))
+    }
+    queue = queue_of(tmp_path, [long, short], RunOptions(repeat=2), history, deadline_in(30.0))
+    queue.begin(on_gpus({"cuda": 2}))
+    assert list(queue.waiting()) == [short]
+    assert queue.state().skipped_for_time == 1
+
+
+def deadline_in(seconds: float) -> float:
+    return queue_module.time.monotonic() + seconds
+
+
 def test_a_cell_that_failed_is_not_repeated(tmp_path: Path) -> None:
     cells = [cell(seed=seed) for seed in range(2)]
     queue = queue_of(tmp_path, cells, RunOptions(repeat=3))

@@ -21,7 +21,7 @@ from orchestrator.execution import measurement
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptQueue
-from orchestrator.planning.cell_decisions import make_plan, most_gpus
+from orchestrator.planning.cell_decisions import leave_out_wider, make_plan, most_gpus
 from orchestrator.planning.duration_estimate import (
     DurationConditions,
     DurationEstimator,
@@ -278,7 +278,7 @@ def test_cells_that_no_host_has_enough_gpus_for_are_skipped(
     assert status[:2] == ["     4 ok", "     2 pending"]
     left = "nothing is left to measure of 6 cells; 2 cells need another host: sweep run "
     assert status[2].startswith(left)
-    assert status[3] == "needs more GPUs than a host has (at most 2): 2 cells with 4 GPUs"
+    assert status[3] == "needs more GPUs than a host has: 2 cells with 4 GPUs"
     assert len(status) == 6
     with pytest.raises(PlatformError, match=f"{re.escape(line)}. Add such a node"):
         go(request(), hosts_with(1, 2, 1))
@@ -295,14 +295,12 @@ def test_a_plan_lists_the_cells_that_need_more_gpus_than_are_here(
     path = write_config(CONFIG.replace("4]", "4, 8]"))
     lines = sweep_here("plan", path).output.splitlines()
     assert "4 to run" in lines
-    heading = (
-        "needs more GPUs than a host has (at most 2): 2 cells with 4 GPUs, 2 cells with 8 GPUs"
-    )
+    heading = "needs more GPUs than a host has: 2 cells with 4 GPUs, 2 cells with 8 GPUs"
     assert len(lines[lines.index(heading) :]) == 5
     assert sum(line.startswith("  run ") for line in lines) == 4
     found = json.loads(sweep_here("plan", path, "--format", "json").output)
     assert [one["action"] for one in found] == ["run"] * 4 + ["defer"] * 4
-    assert found[-1]["reason"] == "needs more GPUs than a host has (at most 2)"
+    assert found[-1]["reason"] == "needs more GPUs than a host has"
     # Nothing is known about hosts with another GPU, nor on a machine without any.
     assert "8 to run" in sweep_here("plan", path, "--gpu", "H100").output.splitlines()
     monkeypatch.setattr("orchestrator.hardware.nvml.gpu_names", list)
@@ -313,6 +311,12 @@ def test_a_kind_of_gpu_counts_by_itself() -> None:
     hosts = [{"NVIDIA H200": 2}, {"NVIDIA A100-SXM4-80GB": 8}]
     asked = [cell(gpus=4), cell(gpus=4, gpu_kind="H200"), cell(gpus=4, gpu_kind="B200")]
     assert [most_gpus(hosts, one) for one in asked] == [8, 2, 0]
+
+
+def test_a_cell_with_one_gpu_of_a_kind_that_is_not_here_needs_no_more_gpus() -> None:
+    cells = [cell(gpus=gpus, gpu_kind="B200") for gpus in (1, 2)]
+    plan = leave_out_wider(make_plan(cells, {}, RunOptions(), 3), [{"NVIDIA H200": 8}])
+    assert plan.too_wide == {cells[1].id: cells[1]}
 
 
 @pytest.mark.ray

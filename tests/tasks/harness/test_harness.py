@@ -22,7 +22,7 @@ from tasks.harness.error_kinds import (
 from tasks.harness.stage import Session, Stage
 from tasks.process.environment import fingerprint, probe
 from tasks.process.journal import FinalStatus, Journal, JournalContents, read_journal
-from tasks.process.phase_file import Progress, read_phase
+from tasks.process.phase_file import Progress, parse_wait, read_phase, waiting_page
 from tasks.spec.attempt import Attempt, Settings, read_attempt
 from tasks.spec.registry import all_tasks, make_cell
 from tasks.spec.status import Status
@@ -264,6 +264,12 @@ def test_the_breadcrumb_outlives_its_writer(tmp_path: Path) -> None:
     progress.phase = ""
     assert read_phase(tmp_path / "phase") == ""
     assert read_phase(tmp_path / "nowhere") == ""
+
+
+@pytest.mark.parametrize("limit_s", [1e-5, 0.5, 60.0, 1e7])
+def test_a_page_of_a_process_that_waits_has_its_limit(limit_s: float) -> None:
+    assert parse_wait(waiting_page("the end", limit_s)) == (limit_s, "the end")
+    assert parse_wait("backward") is None
 
 
 def test_attempts_travel_as_json() -> None:

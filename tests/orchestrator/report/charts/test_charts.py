@@ -331,8 +331,9 @@ def test_bus_bandwidths_are_lines_under_the_peak_of_the_link() -> None:
     assert values_of(chart.panels[1])[-1]["label"] == label
 
 
-def test_numbers_of_ranks_are_lines_of_a_single_collective() -> None:
-    chart = drawn("bus-bandwidth", collectives((2, 4), ("all_reduce",)))
+@pytest.mark.parametrize("unknown", [{}, {"link_peak_gb_s": pd.NA}])
+def test_numbers_of_ranks_are_lines_of_a_single_collective(unknown: dict[str, Any]) -> None:
+    chart = drawn("bus-bandwidth", collectives((2, 4), ("all_reduce",), **unknown))
     assert [panel["title"] for panel in chart.panels] == ["all_reduce"]
     assert [entry.text for entry in chart.legend][:2] == ["2 GPUs", "4 GPUs"]
     assert "dash" not in [entry.mark for entry in chart.legend]  # no peak is known

@@ -245,10 +245,22 @@ def test_the_exchange_of_gradients_is_hidden_up_to_some_gpus(
     cells = [step(7.0, **link), step(90.0, **one), step(50.0, **two), step(40.0, **other)]
     found_one = answer("hidden exchange", *cells)
     assert found_one.number == f"{gpus} GPUs"
-    assert found_one.conclusion.startswith("With 8,000 tokens a step, a backward pass can hide")
+    assert found_one.conclusion.startswith(
+        "With 8,000 tokens a micro-batch, a backward pass can hide"
+    )
     assert f"1 + {formula}, with" in found_one.detail
     assert "W = 250 GB/s of an all-reduce and C = 400 TFLOP/s" in found_one.detail
     assert found_one.basis == [("id1",), ("id0",)]
+
+
+def test_only_the_last_micro_batch_of_a_whole_step_hides_an_exchange() -> None:
+    link = {"task": "collectives", "collective": "all_reduce", "size_mb": 100.0, "call_ms": 0.4}
+    link |= {"busbw_gb_s": 250.0, "gpus": 2, "gpu": "H100"}
+    one = {"tokens": 8000.0, "achieved_tflops": 400.0, "gpus": 1, "gpu": "H100"}
+    one |= {"parameter_dtype": "torch.float32", "gradient_accumulation": 4}
+    faster = {**one, "achieved_tflops": 600.0, "pass": "forward"}
+    found = answer("hidden exchange", step(7.0, **link), step(90.0, **one), step(9.0, **faster))
+    assert (found.number, found.interval) == ("1.62 GPUs", "2,000 tokens")
 
 
 @pytest.mark.parametrize("missing", ["device", "size_mb", "achieved_tflops", "gpu"])
