@@ -116,15 +116,17 @@ def cells_key(run: Run, every_version: bool) -> str:
 
     every_version: see `load_results`. Raise RunError if a part of the attempts or samples is damaged.
     """
-    versions = set(run.rows("attempts", ["task", "task_version"]))
-    has_older_versions = len(versions) > len({task for task, _ in versions})
+    has_older_versions = False
+    if every_version:  # both readings are the same without older versions
+        versions = set(run.rows("attempts", ["task", "task_version"]))
+        has_older_versions = len(versions) > len({task for task, _ in versions})
     identity = [
         run.table_versions(_DERIVED_FROM),
         # Incomplete attempts may lack rows of other tables than these three.
         sorted((*key, str(missing)) for key, missing in run.incomplete_attempts().items()),
         run.read_manifest().get("defaults", {}),
         run.marks(),
-        every_version and has_older_versions,  # both readings are the same without older versions
+        has_older_versions,
         pd.__version__,
         code_digest(),
     ]
