@@ -15,9 +15,9 @@ from model.accounting import attention_flops, attention_matmul_flops, softmax_fl
 from tasks.spec.axes import MORE_WORK, WORK, Affects, axis
 from tasks.spec.parameters import (
     MEASURED_STEPS,
+    PASS,
     AttentionAxisParams,
     PositiveInt,
-    pass_axis,
 )
 from tasks.spec.registry import Task
 
@@ -56,7 +56,13 @@ class AttentionParams(AttentionAxisParams):
         False, "true: a token attends only to itself and earlier tokens", affects=WORK
     )
     compile: Literal["eager", "model"] = "eager"
-    pass_: Pass = pass_axis("forward_backward", get_args(Pass))
+    pass_: Pass = axis(
+        "forward_backward",
+        PASS.format(", ".join(get_args(Pass))),
+        alias="pass",
+        affects=WORK,
+        memory_order=get_args(Pass),
+    )
     projections: bool = axis(
         False, "true: with linear maps for query, key, value and output", affects=WORK
     )

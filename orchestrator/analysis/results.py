@@ -13,7 +13,7 @@ import pandas as pd
 from orchestrator.analysis.cells import derive_cells
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.files import trim_memory
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import value_text
@@ -130,7 +130,7 @@ def cells_key(run: Run, every_version: bool) -> str:
         pd.__version__,
         code_digest(),
     ]
-    return text_digest(json.dumps(identity))
+    return sha256(json.dumps(identity))
 
 
 def code_digest() -> str:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TextIO
 
@@ -61,7 +61,7 @@ def continue_unread() -> None:
         _drop_output(sys.stderr)
 
 
-class ProgressLine:
+class ProgressLine(AbstractContextManager["ProgressLine"]):
     """Context manager that shows on the standard error how long its body takes, after two seconds.
 
     On a terminal the line is drawn again and again, and removed at the end. In a log, a line is
@@ -79,10 +79,7 @@ class ProgressLine:
         self._started_s = time.monotonic()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
-
-    def __enter__(self) -> ProgressLine:
         self._thread.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None

@@ -40,8 +40,7 @@ def check_axes(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[
     sets: the values of `--set`.
     """
     for number, grid in enumerate(config.grids):
-        if grid.zip:
-            _check_zip(grid, number, source, sets)
+        _check_zip(grid, number, source, sets)
         for place, values in (*_assignments(grid, number), *_conditions(grid, number)):
             for name in values:
                 if not has_axis(grid, name):

@@ -97,8 +97,13 @@ class AxisProperties(TypedDict, total=False):
     memory_order: tuple[str, ...] | None
 
 
+class _OfWork(TypedDict):
+    affects: Affects
+    memory_order: tuple[str, ...]
+
+
 # More of the axis is more to compute, and never less memory.
-MORE_WORK: AxisProperties = {"affects": WORK, "memory_order": ()}
+MORE_WORK: _OfWork = {"affects": WORK, "memory_order": ()}
 REQUIRED: Any = ...
 
 

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from tasks.spec.axes import (
     REQUIRED,
-    WORK,
     Affects,
     FrozenValues,
     Values,
@@ -44,6 +43,7 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 # Compiled cells are predicted as eager ones, except for those that have their own code generated
 # (`generates_code` in tasks/prediction/records.py).
 NOT_MEMORY = Affects.ALL & ~Affects.MEMORY
+PASS = "what a step computes: {}; forward is inference without gradients"
 MEASURED_STEPS = "measured steps: synced ones, and on a GPU as many pipelined; null if adaptive"
 
 
@@ -355,17 +355,6 @@ class AttentionAxisParams(CompiledParams):
 def computes_own_attention(model: object) -> bool:
     """Return True if a model is code of the user, for which `attention` means nothing."""
     return isinstance(model, str) and not model.startswith(HUB)
-
-
-def pass_axis(default: T, words: tuple[str, ...]) -> T:
-    """Declare the axis `pass` of a task that supports these words, in the order of their memory."""
-    return axis(
-        default,
-        f"what a step computes: {', '.join(words)}; forward is inference without gradients",
-        alias="pass",
-        affects=WORK,
-        memory_order=words,
-    )
 
 
 def default_values(params: type[Params]) -> Values:

@@ -13,11 +13,11 @@ from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
 from tasks.spec.axes import MORE_WORK, WORK, Affects, Values, axis
 from tasks.spec.parameters import (
     CUDA_GRAPH_MODES,
+    PASS,
     AttentionAxisParams,
     PositiveInt,
     RankedParams,
     check_value,
-    pass_axis,
 )
 from tasks.spec.source_digest import HUB
 from tasks.training.presets import PRESETS
@@ -147,7 +147,13 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
     batch_size: PositiveInt = axis(4, "sequences in a step", unit="sequences", **MORE_WORK)
     vocab_size: PositiveInt = axis(VOCAB_SIZE, "size of the vocabulary", unit="tokens", **MORE_WORK)
     compile: Compile = "eager"
-    pass_: Pass = pass_axis("train_step", get_args(Pass))
+    pass_: Pass = axis(
+        "train_step",
+        PASS.format(", ".join(get_args(Pass))),
+        alias="pass",
+        affects=WORK,
+        memory_order=get_args(Pass),
+    )
     optimizer: OptimizerName = axis(
         "course",
         "course: the plain loop of AdamW; foreach, fused and loop: torch's AdamW with or without "
