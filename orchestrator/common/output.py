@@ -92,16 +92,14 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         is_drawn = False
         while not self._end.wait(pause_s):
             width = shutil.get_terminal_size().columns - 1
-            line = self._line()
+            count = f" {self.done:,} of {self.total:,}," if self.total else ""
+            passed = format_seconds(time.monotonic() - self._started_s)
+            line = f"{self.text}:{count} {passed}"
             self._write(f"{_REMOVE_LINE}{shorten(line, width)}" if self._is_live else f"{line}\n")
             is_drawn = self._is_live
             pause_s = _REDRAWN_S if self._is_live else min(2 * pause_s, _LONGEST_IN_LOG_S)
         if is_drawn:
             self._write(_REMOVE_LINE)
-
-    def _line(self) -> str:
-        count = f" {self.done:,} of {self.total:,}," if self.total else ""
-        return f"{self.text}:{count} {format_seconds(time.monotonic() - self._started_s)}"
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):  # it was closed, which is no reason to stop

@@ -49,7 +49,10 @@ OpenScheduler = Callable[[ExecutionOptions, Attempt, Notify], AbstractContextMan
 def open_scheduler(
     execution: ExecutionOptions, example: Attempt, notify: Notify
 ) -> AbstractContextManager[Scheduler]:
-    """Open a scheduler that runs attempts like this example, for which it prepares meanwhile."""
+    """Open a scheduler that runs attempts like this example.
+
+    While Ray starts, this machine prepares for such attempts.
+    """
     if execution.scheduler == "serial":
         return closing(SerialScheduler(notify, example))
     with ProgressLine("starting Ray"):
@@ -94,7 +97,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 )
                 if request.model_names:
                     writer.copy_files(request.model_configs())
-                if "cuda" in preflight.slots.by_device:  # elsewhere, no memory is predicted
+                if "cuda" in preflight.slots.by_device:  # no memory of other devices is predicted
                     preflight = predict_cells(request, preflight, notify)
                 if preflight.predictions:
                     predicted = preflight.predictions.items()

@@ -237,20 +237,22 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
             raise ValueError(
                 f"size {self.size} is not of {self.year}, which has {', '.join(SIZES[self.year])}"
             )
-        if self.model is not None and not all(self.model.partition(":")):
-            raise ValueError(f"model {self.model!r} is not of the form package.module:Factory")
-        if self.model_args and self.model is None:
+        if self.model is not None:
+            self._require_of_own_model(self.model)
+        elif self.model_args:
             raise ValueError("model_args are of a model of your own: name it with model")
-        if self.model is not None and (self.num_kv_heads or self.tie_embeddings):
-            raise ValueError("num_kv_heads and tie_embeddings are of the built-in model")
-        if self.hub_name:
-            self._require_of_hub()
-        elif self.model is not None and self.attention != "naive":
-            raise ValueError("attention is of the course's model: yours computes its own")
         self.dimensions  # noqa: B018  raises ValueError if the dimensions do not fit together
         return self
 
-    def _require_of_hub(self) -> None:
+    def _require_of_own_model(self, model: str) -> None:
+        if not all(model.partition(":")):
+            raise ValueError(f"model {model!r} is not of the form package.module:Factory")
+        if self.num_kv_heads or self.tie_embeddings:
+            raise ValueError("num_kv_heads and tie_embeddings are of the built-in model")
+        if not self.hub_name:
+            if self.attention != "naive":
+                raise ValueError("attention is of the course's model: yours computes its own")
+            return
         if self.attention not in ("naive", "sdpa"):
             raise ValueError(
                 f"attention: {self.attention} exists for the built-in model only. For hf: models, "
