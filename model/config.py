@@ -24,7 +24,8 @@ class Dimensions:
     num_kv_heads: int | None = None
     is_tied: bool = False
 
-    def __post_init__(self) -> None:
+    def require_whole_heads(self) -> None:
+        """Raise ValueError for heads that are not whole, or that RoPE cannot rotate."""
         if self.num_heads % self.kv_heads:
             raise ValueError(
                 f"num_kv_heads {self.kv_heads} does not divide num_heads {self.num_heads}"

@@ -41,6 +41,7 @@ class TransformerLM(nn.Module):
         attend: Attention = CAUSAL_NAIVE,
     ) -> None:
         super().__init__()
+        dims.require_whole_heads()
         rope = RotaryEmbedding(dims.d_head, context_length)  # one table, shared by every block
         std = _TIED_STD if dims.is_tied else 1.0
         self.token_embeddings = Embedding(vocab_size, dims.d_model, std)

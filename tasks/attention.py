@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 from pydantic import model_validator
 
 from model.accounting import attention_flops, attention_matmul_flops, softmax_flops
-from tasks.spec.axes import WORK, Affects, axis
+from tasks.spec.axes import MORE_WORK, WORK, Affects, axis
 from tasks.spec.parameters import (
     MEASURED_STEPS,
+    PASS,
     AttentionAxisParams,
     PositiveInt,
-    pass_axis,
-    timing_axis,
-    work_axis,
 )
 from tasks.spec.registry import Task
 
@@ -46,18 +44,25 @@ _AT_LEAST_FLUSHED_BYTES = 64 * 1024**2
 class AttentionParams(AttentionAxisParams):
     """Parameters of attention alone."""
 
-    d_head: PositiveInt = work_axis(
+    d_head: PositiveInt = axis(
         64,
         "width of query, key and value; the course calls it d_model in this experiment",
-        "elements",
+        unit="elements",
+        **MORE_WORK,
     )
-    context_length: PositiveInt = work_axis(1024, "length of each sequence", "tokens")
-    batch_size: PositiveInt = work_axis(8, "sequences in a step", "sequences")
+    context_length: PositiveInt = axis(1024, "length of each sequence", unit="tokens", **MORE_WORK)
+    batch_size: PositiveInt = axis(8, "sequences in a step", unit="sequences", **MORE_WORK)
     causal: bool = axis(
         False, "true: a token attends only to itself and earlier tokens", affects=WORK
     )
     compile: Literal["eager", "model"] = "eager"
-    pass_: Pass = pass_axis("forward_backward", get_args(Pass))
+    pass_: Pass = axis(
+        "forward_backward",
+        PASS.format(", ".join(get_args(Pass))),
+        alias="pass",
+        affects=WORK,
+        memory_order=get_args(Pass),
+    )
     projections: bool = axis(
         False, "true: with linear maps for query, key, value and output", affects=WORK
     )
@@ -66,7 +71,9 @@ class AttentionParams(AttentionAxisParams):
         "true: empty the GPU's L2 cache before each phase; that is not timed",
         affects=WORK & ~Affects.GRAPH,
     )
-    measured_steps: PositiveInt | None = timing_axis(100, MEASURED_STEPS, "steps")
+    measured_steps: PositiveInt | None = axis(
+        100, MEASURED_STEPS, unit="steps", affects=Affects.NONE
+    )
 
     @model_validator(mode="after")
     def _require_a_cache(self) -> Self:

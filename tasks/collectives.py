@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from tasks.spec.axes import WORK, axis
+from tasks.spec.axes import MORE_WORK, Affects, axis
 from tasks.spec.parameters import (
     MEASURED_STEPS,
     PositiveInt,
     RankedParams,
     TimedParams,
-    timing_axis,
 )
 from tasks.spec.registry import Task
 
@@ -52,7 +51,9 @@ class CollectivesParams(RankedParams, TimedParams):
     """Parameters of a collective."""
 
     precision: Literal["fp32"] = "fp32"
-    measured_steps: PositiveInt | None = timing_axis(20, MEASURED_STEPS, "steps")
+    measured_steps: PositiveInt | None = axis(
+        20, MEASURED_STEPS, unit="steps", affects=Affects.NONE
+    )
     collective: Collective = axis(
         "all_reduce",
         "what all ranks call together: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, "
@@ -63,8 +64,7 @@ class CollectivesParams(RankedParams, TimedParams):
         "size in 10⁶ bytes, as nccl-tests counts it: of the tensor, of the whole output of "
         "all_gather, of the whole input of reduce_scatter and all_to_all",
         unit="MB",
-        affects=WORK,
-        memory_order=(),
+        **MORE_WORK,
     )
     dtype: Literal["fp32", "fp16", "bf16"] = axis(
         "fp32", "dtype of the elements: fp32, fp16 or bf16"

@@ -120,13 +120,19 @@ def derive_cells(
     if attempts.empty:
         dtypes = {"cell": "string", "status": "string", "attempt": "Int32"}
         return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()})
-    attempts = attempts.assign(concurrent_attempts=_concurrency_by_host(attempts))
+    # Where several runs are read as one, hosts of different runs may have the same name.
+    runs = attempts["cell"].astype(str).str.rpartition(RUN_SEPARATOR)[0]
+    hosts = attempts["facts"].map(lambda facts: str(json.loads(facts).get("host") or ""))
+    placed = attempts.assign(host=(runs + ":" + hosts).where(hosts != "", ""))
+    attempts = attempts.assign(concurrent_attempts=concurrent_attempts(placed))
     states = _states(attempts, marks)
     shown = _shown_attempts(attempts, states)
     cells = _from_attempts(shown)
     # Samples of a failed attempt would look like results.
     measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
-    metrics = (*METRICS, *_findings_of_other_tasks(measured))
+    metrics = list(METRICS)
+    if (measured["instrument"] == "finding").any():
+        metrics += _findings_of_other_tasks(measured)
     parts = [metric_columns(measured, metrics)]
     if (measured["metric"] == "lead").any():  # only GPUs have it
         parts.append(apply_to_sound_cells(host_lead, measured))
@@ -223,14 +229,6 @@ def _states(attempts: pd.DataFrame, marks: Marks) -> dict[str, CellState]:
     replaces = attempts["replaces"].fillna(0).astype(int)
     columns = (attempts["cell"], attempts["attempt"], attempts["status"], replaces)
     return states_of(map(StoredAttempt, *columns), marks)
-
-
-def _concurrency_by_host(attempts: pd.DataFrame) -> pd.Series[float]:
-    # Where several runs are read as one, hosts of different runs may have the same name.
-    runs = attempts["cell"].astype(str).str.rpartition(RUN_SEPARATOR)[0]
-    hosts = attempts["facts"].map(lambda facts: str(json.loads(facts).get("host") or ""))
-    host_of_run = (runs + ":" + hosts).where(hosts != "", "")
-    return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=host_of_run))
 
 
 def _unfold(rows: Iterable[Values], index: pd.Index) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pandas as pd
 from orchestrator.analysis.cells import derive_cells
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.files import trim_memory
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import value_text
@@ -116,19 +116,21 @@ def cells_key(run: Run, every_version: bool) -> str:
 
     every_version: see `load_results`. Raise RunError if a part of the attempts or samples is damaged.
     """
-    versions = set(run.rows("attempts", ["task", "task_version"]))
-    has_older_versions = len(versions) > len({task for task, _ in versions})
+    has_older_versions = False
+    if every_version:  # both readings are the same without older versions
+        versions = set(run.rows("attempts", ["task", "task_version"]))
+        has_older_versions = len(versions) > len({task for task, _ in versions})
     identity = [
         run.table_versions(_DERIVED_FROM),
         # Incomplete attempts may lack rows of other tables than these three.
         sorted((*key, str(missing)) for key, missing in run.incomplete_attempts().items()),
         run.read_manifest().get("defaults", {}),
         run.marks(),
-        every_version and has_older_versions,  # both readings are the same without older versions
+        has_older_versions,
         pd.__version__,
         code_digest(),
     ]
-    return text_digest(json.dumps(identity))
+    return sha256(json.dumps(identity))
 
 
 def code_digest() -> str:

@@ -118,7 +118,7 @@ def exposed_ms(cells: pd.DataFrame) -> pd.Series[float]:
 )
 def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     """Return the peak of all GPUs of each cell."""
-    gpus = _gpus(cells).dropna()  # cells on the CPU have none
+    gpus = cells["gpu"].dropna() if "gpu" in cells else cells["cell"][:0]  # none on the CPU
     peaks = list(map(catalog_peak, gpus, cells["precision"][gpus.index]))
     of_one = pd.Series(pd.array(peaks, dtype="Float64"), index=gpus.index).reindex(cells.index)
     return of_one * cells["gpus"].fillna(1).astype("Float64") if "gpus" in cells else of_one
@@ -158,7 +158,8 @@ def ceiling_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     precision = cells["precision"].replace({"bf16_pure": "bf16"})
     # In a collection, ids of cells start with the name of their run.
     runs = cells["cell"].str.rpartition(RUN_SEPARATOR)[0]
-    keys = zip(runs, _gpus(cells).fillna(""), cells["device"], precision, strict=True)
+    gpus = cells["gpu"].fillna("") if "gpu" in cells else [""] * len(cells)
+    keys = zip(runs, gpus, cells["device"], precision, strict=True)
     key_of_cell = pd.Series(list(keys), index=cells.index)
     products = cells[(cells["task"] == "matmul") & cells["achieved_tflops"].notna()]
     fastest = products["achieved_tflops"].groupby(key_of_cell[products.index]).max()
@@ -174,9 +175,3 @@ DERIVED_FIELDS += [
         ratio=1,
     ),
 ]
-
-
-def _gpus(cells: pd.DataFrame) -> pd.Series[str]:
-    if "gpu" in cells:
-        return cells["gpu"]
-    return pd.Series(None, index=cells.index, dtype=object)

@@ -6,12 +6,9 @@ import hashlib
 from pathlib import Path
 
 
-def text_digest(text: str) -> str:
-    return bytes_digest(text.encode())
-
-
-def bytes_digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def sha256(content: str | bytes) -> str:
+    encoded = content.encode() if isinstance(content, str) else content
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def file_digest(file: Path) -> str:

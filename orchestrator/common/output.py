@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TextIO
 
@@ -61,7 +61,7 @@ def continue_unread() -> None:
         _drop_output(sys.stderr)
 
 
-class ProgressLine:
+class ProgressLine(AbstractContextManager["ProgressLine"]):
     """Context manager that shows on the standard error how long its body takes, after two seconds.
 
     On a terminal the line is drawn again and again, and removed at the end. In a log, a line is
@@ -79,10 +79,7 @@ class ProgressLine:
         self._started_s = time.monotonic()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
-
-    def __enter__(self) -> ProgressLine:
         self._thread.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
@@ -95,16 +92,14 @@ class ProgressLine:
         is_drawn = False
         while not self._end.wait(pause_s):
             width = shutil.get_terminal_size().columns - 1
-            line = self._line()
+            count = f" {self.done:,} of {self.total:,}," if self.total else ""
+            passed = format_seconds(time.monotonic() - self._started_s)
+            line = f"{self.text}:{count} {passed}"
             self._write(f"{_REMOVE_LINE}{shorten(line, width)}" if self._is_live else f"{line}\n")
             is_drawn = self._is_live
             pause_s = _REDRAWN_S if self._is_live else min(2 * pause_s, _LONGEST_IN_LOG_S)
         if is_drawn:
             self._write(_REMOVE_LINE)
-
-    def _line(self) -> str:
-        count = f" {self.done:,} of {self.total:,}," if self.total else ""
-        return f"{self.text}:{count} {format_seconds(time.monotonic() - self._started_s)}"
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):  # it was closed, which is no reason to stop

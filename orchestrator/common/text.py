@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from orchestrator.common.units import GIB, MIB
 from tasks.spec.messages import escape_unprintable, shorten
@@ -54,9 +55,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def cell_count(count: int) -> str:
-    """Return "1 cell" or "1,333 cells"."""
-    return counted(count, "cell")
+cell_count = partial(counted, noun="cell")  # "1 cell" or "1,333 cells"
 
 
 def cells_and_verb(count: int, singular: str, plural: str) -> str:

@@ -11,9 +11,9 @@ from itertools import chain
 
 from orchestrator.common.text import CLASS_NAME, KEY_NAME, short_names, value_text
 from tasks.spec.axes import FrozenValues, select
-from tasks.spec.cell import Cell, dotted_values, varying_axes, varying_names
+from tasks.spec.cell import Cell, dotted_values, varying_names
 from tasks.spec.messages import assignments, escape_unprintable, shorten
-from tasks.spec.parameters import computes_own_attention
+from tasks.spec.parameters import computes_own_attention, default_values
 
 _LONGEST_VALUE = 60  # letters
 _LONGEST_LINE = 98  # columns, and two for the ellipsis
@@ -31,7 +31,10 @@ class CellLabels:
         self._titles: dict[str, dict[str, str]] = {}
         texts: set[str] = set()
         for task, members in by_task.items():
-            axes = dict.fromkeys([*varying_axes(members), *filter(None, [axis])])
+            varying = varying_names([cell.params.non_default for cell in members])
+            axes = [name for name in default_values(type(members[0].params)) if name in varying]
+            if axis and axis not in axes:
+                axes.append(axis)
             # The values of these axes that are not the default.
             rows = [dotted_values(select(cell.params.non_default, axes)) for cell in members]
             given = set(chain.from_iterable(rows))

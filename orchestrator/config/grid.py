@@ -73,7 +73,8 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
                 idle -= {name for name in idle if matches(values, {name: selection.set[name]})}
             named += 1
             cells.setdefault(cell.id, cell)
-            _require_possible_ranks(cell, config, source)
+            if cell.params.ranks > 1:
+                _require_possible_ranks(cell, config, source)
     if not named:
         raise _empty_grid(config, source, selection)
     chosen = tuple(cells.values())
@@ -84,8 +85,6 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
 
 def _require_possible_ranks(cell: Cell, config: SweepConfig, source: Source) -> None:
     """Raise ConfigError if instruments or variables of the config rule out a cell of several ranks."""
-    if cell.params.ranks == 1:
-        return
     if "nsys" in config.instruments:
         where = source.where(("instruments", list(config.instruments).index("nsys")))
         raise ConfigError(

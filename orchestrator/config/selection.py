@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.common.text import shell_word
 from orchestrator.config.hints import LONGEST_VALUE
 from orchestrator.config.yaml_source import load_yaml, plain
@@ -71,7 +71,7 @@ def choose_sample(cells: Iterable[Cell], share: float, seed: int = 0) -> tuple[C
     """
     known = tuple(cells)
     # Ordered by a digest of each cell, so that an added cell does not change the order of others.
-    shuffled = sorted(known, key=lambda cell: text_digest(f"{seed} {cell.id}"))
+    shuffled = sorted(known, key=lambda cell: sha256(f"{seed} {cell.id}"))
     chosen = set(shuffled[: math.ceil(share * len(known))])
     return tuple(cell for cell in known if cell in chosen)
 

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.composer import Composer
-from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -150,7 +149,6 @@ def load_yaml(text: str, name: str, has_lines: bool = True) -> object:
         raise ConfigError(f"{name}: {_TOO_DEEP[0]}", _TOO_DEEP[1])
     parser = YAML(typ="rt", pure=True)
     parser.Composer = _BoundedComposer
-    parser.Constructor = _BoundedConstructor
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # YAML allows an anchor that is given twice
@@ -185,7 +183,11 @@ class _Refused(Exception):
 
 
 class _BoundedComposer(Composer):
-    """Composer that stops at too many values, before it has read all of them."""
+    """Composer that stops at too many values, before it has read all of them.
+
+    What nobody could store is refused before anything is built: the parser hashes keys by all that
+    they hold, and Python refuses to print long integers.
+    """
 
     _depth = 0
 
@@ -199,17 +201,10 @@ class _BoundedComposer(Composer):
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
-        return node
-
-
-class _BoundedConstructor(RoundTripConstructor):
-    def construct_document(self, node: Node) -> object:
-        # Checked before anything is built: the parser hashes keys by all that they hold, and
-        # Python refuses to print long integers.
-        if _checked_size(node, (), {}) > MAX_NODES:
+        if parent is None and _checked_size(node, (), {}) > MAX_NODES:
             problem = f"aliases unfold to more than {MAX_NODES} values"
             raise _Refused(node, problem, "Write the grid with fewer aliases")
-        return super().construct_document(node)
+        return node
 
 
 def _checked_size(node: Node, place: KeyPath, sizes: dict[int, int]) -> int:

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.execution.child_environment import write_rerun_script
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 
@@ -55,7 +55,7 @@ def in_local_folder(attempt: Attempt) -> Attempt:
     Raises PermissionError if another user owns the folder.
     """
     run = attempt.path.parents[2]
-    own = Path(tempfile.gettempdir()) / f"sweep-{os.getuid()}-{text_digest(str(run))[:12]}"
+    own = Path(tempfile.gettempdir()) / f"sweep-{os.getuid()}-{sha256(str(run))[:12]}"
     own.mkdir(mode=0o700, exist_ok=True)
     if own.stat().st_uid != os.getuid():
         # Compilers execute what they find in their caches.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from pathlib import Path
 
 from orchestrator.common.units import MIB
@@ -39,25 +38,16 @@ def child_environment(attempt: Attempt) -> dict[str, str]:
     if attempt.cell.params.device == "cpu":
         variables |= CPU_ALLOCATOR
     variables |= configured
-    if has_cold_cache(attempt):
-        variables["TORCHINDUCTOR_CACHE_DIR"] = str(_own_cache(attempt) / "inductor")
-        variables["TRITON_CACHE_DIR"] = str(_own_cache(attempt) / "triton")
+    if cache := cold_cache(attempt):
+        variables["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
+        variables["TRITON_CACHE_DIR"] = str(cache / "triton")
     return variables
 
 
-def has_cold_cache(attempt: Attempt) -> bool:
-    """Return True if the cell must compile as if for the first time on this machine."""
-    return attempt.cell.params.values().get("compile_cache") == "cold"
-
-
-def remove_cold_cache(attempt: Attempt) -> None:
-    """Remove the compile cache of a cell that has one for itself."""
-    if has_cold_cache(attempt):
-        shutil.rmtree(_own_cache(attempt), ignore_errors=True)
-
-
-def _own_cache(attempt: Attempt) -> Path:
-    return attempt.path / "cache"
+def cold_cache(attempt: Attempt) -> Path | None:
+    """Return the compile cache of a cell that compiles as if for the first time, to remove later."""
+    is_cold = attempt.cell.params.values().get("compile_cache") == "cold"
+    return attempt.path / "cache" if is_cold else None
 
 
 def write_rerun_script(attempt: Attempt) -> None:

@@ -11,6 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 
+from orchestrator.execution import nsys
 from orchestrator.execution.rank_group import (
     blame,
     find_cause,
@@ -51,7 +52,7 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
     """Return the outcome that the journals report, or the one that the end of a process implies."""
     count = attempt.cell.params.ranks
     journals = [read_journal(rank_file(attempt.path / JOURNAL_FILE, rank)) for rank in range(count)]
-    rank = find_cause(journals, ended.ranks)
+    rank = find_cause(journals, ended.ranks) if count > 1 else 0
     final = journals[rank].final or _diagnose(attempt, ended, rank)
     if final.status is Status.OK and not journals[rank].samples:
         message = "it ended well, yet measured nothing: no instrument gave a sample"
@@ -68,14 +69,14 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
         stage = journals[rank].stage
         phase = read_phase(rank_file(attempt.path / PHASE_FILE, rank))
     first = journals[0]
-    return Outcome(
+    outcome = Outcome(
         attempt=attempt,
         status=final.status,
         stage=stage,
         phase=phase,
         evidence=evidence,
         facts=_facts(first, ended) | (skew_facts(journals) if count > 1 else {}),
-        samples=group_samples([journal.samples for journal in journals]),
+        samples=group_samples([one.samples for one in journals]) if count > 1 else first.samples,
         started_at=started_at,
         wall_s=ended.wall_s,
         kernels=first.kernels,
@@ -83,6 +84,8 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
         live=first.live,
         ranks=rank_rows(journals) if count > 1 else (),
     )
+    is_traced = nsys.INSTRUMENT in attempt.settings.instruments
+    return nsys.with_kernels(outcome) if is_traced else outcome
 
 
 def lost_outcome(attempt: Attempt, reason: str, wall_s: float) -> Outcome:

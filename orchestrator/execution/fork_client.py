@@ -17,9 +17,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any
 
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.execution.program import ProcessNotStarted, start_process
 from tasks.process.fork_server import ENVIRONMENT, READ_LATE, require_own_user
 from tasks.spec.attempt import PREPARATION_S
@@ -37,9 +38,16 @@ class ForkServerLost(Exception):
 class Connection:
     """A request to a fork server, and its answers. What it forked ends when this is closed."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._lines = channel.makefile("rb")
+    def __init__(self, address: str) -> None:
+        """address: of the server's socket. Raises OSError if nobody listens."""
+        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._channel.connect(address)
+            require_own_user(self._channel)
+        except BaseException:
+            self._channel.close()
+            raise
+        self._lines = self._channel.makefile("rb")
 
     def send(self, line: str) -> None:
         """Send a line. Raises OSError."""
@@ -117,22 +125,12 @@ class ForkServer:
         """Send a request; see tasks/process/fork_server.py. Raises OSError."""
         with self._starting:
             try:
-                connection = Connection(self._connect())
+                connection = Connection(self.address)
             except OSError:  # nobody listens
                 self._start()
-                connection = Connection(self._connect())
+                connection = Connection(self.address)
         connection.send(json.dumps({kind: body}))
         return connection
-
-    def _connect(self) -> socket.socket:
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            channel.connect(self.address)
-            require_own_user(channel)
-            return channel
-        except BaseException:
-            channel.close()
-            raise
 
     def _start(self) -> None:
         """Start a server. Raises ProcessNotStarted."""
@@ -183,17 +181,17 @@ class ForkServer:
                 process.wait(_END_S)
 
 
+@dataclass
 class ForkServers:
     """The fork servers that this process uses for a sweep: one for each environment."""
 
-    def __init__(self, session: str = "") -> None:
-        self.session = session or secrets.token_hex(8)
-        self._servers: dict[str, ForkServer] = {}
+    session: str = field(default_factory=partial(secrets.token_hex, 8))
+    _servers: dict[str, ForkServer] = field(default_factory=dict)
 
     def server(self, device: str, own: Mapping[str, str]) -> ForkServer:
         """Return the server for this device and these variables. Its first request starts it."""
         key = [device, *sorted(leave_out(own, READ_LATE).items())]
-        digest = text_digest(json.dumps(key))[:16]
+        digest = sha256(json.dumps(key))[:16]
         address = f"\0sweep-{os.getuid()}-{self.session}-{digest}"
         return self._servers.setdefault(address, ForkServer(address, device, own))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from orchestrator.common.errors import LIMIT_REMEDIES
 from orchestrator.execution import nsys
 from orchestrator.execution.child_environment import (
     child_environment,
-    remove_cold_cache,
+    cold_cache,
     write_rerun_script,
 )
 from orchestrator.execution.events import DeviceLost
@@ -137,7 +138,8 @@ def fork_purpose(attempt: Attempt) -> str | None:
     """Return what a fork server must have imported for the attempt, or None if it is not forked."""
     is_spawned = attempt.settings.start_method == "spawn"
     # nsys must start its process itself.
-    if not HAS_MINDERS or is_spawned or nsys.command(attempt):
+    is_traced = nsys.INSTRUMENT in attempt.settings.instruments and nsys.program() is not None
+    if not HAS_MINDERS or is_spawned or is_traced:
         return None
     return COMPILE if attempt.cell.params.compiled else MEASURE
 
@@ -245,8 +247,7 @@ def execute(attempt: Attempt) -> Outcome:
         attempt.path.mkdir(parents=True, exist_ok=True)
         (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
         write_rerun_script(attempt)
-        outcome = _run_measuring_process(attempt)
-        return nsys.with_kernels(outcome)
+        return _run_measuring_process(attempt)
     except ForkServerLost as error:
         reason = f"the process that ran it went away: {error}"
         lost = lost_outcome(attempt, reason, time.monotonic() - began)
@@ -259,7 +260,8 @@ def execute(attempt: Attempt) -> Outcome:
         reason = f"its supervisor failed: {error!r}"
         return lost_outcome(attempt, reason, time.monotonic() - began)
     finally:
-        remove_cold_cache(attempt)
+        if cache := cold_cache(attempt):
+            shutil.rmtree(cache, ignore_errors=True)
 
 
 def describe_os_error(error: OSError) -> str:
@@ -283,7 +285,7 @@ def recover(attempt: Attempt) -> Outcome | None:
         RankExits([0] * attempt.cell.params.ranks, log_left_out_bytes=left_out),
         wall_s=journal.wall_s,
     )
-    return nsys.with_kernels(build_outcome(attempt, ended, journal.started_at))
+    return build_outcome(attempt, ended, journal.started_at)
 
 
 def _run_measuring_process(attempt: Attempt) -> Outcome:
@@ -302,7 +304,9 @@ def _run_measuring_process(attempt: Attempt) -> Outcome:
         host_memory_gib=attempt.settings.host_memory_gib,
     )
     words = (request.attempt, "--journal", request.journal)
-    request = replace(request, command=(*nsys.command(attempt), *PROGRAM, *words))
+    is_traced = nsys.INSTRUMENT in attempt.settings.instruments
+    command = (*(nsys.command(attempt) if is_traced else ()), *PROGRAM, *words)
+    request = replace(request, command=command)
     server = FORK_SERVERS.server(attempt.cell.params.device, variables)
     if purpose := fork_purpose(attempt):
         broken = server.broken(purpose)

@@ -41,9 +41,7 @@ def program() -> str | None:
 
 
 def command(attempt: Attempt) -> list[str]:
-    """Return the command that runs the child, or an empty list without the instrument or nsys."""
-    if INSTRUMENT not in attempt.settings.instruments:
-        return []
+    """Return the command that runs the child, or an empty list without nsys."""
     nsys = program()
     if nsys is None:
         return []
@@ -55,7 +53,7 @@ def with_kernels(outcome: Outcome) -> Outcome:
 
     A report that cannot be read becomes a missing number with the reason.
     """
-    if not command(outcome.attempt):
+    if program() is None:
         return outcome
     try:
         works = []

@@ -30,8 +30,7 @@ class OomKillerWatch:
     """Counts the kernel's out-of-memory kills from the beginning of the block."""
 
     def __enter__(self) -> Self:
-        self._counter = _find_counter()
-        self._before = _read_count(self._counter)
+        self._counter, self._before = _find_counter()
         self._log: int | None = None
         with suppress(OSError):  # it needs a permission
             self._log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
@@ -47,7 +46,8 @@ class OomKillerWatch:
 
         Where the group has no counter, those of the whole host count.
         """
-        return _read_count(self._counter) - self._before
+        found = re.search(_COUNT, _read_text(self._counter), re.MULTILINE)
+        return (int(found[1]) if found else 0) - self._before
 
     def lines(self) -> tuple[str, ...]:
         """Return the kernel's new lines on memory and GPUs, at most the last ten."""
@@ -68,19 +68,16 @@ class OomKillerWatch:
         return tuple(lines[-_MAX_LINES:])
 
 
-def _find_counter() -> Path:
-    groups = _read_text(Path("/proc/self/cgroup"))
+def _find_counter() -> tuple[Path, int]:
+    """Return the counter of our control group, else that of the host, and its value."""
+    groups, paths = _read_text(Path("/proc/self/cgroup")), []
     for pattern, template in _GROUP_COUNTERS:
         for group in re.findall(pattern, groups, re.MULTILINE):
-            path = Path(template.format(group.rstrip("/")))
-            if re.search(_COUNT, _read_text(path), re.MULTILINE):
-                return path
-    return _HOST_COUNTER
-
-
-def _read_count(path: Path) -> int:
-    found = re.search(_COUNT, _read_text(path), re.MULTILINE)
-    return int(found[1]) if found else 0
+            paths.append(Path(template.format(group.rstrip("/"))))
+    for path in (*paths, _HOST_COUNTER):
+        if found := re.search(_COUNT, _read_text(path), re.MULTILINE):
+            return path, int(found[1])
+    return _HOST_COUNTER, 0
 
 
 def _read_text(path: Path) -> str:

@@ -34,7 +34,7 @@ class HostInfo:
     """A host that could measure.
 
     `fingerprints` has one entry for each kind of GPU of each device type, such as
-    `{"cpu": [{...}], "cuda": [{...}, {...}]}`.
+    `{"cpu": [{...}], "cuda": [{...}, {...}]}`. The list of a device type that it lacks is empty.
     """
 
     name: str = ""
@@ -50,11 +50,6 @@ class HostInfo:
     driver_note: str = ""
     cpu: str = ""
     cores: int = 0
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The device types that this host has, such as `cpu` and `cuda`."""
-        return tuple(name for name, found in self.fingerprints.items() if found)
 
     @classmethod
     def from_probe(cls, facts: Values) -> HostInfo:

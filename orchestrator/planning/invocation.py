@@ -10,7 +10,7 @@ other words, or one that would measure in another way by now, starts from the fi
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -38,7 +38,8 @@ INVOCATION = "invocation"  # the key in a row's facts: the time of the command t
 MEASUREMENT_SETTINGS = ("env", "instruments")  # keys of a config that a row's facts have too
 
 _SEARCHES = (("max-context",), ("max-batch",))
-_REPEATS_WORK = ("--retry", "--only")
+# Options that measure cells again: their marks are stored.
+REPEATS_WORK = {"--retry": True, "--only": True, "--fresh": False}
 _WORDS = ("fresh", "retry", "only")  # keys of the options that say which cells are measured again
 
 
@@ -171,7 +172,7 @@ def last_command(run: Run) -> str:
 def command_in_copy(run: Run, copy: Path) -> str:
     """Return the command line that continues in a copy of a published run, without a time limit."""
     config = run.read_manifest()["config_path"]
-    arguments = _without_options(_last_arguments(run), ("--time-limit",))
+    arguments = without_options(_last_arguments(run), {"--time-limit": True})
     # The path of the config may be hidden in a publication, which has a copy of the config.
     if REDACTED in config and config in arguments:
         arguments[arguments.index(config)] = str(copy / CONFIG_FILE)
@@ -181,25 +182,20 @@ def command_in_copy(run: Run, copy: Path) -> str:
 def _last_arguments(run: Run) -> list[str]:
     last = last_sweep(run)
     arguments = last.command or ("run", path_argument(run.read_manifest()["config_path"]))
-    return _without_options(without_repeated_work(arguments), ("--out",))
+    return without_options(arguments, {**REPEATS_WORK, "--out": True})
 
 
-def without_repeated_work(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without options that measure cells again, such as `--retry`."""
-    return _without_options(arguments, _REPEATS_WORK, flags=("--fresh",))
+def without_options(arguments: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """Return the arguments without these options. The value is True for one with a value.
 
-
-def _without_options(
-    arguments: Sequence[str], options: Sequence[str], flags: Collection[str] = ()
-) -> list[str]:
-    """Return the arguments without these options, as `--out DIR` or `--out=DIR`, and flags."""
+    It is written as `--out DIR` or `--out=DIR`.
+    """
     left: list[str] = []
     is_value = False  # of an option that is left out
     for argument in arguments:
-        is_option = argument.partition("=")[0] in options
-        if not (is_value or is_option or argument in flags):
+        if not (is_value or argument.partition("=")[0] in options):
             left.append(argument)
-        is_value = argument in options and not is_value
+        is_value = options.get(argument, False) and not is_value
     return left
 
 

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from queue import LifoQueue
 
 from orchestrator.common.files import cache_folder
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.units import GIB
 from orchestrator.execution.fork_client import ForkServers
@@ -196,7 +196,7 @@ def _key(cell: Cell, gpu: GpuModel | None, import_paths: tuple[str, ...]) -> str
     if model.startswith(HUB):
         config = None if _is_preset(cell) else source_digest(model, [*sys.path, *import_paths])
         identity += [_version("transformers"), config]
-    return text_digest(json.dumps(identity, sort_keys=True))[:32]
+    return sha256(json.dumps(identity, sort_keys=True))[:32]
 
 
 def _version(package: str) -> str:
@@ -225,7 +225,7 @@ def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
     with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged
         text = (cache_folder("predictions") / f"{key}.json").read_text()
         digest, _, content = text.partition("\n")
-        if digest != text_digest(content):
+        if digest != sha256(content):
             return None
         found = Prediction.from_json(content)
         # For a limit that was not asked for before, the peaks are often enough.
@@ -247,7 +247,7 @@ def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) 
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{key}.{os.getpid()}"
         content = prediction.to_json()
-        partial.write_text(f"{text_digest(content)}\n{content}")
+        partial.write_text(f"{sha256(content)}\n{content}")
         partial.rename(folder / f"{key}.json")
 
 

@@ -2,7 +2,7 @@
 
 A check takes a `Preflight` and returns another one, for example without the cells that no host can
 measure. It raises PlatformError if nothing could be measured. `check_fingerprints` raises RunMismatch
-if the results in the folder were measured on other hardware or with other software. A new check is one function and one entry of CHECKS or GPU_CHECKS.
+if the results in the folder were measured on other hardware or with other software. A new check is one function and one entry of CHECKS, NSYS_CHECKS or GPU_CHECKS.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def check_nice_level(request: SweepRequest, preflight: Preflight, notify: Notify
 
 def check_devices(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Require each device type of the cells on at least one host."""
-    available = sorted({device for host in preflight.hosts for device in host.devices})
+    found = {
+        device for host in preflight.hosts for device, kinds in host.fingerprints.items() if kinds
+    }
+    available = sorted(found)
     for device in device_types(preflight.cells):
         if device in available:
             continue
@@ -225,14 +228,15 @@ def check_inferred_oom(request: SweepRequest, preflight: Preflight, notify: Noti
 
 def check_nsys(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Warn if Nsight Systems is to trace the cells and is not installed here."""
-    if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
+    if not nsys.program():
         notify(
             "nsys is not on the PATH here: on hosts without it, cells are measured but not traced"
         )
     return preflight
 
 
-CHECKS: tuple[Check, ...] = (check_nice_level, check_devices, check_fingerprints, check_nsys)
+CHECKS: tuple[Check, ...] = (check_nice_level, check_devices, check_fingerprints)
+NSYS_CHECKS: tuple[Check, ...] = (check_nsys,)  # of a sweep with that instrument
 # Of a sweep with cells on CUDA. Fingerprints are compared before, for all cells: some may be left
 # to a later run, and `check_inferred_oom` needs the fingerprints.
 GPU_CHECKS: tuple[Check, ...] = (check_gpu_kinds, check_gpu_count, check_inferred_oom)

@@ -35,7 +35,7 @@ class SerialScheduler(Scheduler):
 
     def hosts(self) -> Sequence[HostInfo]:
         host = probe_here(self._server)
-        self._gpus, self._models = visible_gpu_uuids(host), host.gpus
+        self._gpus, self._models = visible_gpu_uuids(host) if host.gpus else {}, host.gpus
         return [host]
 
     def slots(self, device: str, gpu_kind: str | None = None) -> int:

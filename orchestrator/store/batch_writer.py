@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from orchestrator.common.files import flush_folder, replace_file
-from orchestrator.common.hashing import bytes_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
 from orchestrator.store.listing import Listing, batches_in, read_listing
 from orchestrator.store.stored_tables import Columns, read_stored, to_line
@@ -42,7 +42,9 @@ class BatchWriter:
         """Store the rows of an attempt, by table. They are on disk when this returns."""
         if self.log is None:
             self.close()
-            self.log = self._create_log(read_listing(self.folder, self.run))
+            self.log = self.folder / read_listing(self.folder, self.run).log
+            self.log.touch()
+            flush_folder(self.folder)
         line = to_line(rows)
         with self.log.open("r+b") as file:
             file.truncate(self.log_bytes)  # a full disk may have taken half a line before
@@ -76,7 +78,9 @@ class BatchWriter:
         """
         if not number:
             number = listing.next_number
-            self._create_log(listing)  # without it, a batch that is not listed counts as lost
+            # Without a log, a batch that is not listed counts as lost.
+            (self.folder / listing.log).touch()
+            flush_folder(self.folder)
         self._set_aside_unlisted(listing)
         files = dict(listing.files)
         for table in sorted(tables, key=lambda table: table == ATTEMPTS):
@@ -86,7 +90,7 @@ class BatchWriter:
                 (self.folder / table).mkdir(exist_ok=True)
                 replace_file(self.folder / name, content)
                 flush_folder(self.folder / table)
-                files[name] = bytes_digest(content)
+                files[name] = sha256(content)
         listing = listing.model_copy(update={"files": files, "last": max(listing.last, number)})
         listing.write(self.folder)
         self.remove_logs(number)
@@ -97,12 +101,6 @@ class BatchWriter:
         for log in self.folder.glob("*.log"):
             if log.stem.isdecimal() and int(log.stem) <= last:
                 log.unlink()
-
-    def _create_log(self, listing: Listing) -> Path:
-        log = self.folder / listing.log
-        log.touch()
-        flush_folder(self.folder)
-        return log
 
     def _set_aside_unlisted(self, listing: Listing) -> None:
         """Move files of batches that are not listed away: pandas reads all files of a folder.

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import flush_folder, replace_file
-from orchestrator.common.hashing import bytes_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ATTEMPTS, LISTING_FILE, SCHEMA_VERSION
 from orchestrator.store.tables import SCHEMAS, damage_as_run_error, read_parquet
 from orchestrator.store.untrusted_files import digested_json, read_json
@@ -123,5 +123,5 @@ def restored_listing(folder: Path) -> Listing:
             content = (folder / name).read_bytes()
             with suppress(RunError), damage_as_run_error(name, RESTORE):
                 read_parquet(content, SCHEMAS[name.partition("/")[0]], None)
-                files[name] = bytes_digest(content)
+                files[name] = sha256(content)
     return Listing(files=files)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.common.errors import RunError
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.mirror import RemoteRun
@@ -70,7 +70,7 @@ def open_runs(locations: Sequence[RunLocation]) -> Run:
     # The report of all goes into the first run's folder, under a name that lists the others.
     report = "-".join(["with", *others]).replace("/", "-")
     if len(report) > _LONGEST_NAME:
-        report = f"{report[:_LONGEST_NAME]}-{text_digest(report)[:8]}"
+        report = f"{report[:_LONGEST_NAME]}-{sha256(report)[:8]}"
     return RunCollection(named, named[first].folder / report)
 
 

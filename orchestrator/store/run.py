@@ -9,20 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
-from orchestrator.common.hashing import bytes_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import cell_count, shell_path
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, PUBLICATION_FILE, REPORT
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, PUBLICATION_FILE, REPORT
 from orchestrator.store.listing import part_files
 from orchestrator.store.manifest import (
     MANIFEST_FILE,
@@ -123,18 +119,18 @@ class Run:
         """
         if categories:
             return self.stored().read_categories(table, columns)
-        frame: pd.DataFrame = self._read_table(table, columns).to_pandas()
+        frame: pd.DataFrame = self.stored().read(table, columns).to_pandas()
         return frame
 
     def rows(self, table: str, columns: list[str]) -> Iterator[StoredRow]:
         """Yield the rows of a table, without importing pandas."""
-        for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
+        for batch in self.stored().read(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         """Return what changes with every change of some tables."""
         stored = self.stored()
-        versions: list[object] = [bytes_digest(stored.log)]
+        versions: list[object] = [sha256(stored.log)]
         for table in tables:
             files = stored.listing.of_table(table)
             versions += [(name, stored.listing.files[name]) for name in files]
@@ -239,19 +235,6 @@ class Run:
         for cell, number in found:
             highest[cell] = max(number, highest.get(cell, 0))
         return highest
-
-    def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
-        found = self.stored().read(table, columns)
-        cells = self.folder / CELLS_FILE
-        # A publication has cells.parquet, but no attempts and no manifest.
-        if table == ATTEMPTS and not found.num_rows and (self.folder / MANIFEST_FILE).exists():
-            with suppress(FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
-                if pq.read_metadata(cells).num_rows:
-                    raise RunError(
-                        f"{self}: its table {ATTEMPTS} is gone",
-                        f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
-                    )
-        return found
 
     def attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / ARTIFACTS).glob("*/*")):

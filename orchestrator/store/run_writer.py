@@ -52,7 +52,7 @@ class RunWriter(Run):
         self.batches = BatchWriter(folder, str(self))
         self._mutex = threading.RLock()  # the log is also closed by a timer
         self._timer: threading.Timer | None = None
-        self._appended_s = 0.0
+        self.appended_s = 0.0  # when the last attempt was stored; 0: none was
 
     def write_manifest(self, manifest: Manifest) -> None:
         with self.writing():
@@ -61,10 +61,27 @@ class RunWriter(Run):
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Store an outcome. It is on disk when this returns."""
-        rows = rows_of(outcome)
+        attempt, cell, rows = outcome.attempt, outcome.attempt.cell, rows_of(outcome)
         contents = {table: len(columns["cell"]) for table, columns in rows.items()}
-        attempt = {**_attempt_row(outcome), "commit": commit, "contents": json.dumps(contents)}
-        self._append({ATTEMPTS: to_columns([attempt]), **rows})
+        row = {
+            "cell": cell.id,
+            "attempt": attempt.number,
+            "task": cell.task,
+            "task_version": cell.version,
+            "params": json.dumps(cell.params.values()),
+            "status": str(outcome.status),
+            "stage": outcome.stage,
+            "phase": outcome.phase,
+            "evidence": json.dumps(dict(outcome.evidence), default=str),
+            "facts": json.dumps(dict(outcome.facts), default=str),
+            "started_at": round(datetime.fromtimestamp(outcome.started_at, UTC).timestamp() * 1e6),
+            "wall_s": outcome.wall_s,
+            "timeout_s": attempt.settings.timeout_s,
+            "replaces": 0,
+            "commit": commit,
+            "contents": json.dumps(contents),
+        }
+        self._append({ATTEMPTS: to_columns([row]), **rows})
 
     def append_predictions(self, samples: Mapping[str, Sequence[Sample]]) -> None:
         """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
@@ -145,7 +162,7 @@ class RunWriter(Run):
     def _append(self, rows: Mapping[str, Columns]) -> None:
         with self.writing():
             self.batches.append(rows)
-            self._appended_s = time.monotonic()
+            self.appended_s = time.monotonic()
             if self._timer is None:  # a new thread for each outcome would take 0.2 ms
                 self._start_timer(IDLE_S)
 
@@ -157,7 +174,7 @@ class RunWriter(Run):
     def _close_if_idle(self) -> None:
         # An error is raised where the next attempt is stored. Until then, its log counts.
         with self._mutex, suppress(SweepError):
-            wait_s = self._appended_s + IDLE_S - time.monotonic()
+            wait_s = self.appended_s + IDLE_S - time.monotonic()
             if wait_s > 0:
                 self._start_timer(wait_s)
             elif not (self.lock and self.lock.closed):
@@ -252,24 +269,4 @@ def rows_of(outcome: Outcome) -> dict[str, Columns]:
         table: to_columns([{**key, **vars(record)} for record in records])
         for table, records in rows.items()
         if records
-    }
-
-
-def _attempt_row(outcome: Outcome) -> dict[str, object]:
-    cell = outcome.attempt.cell
-    return {
-        "cell": cell.id,
-        "attempt": outcome.attempt.number,
-        "task": cell.task,
-        "task_version": cell.version,
-        "params": json.dumps(cell.params.values()),
-        "status": str(outcome.status),
-        "stage": outcome.stage,
-        "phase": outcome.phase,
-        "evidence": json.dumps(dict(outcome.evidence), default=str),
-        "facts": json.dumps(dict(outcome.facts), default=str),
-        "started_at": round(datetime.fromtimestamp(outcome.started_at, UTC).timestamp() * 1e6),
-        "wall_s": outcome.wall_s,
-        "timeout_s": outcome.attempt.settings.timeout_s,
-        "replaces": 0,
     }

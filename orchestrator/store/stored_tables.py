@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import trim_memory
-from orchestrator.common.hashing import bytes_digest
-from orchestrator.store.layout import ATTEMPTS, LISTING_FILE
+from orchestrator.common.hashing import sha256
+from orchestrator.store.layout import ATTEMPTS, CELLS_FILE, LISTING_FILE
 from orchestrator.store.listing import RESTORE, Listing, part_files, read_listing
+from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.old_parts import read_parts
 from orchestrator.store.tables import (
     MEASURED_TABLES,
@@ -69,10 +71,19 @@ class Stored:
             return read_log(self.log)
 
     def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
-        """Return a table. Raise RunError if an attempt or prediction of it is damaged."""
+        """Return a table. Raise RunError if an attempt or prediction of it is damaged, or all are."""
         schema = SCHEMAS[table]
         parts = [empty_table(schema, columns), *self.parts(table, schema, columns)]
-        return pa.concat_tables(parts, promote_options="permissive")
+        found = pa.concat_tables(parts, promote_options="permissive")
+        # A publication has cells.parquet, but no attempts and no manifest.
+        if table == ATTEMPTS and not found.num_rows and (self.folder / MANIFEST_FILE).exists():
+            with suppress(FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
+                if pq.read_metadata(self.folder / CELLS_FILE).num_rows:
+                    raise RunError(
+                        f"{self.run}: its table {ATTEMPTS} is gone",
+                        f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
+                    )
+        return found
 
     def read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
         """Return a table as a frame with texts as categories. Raise RunError as `read` does."""
@@ -127,7 +138,7 @@ class Stored:
     def content(self, name: str) -> bytes | None:
         """Return the content of a file, None if it is missing, not listed or not what was written."""
         content = _content(self.folder / name)
-        return content if bytes_digest(content) == self.listing.files.get(name) else None
+        return content if sha256(content) == self.listing.files.get(name) else None
 
     def damaged(self) -> list[str]:
         """Return the listed files that are missing, or not those that were written."""

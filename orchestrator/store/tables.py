@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import replace_file
-from orchestrator.common.hashing import bytes_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import CELLS_FILE
 from tasks.spec.fields import Dtype
 from tasks.spec.messages import error_text
@@ -148,7 +148,7 @@ def write_cells_file(
     own = {_KEY: key, _FACTS: json.dumps(facts)}
     content = to_parquet(table.replace_schema_metadata({**table.schema.metadata, **own}))
     replace_file(folder / CELLS_FILE, content)
-    return bytes_digest(content)
+    return sha256(content)
 
 
 def read_cells_file(
@@ -161,7 +161,7 @@ def read_cells_file(
     try:
         content = (folder / CELLS_FILE).read_bytes()
         # Damaged bytes may crash pyarrow.
-        if bytes_digest(content) != digest:
+        if sha256(content) != digest:
             return None
         file = pq.ParquetFile(pa.BufferReader(content))  # `read_table` imports pyarrow.dataset
         if file.schema_arrow.metadata.get(_KEY) != key.encode():

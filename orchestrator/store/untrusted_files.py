@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.common.errors import RunError, RunMismatch, RunUnwritable
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ARTIFACTS, CACHE, REPORT, SCHEMA_VERSION
 from tasks.spec.tables import STORED_TABLES
 
@@ -103,11 +103,11 @@ def read_json(
         key = ".".join(map(str, first["loc"]))
         raise RunError(f"{name}: {DAMAGED}: {key}: {first['msg']}", remedy) from error
     digest = found.pop(_DIGEST, None)  # files of older versions have none
-    if digest not in (None, text_digest(json.dumps(found))):
+    if digest not in (None, sha256(json.dumps(found))):
         raise RunError(f"{name}: is damaged: it differs from what was written", remedy)
     return found, checked
 
 
 def digested_json(content: Mapping[str, object]) -> str:
     """Return the text of a JSON file, with a digest that detects accidents."""
-    return json.dumps({**content, _DIGEST: text_digest(json.dumps(content))}, indent=1)
+    return json.dumps({**content, _DIGEST: sha256(json.dumps(content))}, indent=1)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.output import Notify
 from orchestrator.config.grid import Expansion
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.hardware.gpu_catalog import GpuModel
@@ -38,11 +39,11 @@ class SharedScheduler(ExitStack):
         self._scheduler: Scheduler | None = None
 
     def opened(
-        self, execution: ExecutionOptions, example: Attempt
+        self, execution: ExecutionOptions, example: Attempt, notify: Notify
     ) -> AbstractContextManager[Scheduler]:
         """Return the scheduler, which is opened for the first run and stays open after each."""
         if self._scheduler is None:
-            self._scheduler = self.enter_context(self._open_scheduler(execution, example))
+            self._scheduler = self.enter_context(self._open_scheduler(execution, example, notify))
         return nullcontext(self._scheduler)
 
 

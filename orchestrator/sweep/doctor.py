@@ -115,7 +115,7 @@ def _cuda(host: HostInfo) -> Diagnosis:
 
 def _gpus(host: HostInfo) -> Diagnosis:
     names = [f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in host.gpus]
-    if not names and "mps" in host.devices:
+    if not names and host.fingerprints.get("mps"):
         names = ["Apple MPS"]
     return Diagnosis("GPUs", bool(names) or None, ", ".join(names) or "no GPU")
 

@@ -14,6 +14,7 @@ from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.cell_decisions import cells_by_flag
 from orchestrator.planning.invocation import INVOCATION, MEASUREMENT_SETTINGS, Invocation
 from orchestrator.planning.preflight import Exclusion
+from orchestrator.store.layout import LOCK_FILE
 from orchestrator.store.repair import repair
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.sweep.interruption import StopReason
@@ -57,6 +58,8 @@ def recover_attempts(writer: RunWriter, notify: Notify = lambda message: None) -
 
     What is damaged is repaired first. This comes before the plan, which then sees their rows.
     """
+    if all(path.name == LOCK_FILE for path in writer.folder.iterdir()):  # a new run
+        return 0
     for line in repair(writer, recover):
         notify(line)
     finished = list(filter(None, map(recover, writer.attempts_without_row())))
@@ -86,7 +89,7 @@ def store_cells(writer: RunWriter) -> dict[str, set[str]]:
 
     writer.finish()  # the key is that of the closed log
     key = cells_key(writer, every_version=False)
-    results = stored_results(writer, key)
+    results = None if writer.appended_s else stored_results(writer, key)
     if results is None:
         results = derive_results(writer, every_version=False)
         writer.write_cells(results.cells, key, cells_facts(results))

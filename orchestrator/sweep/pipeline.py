@@ -15,6 +15,7 @@ from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.common.output import Notify, ProgressLine
 from orchestrator.common.text import cell_count
 from orchestrator.config.cell_labels import shared_settings
+from orchestrator.execution import nsys
 from orchestrator.hardware.host import gpu_counts
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import Plan, plan_request
@@ -23,6 +24,7 @@ from orchestrator.planning.prediction_requests import PredictedCell, cap_bytes, 
 from orchestrator.planning.preflight import (
     CHECKS,
     GPU_CHECKS,
+    NSYS_CHECKS,
     Preflight,
     Slots,
     known_fingerprints,
@@ -34,41 +36,35 @@ from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.open import open_for_writing
-from orchestrator.sweep.console import Console, Label, SweepConsole
+from orchestrator.sweep.console import Console
 from orchestrator.sweep.interruption import Interruption
 from orchestrator.sweep.outcome_log import OutcomeLog, SweepResult, recover_attempts, store_cells
 from tasks.prediction.records import predictable
 from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell, device_types
 
-# Opens a scheduler that runs attempts like this example, for which this machine prepares while Ray
-# starts.
-OpenScheduler = Callable[[ExecutionOptions, Attempt], AbstractContextManager[Scheduler]]
+OpenScheduler = Callable[[ExecutionOptions, Attempt, Notify], AbstractContextManager[Scheduler]]
+
+
+def open_scheduler(
+    execution: ExecutionOptions, example: Attempt, notify: Notify
+) -> AbstractContextManager[Scheduler]:
+    """Open a scheduler that runs attempts like this example.
+
+    While Ray starts, this machine prepares for such attempts.
+    """
+    if execution.scheduler == "serial":
+        return closing(SerialScheduler(notify, example))
+    with ProgressLine("starting Ray"):
+        return closing(RayScheduler(notify, execution.address, execution.cpu_cells, example))
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The scheduler and the console of a sweep. Tests replace both."""
+    """The console and the scheduler of a sweep. Tests replace both."""
 
-    open_scheduler: OpenScheduler
     console: Console
-
-
-def default_runtime(label: Label) -> Runtime:
-    """Return a runtime that measures on Ray or in this process, and prints to the terminal."""
-    console = SweepConsole(label)
-
-    def open_scheduler(
-        execution: ExecutionOptions, example: Attempt
-    ) -> AbstractContextManager[Scheduler]:
-        if execution.scheduler == "serial":
-            return closing(SerialScheduler(console.notify, example))
-        with ProgressLine("starting Ray"):
-            return closing(
-                RayScheduler(console.notify, execution.address, execution.cpu_cells, example)
-            )
-
-    return Runtime(open_scheduler, console)
+    open_scheduler: OpenScheduler = open_scheduler
 
 
 def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
@@ -91,7 +87,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             example = request.example_attempt(plan.to_run)
             with (
                 interruption.stops_here(),
-                runtime.open_scheduler(request.execution, example) as scheduler,
+                runtime.open_scheduler(request.execution, example, notify) as scheduler,
             ):
                 interruption.install()  # Ray replaces the handler of SIGTERM when it starts
                 preflight = check_hosts(request, plan, scheduler, notify)
@@ -101,7 +97,8 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 )
                 if request.model_names:
                     writer.copy_files(request.model_configs())
-                preflight = predict_cells(request, preflight, notify)
+                if "cuda" in preflight.slots.by_device:  # no memory of other devices is predicted
+                    preflight = predict_cells(request, preflight, notify)
                 if preflight.predictions:
                     predicted = preflight.predictions.items()
                     writer.append_predictions({cell: one.samples for cell, one in predicted})
@@ -147,12 +144,14 @@ def check_hosts(
     preflight = Preflight(
         cells=tuple(dict.fromkeys(plan.to_run)), hosts=hosts, has_results=bool(plan.states)
     )
-    slots = Slots(
-        by_device={device: scheduler.slots(device) for device in device_types(preflight.cells)},
-        by_gpu_kind={kind: scheduler.slots("cuda", kind) for kind in preflight.gpu_kinds},
-    )
-    preflight = replace(preflight, slots=slots)
-    checks = (*CHECKS, *GPU_CHECKS) if "cuda" in slots.by_device else CHECKS
+    by_device = {device: scheduler.slots(device) for device in device_types(preflight.cells)}
+    by_gpu_kind, checks = {}, CHECKS
+    if nsys.INSTRUMENT in request.config.instruments:
+        checks += NSYS_CHECKS
+    if "cuda" in by_device:
+        by_gpu_kind = {kind: scheduler.slots("cuda", kind) for kind in preflight.gpu_kinds}
+        checks += GPU_CHECKS
+    preflight = replace(preflight, slots=Slots(by_device, by_gpu_kind))
     for check in checks:
         preflight = check(request, preflight, notify)
     # After the checks, so that no slot is prepared for a cell that no host can measure. The slots
@@ -167,8 +166,6 @@ def predict_cells(request: SweepRequest, preflight: Preflight, notify: Notify) -
     With --skip-predicted-oom, cells that are predicted to run out of memory are excluded. This may
     take minutes, so it comes after the checks and after the manifest is written.
     """
-    if "cuda" not in preflight.slots.by_device:  # on other devices, no memory is predicted
-        return preflight
     by_kind: dict[str | None, list[Cell]] = defaultdict(list)
     for cell in predictable(preflight.cells):
         by_kind[cell.params.gpu_kind].append(cell)

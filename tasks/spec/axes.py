@@ -75,7 +75,6 @@ class Axis:
     affects: what it may change.
     memory_order: None if memory may shrink along the axis. Otherwise a cell needs at least as much
         memory with a later value: `()` for larger numbers, or the words in their order.
-    part_of: the axis whose value decides whether this one is null, such as `timing`.
     """
 
     doc: str
@@ -83,7 +82,6 @@ class Axis:
     # If in doubt, more: a wrong Affects.MEMORY costs time, a missing one gives a wrong prediction.
     affects: Affects = Affects.ALL
     memory_order: tuple[str, ...] | None = None
-    part_of: str = ""
 
     def __call__(self, schema: Values) -> None:
         """Add the unit to the axis's JSON Schema."""
@@ -97,9 +95,15 @@ class AxisProperties(TypedDict, total=False):
     unit: str
     affects: Affects
     memory_order: tuple[str, ...] | None
-    part_of: str
 
 
+class _OfWork(TypedDict):
+    affects: Affects
+    memory_order: tuple[str, ...]
+
+
+# More of the axis is more to compute, and never less memory.
+MORE_WORK: _OfWork = {"affects": WORK, "memory_order": ()}
 REQUIRED: Any = ...
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tasks.spec.axes import FrozenValues, Values
 from tasks.spec.messages import assignments, escape_unprintable
-from tasks.spec.parameters import Params, default_values
+from tasks.spec.parameters import Params
 
 ID_LENGTH = 12
 
@@ -43,16 +43,6 @@ class Cell:
 def device_types(cells: Iterable[Cell]) -> list[str]:
     """Return the types of device that cells run on, each once."""
     return sorted({cell.params.device for cell in cells})
-
-
-def varying_axes(cells: Iterable[Cell]) -> list[str]:
-    """Return the axes in which some of the cells differ, in the order of their declaration."""
-    cells = list(cells)
-    varying = varying_names([cell.params.non_default for cell in cells])
-    names: dict[str, None] = {}
-    for params in dict.fromkeys(type(cell.params) for cell in cells):
-        names |= dict.fromkeys(default_values(params))
-    return [name for name in names if name in varying]
 
 
 def varying_names(rows: Collection[FrozenValues]) -> list[str]:

@@ -360,36 +360,27 @@ _SNAPSHOT = (
 
 # ---------------------------------------------------------------------------- overlap
 
-
-def _overlap(name: str, doc: str, column: str) -> Metric:
-    return Metric("overlap", name, "ms", doc, (CellColumn(column),))
-
-
-_OVERLAP = (
-    _overlap(
-        "profiled_step",
-        "step under the profiler, of the rank with the slowest steps, as are the next",
+_OVERLAP_MS = {  # column and doc by metric
+    "profiled_step": (
         "overlap_step_ms",
+        "step under the profiler, of the rank with the slowest steps, as are the next",
     ),
-    _overlap("compute", "of that, in which a kernel computed", "compute_ms"),
-    _overlap(
-        "exposed_transfer",
-        "of that, sending and receiving that no computing hid",
+    "compute": ("compute_ms", "of that, in which a kernel computed"),
+    "exposed_transfer": (
         "exposed_transfer_ms",
+        "of that, sending and receiving that no computing hid",
     ),
-    _overlap(
-        "exposed_wait", "of that, waiting for other ranks that no computing hid", "exposed_wait_ms"
-    ),
-    _overlap("exposed_copies", "of that, only copies", "exposed_copies_ms"),
-    _overlap("idle", "of that, nothing ran", "overlap_idle_ms"),
-    _overlap("communication", "time in which a collective ran", "comm_ms"),
-    _overlap(
-        "transfer", "all collectives, each as long as on the rank that came last", "transfer_ms"
-    ),
-    _overlap("wait", "all collectives, what they took beyond `transfer_ms`", "wait_ms"),
-    _overlap(
-        "exposed_off", "median step less that of steps without communication", "exposed_off_ms"
-    ),
+    "exposed_wait": ("exposed_wait_ms", "of that, waiting for other ranks that no computing hid"),
+    "exposed_copies": ("exposed_copies_ms", "of that, only copies"),
+    "idle": ("overlap_idle_ms", "of that, nothing ran"),
+    "communication": ("comm_ms", "time in which a collective ran"),
+    "transfer": ("transfer_ms", "all collectives, each as long as on the rank that came last"),
+    "wait": ("wait_ms", "all collectives, what they took beyond `transfer_ms`"),
+    "exposed_off": ("exposed_off_ms", "median step less that of steps without communication"),
+}
+_OVERLAP = tuple(
+    Metric("overlap", name, "ms", doc, (CellColumn(column),))
+    for name, (column, doc) in _OVERLAP_MS.items()
 )
 
 # ---------------------------------------------------------------------------- findings

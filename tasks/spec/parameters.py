@@ -11,11 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from tasks.spec.axes import (
     REQUIRED,
-    WORK,
     Affects,
     FrozenValues,
     Values,
-    axes_of,
     axis,
     leave_out,
 )
@@ -45,6 +43,7 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 # Compiled cells are predicted as eager ones, except for those that have their own code generated
 # (`generates_code` in tasks/prediction/records.py).
 NOT_MEMORY = Affects.ALL & ~Affects.MEMORY
+PASS = "what a step computes: {}; forward is inference without gradients"
 MEASURED_STEPS = "measured steps: synced ones, and on a GPU as many pipelined; null if adaptive"
 
 
@@ -211,11 +210,7 @@ class StopRule:
 
 _OF_FIXED = ("warmup_steps", "measured_steps")
 _OF_ADAPTIVE = {"half_width": 0.01, "most_steps": 100, "most_seconds": 5.0}
-
-
-def timing_axis(default: T, doc: str, unit: str = "") -> T:
-    """Declare an axis that is null with the other `timing`."""
-    return axis(default, doc, unit=unit, affects=Affects.NONE, part_of="timing")
+TIMING_AXES = (*_OF_FIXED, *_OF_ADAPTIVE)  # those that are null with the other `timing`
 
 
 class TimedParams(Params):
@@ -232,23 +227,30 @@ class TimedParams(Params):
         "fixed: a fixed number of steps; adaptive: steps until the median is known well enough",
         affects=Affects.NONE,
     )
-    warmup_steps: NonNegativeInt | None = timing_axis(
-        5, "steps before the measured ones; null with adaptive timing", "steps"
+    warmup_steps: NonNegativeInt | None = axis(
+        5,
+        "steps before the measured ones; null with adaptive timing",
+        unit="steps",
+        affects=Affects.NONE,
     )
-    measured_steps: PositiveInt | None = timing_axis(10, MEASURED_STEPS, "steps")
-    half_width: Annotated[float, Field(gt=0, lt=1)] | None = timing_axis(
+    measured_steps: PositiveInt | None = axis(
+        10, MEASURED_STEPS, unit="steps", affects=Affects.NONE
+    )
+    half_width: Annotated[float, Field(gt=0, lt=1)] | None = axis(
         None,
         "adaptive timing: stop at this half-width of the median's 95 % interval, a fraction of "
         "the median",
+        affects=Affects.NONE,
     )
-    most_steps: Annotated[int, Field(ge=FEWEST)] | None = timing_axis(
-        None, "adaptive timing: largest number of steps", "steps"
+    most_steps: Annotated[int, Field(ge=FEWEST)] | None = axis(
+        None, "adaptive timing: largest number of steps", unit="steps", affects=Affects.NONE
     )
-    most_seconds: Annotated[float, Field(gt=0)] | None = timing_axis(
+    most_seconds: Annotated[float, Field(gt=0)] | None = axis(
         None,
         "adaptive timing: stop when six or more steps have taken this long together, or when the "
         "interval would remain too wide",
-        "s",
+        unit="s",
+        affects=Affects.NONE,
     )
 
     @property
@@ -289,9 +291,6 @@ class TimedParams(Params):
             raise ValueError("timing: fixed needs warmup_steps and measured_steps")
         return self
 
-
-# The axes that are null with the other `timing`.
-TIMING_AXES = tuple(name for name, declared in axes_of(TimedParams).items() if declared.part_of)
 
 _OF_COMPILED = {"compile_mode": get_args(CompileMode), "compile_cache": get_args(CompileCache)}
 
@@ -356,22 +355,6 @@ class AttentionAxisParams(CompiledParams):
 def computes_own_attention(model: object) -> bool:
     """Return True if a model is code of the user, for which `attention` means nothing."""
     return isinstance(model, str) and not model.startswith(HUB)
-
-
-def work_axis(default: T, doc: str, unit: str = "") -> T:
-    """Declare an axis that changes how much is computed, and never less memory with more of it."""
-    return axis(default, doc, unit=unit, affects=WORK, memory_order=())
-
-
-def pass_axis(default: T, words: tuple[str, ...]) -> T:
-    """Declare the axis `pass` of a task that supports these words, in the order of their memory."""
-    return axis(
-        default,
-        f"what a step computes: {', '.join(words)}; forward is inference without gradients",
-        alias="pass",
-        affects=WORK,
-        memory_order=words,
-    )
 
 
 def default_values(params: type[Params]) -> Values:

@@ -10,15 +10,14 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
-from tasks.spec.axes import WORK, Affects, Values, axis
+from tasks.spec.axes import MORE_WORK, WORK, Affects, Values, axis
 from tasks.spec.parameters import (
     CUDA_GRAPH_MODES,
+    PASS,
     AttentionAxisParams,
     PositiveInt,
     RankedParams,
     check_value,
-    pass_axis,
-    work_axis,
 )
 from tasks.spec.source_digest import HUB
 from tasks.training.presets import PRESETS
@@ -126,7 +125,7 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
     d_ff: PositiveInt | None = axis(
         None, "inner width of the feed-forward module", unit="elements", affects=WORK
     )
-    num_layers: PositiveInt | None = work_axis(None, "number of blocks")
+    num_layers: PositiveInt | None = axis(None, "number of blocks", **MORE_WORK)
     num_heads: PositiveInt | None = axis(None, "attention heads in each block", affects=WORK)
     num_kv_heads: PositiveInt | None = axis(
         None,
@@ -144,11 +143,17 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
     model_args: Values = axis(
         {}, "keyword arguments of the factory, or values of the hf: config", affects=WORK
     )
-    context_length: PositiveInt = work_axis(512, "length of each sequence", "tokens")
-    batch_size: PositiveInt = work_axis(4, "sequences in a step", "sequences")
-    vocab_size: PositiveInt = work_axis(VOCAB_SIZE, "size of the vocabulary", "tokens")
+    context_length: PositiveInt = axis(512, "length of each sequence", unit="tokens", **MORE_WORK)
+    batch_size: PositiveInt = axis(4, "sequences in a step", unit="sequences", **MORE_WORK)
+    vocab_size: PositiveInt = axis(VOCAB_SIZE, "size of the vocabulary", unit="tokens", **MORE_WORK)
     compile: Compile = "eager"
-    pass_: Pass = pass_axis("train_step", get_args(Pass))
+    pass_: Pass = axis(
+        "train_step",
+        PASS.format(", ".join(get_args(Pass))),
+        alias="pass",
+        affects=WORK,
+        memory_order=get_args(Pass),
+    )
     optimizer: OptimizerName = axis(
         "course",
         "course: the plain loop of AdamW; foreach, fused and loop: torch's AdamW with or without "
@@ -232,20 +237,22 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
             raise ValueError(
                 f"size {self.size} is not of {self.year}, which has {', '.join(SIZES[self.year])}"
             )
-        if self.model is not None and not all(self.model.partition(":")):
-            raise ValueError(f"model {self.model!r} is not of the form package.module:Factory")
-        if self.model_args and self.model is None:
+        if self.model is not None:
+            self._require_of_own_model(self.model)
+        elif self.model_args:
             raise ValueError("model_args are of a model of your own: name it with model")
-        if self.model is not None and (self.num_kv_heads or self.tie_embeddings):
-            raise ValueError("num_kv_heads and tie_embeddings are of the built-in model")
-        if self.hub_name:
-            self._require_of_hub()
-        elif self.model is not None and self.attention != "naive":
-            raise ValueError("attention is of the course's model: yours computes its own")
         self.dimensions  # noqa: B018  raises ValueError if the dimensions do not fit together
         return self
 
-    def _require_of_hub(self) -> None:
+    def _require_of_own_model(self, model: str) -> None:
+        if not all(model.partition(":")):
+            raise ValueError(f"model {model!r} is not of the form package.module:Factory")
+        if self.num_kv_heads or self.tie_embeddings:
+            raise ValueError("num_kv_heads and tie_embeddings are of the built-in model")
+        if not self.hub_name:
+            if self.attention != "naive":
+                raise ValueError("attention is of the course's model: yours computes its own")
+            return
         if self.attention not in ("naive", "sdpa"):
             raise ValueError(
                 f"attention: {self.attention} exists for the built-in model only. For hf: models, "
@@ -432,10 +439,13 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
             dims = Dimensions(self.d_model, self.d_ff, self.num_layers, self.num_heads)
         else:
             return None
-        if not self.num_kv_heads and not self.tie_embeddings:
-            return dims
-        kv_heads = self.num_kv_heads or dims.num_kv_heads
-        return replace(dims, num_kv_heads=kv_heads, is_tied=self.tie_embeddings or dims.is_tied)
+        if self.num_kv_heads or self.tie_embeddings:
+            kv_heads = self.num_kv_heads or dims.num_kv_heads
+            is_tied = self.tie_embeddings or dims.is_tied
+            dims = replace(dims, num_kv_heads=kv_heads, is_tied=is_tied)
+        if self.size is None or self.num_kv_heads:
+            dims.require_whole_heads()
+        return dims
 
 
 def _drop_unused_axes_of_ranks(values: Values) -> None:

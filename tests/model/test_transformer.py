@@ -124,7 +124,13 @@ def test_head_dimensions_that_are_not_whole_and_even_are_refused(
     dims: tuple[int, int, int, int], expected: str
 ) -> None:
     with pytest.raises(ValueError, match=expected):
-        Dimensions(*dims)
+        TransformerLM(Dimensions(*dims), 4)
+
+
+def test_the_sizes_of_the_course_and_of_published_models_have_whole_heads() -> None:
+    for sizes in SIZES.values():
+        for dims in sizes.values():
+            dims.require_whole_heads()
 
 
 def test_built_on_the_device_that_is_current() -> None:

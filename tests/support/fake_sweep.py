@@ -125,7 +125,7 @@ class SilentConsole:
 
 
 def fake_runtime(scheduler: Scheduler, messages: list[str] | None = None) -> Runtime:
-    return Runtime(lambda execution, example: closing(scheduler), SilentConsole(messages))
+    return Runtime(SilentConsole(messages), lambda *example: closing(scheduler))
 
 
 def request_for(

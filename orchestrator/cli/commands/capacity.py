@@ -85,7 +85,8 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     from orchestrator.report.formats.terminal import Screen
     from orchestrator.sweep.capacity_limits import Bounds
     from orchestrator.sweep.capacity_search import find_limits
-    from orchestrator.sweep.pipeline import default_runtime
+    from orchestrator.sweep.console import SweepConsole
+    from orchestrator.sweep.pipeline import Runtime
 
     measures, gpu = chosen["confirm"], chosen["gpu"]
     if measures and gpu is not None:
@@ -99,7 +100,7 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     if measures and not chosen["address"]:
         check_devices(request, Preflight(cells, hosts=(probe_here(),)), say)
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
-    runtime = default_runtime(CellLabels(cells, axis)) if measures else None
+    runtime = Runtime(SweepConsole(CellLabels(cells, axis))) if measures else None
     found = find_limits(request, bounds, gpu, runtime)
     screen = Screen.of_stdout(may_color=False)
     for line in describe_limits(request, found, bounds, screen):

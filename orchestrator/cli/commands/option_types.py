@@ -126,14 +126,18 @@ def _option(param: click.Parameter | None) -> str:
     return "option"
 
 
-class FolderType(click.Path):
-    """A folder whose name is not empty."""
+class RunLocationType(click.Path):
+    """A folder, converted to a path, or an address as it was typed."""
+
+    takes_addresses = True
 
     def convert(
         self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> RunLocation:
         option = "--out" if isinstance(param, click.Option) else "RUN"
         require_lasting(str(value), option)
+        if self.takes_addresses and is_address(value):
+            return str(value)
         if is_address(value):  # which would be taken for the name of a folder
             raise ConfigError(
                 f"{option} {value}: is an address", "Name a folder, and copy it there afterwards"
@@ -142,13 +146,7 @@ class FolderType(click.Path):
         return Path(value)
 
 
-class RunLocationType(FolderType):
-    """A folder, converted to a path, or an address as it was typed."""
+class FolderType(RunLocationType):
+    """A folder whose name is not empty."""
 
-    def convert(
-        self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
-    ) -> RunLocation:
-        if not is_address(value):
-            return super().convert(value, param, ctx)
-        require_lasting(str(value))
-        return str(value)
+    takes_addresses = False

@@ -37,21 +37,22 @@ def run(config: Path, **chosen: object) -> None:
     # Ray, pandas and pyarrow take seconds to import, during which the terminal would stay empty.
     starting = "" if chosen["scheduler"] == "serial" else ", starting Ray"
     say(f"preparing: importing torch{starting}")
-    from orchestrator.sweep.pipeline import default_runtime, run_sweep
+    from orchestrator.sweep.console import SweepConsole
+    from orchestrator.sweep.pipeline import Runtime, run_sweep
 
     request = parse_request({"config": config, **chosen})
-    result = run_sweep(request, default_runtime(request.expansion.label))
+    result = run_sweep(request, Runtime(SweepConsole(request.expansion.label)))
     end_with(result)
 
 
 def end_with(result: SweepResult) -> NoReturn:
     """Print the end of a sweep and exit. Raise the error that stopped it."""
     from orchestrator.cli.text.sweep_result import OUT_OF_MEMORY, conclude
-    from orchestrator.planning.invocation import without_repeated_work
+    from orchestrator.planning.invocation import REPEATS_WORK, without_options
 
     arguments = without_separator(sys.argv[1:])
     command = shell_command(["sweep", *arguments])
-    again = shell_command(["sweep", *without_repeated_work(arguments)])
+    again = shell_command(["sweep", *without_options(arguments, REPEATS_WORK)])
     lines, exit_code = conclude(result, command, again)
     for line in lines:
         # Not click.echo: a sweep ends well even if nobody reads its output.

@@ -31,7 +31,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.common.hashing import text_digest
+from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import REDACTED
 
 # In quotes, a path may contain blanks; options of compilers such as -I precede one directly.
@@ -265,7 +265,7 @@ def called(uuid: str) -> str:
     """Return the public name of a GPU. A name that was already replaced stays as it is."""
     if uuid.startswith(f"{_GPU} "):
         return uuid
-    return f"{_GPU} {text_digest(uuid.removeprefix('GPU-'))[:8]}"
+    return f"{_GPU} {sha256(uuid.removeprefix('GPU-'))[:8]}"
 
 
 def _is_telling(value: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.common.hashing import file_digest, text_digest
+from orchestrator.common.hashing import file_digest, sha256
 from orchestrator.config.selection import choose_sample
 from orchestrator.report.export.redaction import called
 from tasks.spec.registry import make_cell
@@ -14,7 +14,7 @@ KNOWN = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of
 
 def test_a_file_is_known_by_what_a_text_would_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("abc")
-    assert file_digest(tmp_path / "file") == text_digest("abc") == KNOWN
+    assert file_digest(tmp_path / "file") == sha256("abc") == KNOWN
 
 
 def test_published_gpu_names_and_drawn_samples_do_not_change() -> None:

@@ -19,12 +19,12 @@ from click.testing import CliRunner
 
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
-from orchestrator.common.output import Notify
 from orchestrator.planning.cell_decisions import plan_request
 from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.preflight import Preflight
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.open import open_runs
+from orchestrator.sweep.pipeline import check_hosts
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -366,11 +366,12 @@ def test_a_cell_that_is_predicted_not_to_fit_is_not_marked(
     """Otherwise the same command would never start from the first cell again."""
     go(request_of(), FakeScheduler(outcome_of))
 
-    def exclude(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
+    def exclude(*known: Any) -> Preflight:
+        preflight = check_hosts(*known)
         large = [one for one in preflight.cells if one.params.values()["context_length"] > 64]
         return preflight.exclude(large, is_deferred=False)
 
-    monkeypatch.setattr("orchestrator.sweep.pipeline.predict_cells", exclude)
+    monkeypatch.setattr("orchestrator.sweep.pipeline.check_hosts", exclude)
     for _ in range(2):
         scheduler = FakeScheduler(outcome_of)
         go(request_of(), scheduler, FRESH, skip_predicted_oom=True)

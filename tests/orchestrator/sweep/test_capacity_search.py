@@ -16,6 +16,7 @@ from click.testing import Result
 
 from orchestrator.cli.text.capacity import describe_limits, limits_table
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.output import Notify
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
 from orchestrator.hardware.host import GpuInfo, HostInfo
@@ -163,12 +164,12 @@ def request_where(write_config: Callable[..., Path], tmp_path: Path) -> Callable
 
 
 def runtime_with(status: Status = Status.OOM, **largest: int) -> Runtime:
-    def opened(execution: ExecutionOptions, example: Attempt) -> closing[Gpu]:
+    def opened(execution: ExecutionOptions, example: Attempt, notify: Notify) -> closing[Gpu]:
         gpu = Gpu()
         gpu.largest, gpu.status, Gpu.attempts = largest, status, []
         return closing(gpu)
 
-    return Runtime(opened, SilentConsole())
+    return Runtime(SilentConsole(), opened)
 
 
 def rows_of(request: SweepRequest, found: Found, bounds: Bounds = CONTEXT) -> list[dict[str, Any]]:
