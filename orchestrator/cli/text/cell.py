@@ -165,11 +165,6 @@ def _samples(samples: pd.DataFrame) -> Iterator[str]:
     # dropna=False: the mode or phase of a sample may be null.
     for key, group in samples.groupby(keys, sort=False, dropna=False):
         *names, unit = map(str, key)
-        values = ", ".join(_sample_value(value, unit) for value in group["value"])
-        yield f"  {' '.join(filter(None, names))} [{unit}]: {values}"
-
-
-def _sample_value(value: float, unit: str) -> str:
-    if value != value:  # NaN
-        return "null"
-    return f"{value:,.0f}" if unit == "bytes" else f"{value:g}"
+        form = ",.0f" if unit == "bytes" else "g"
+        values = [f"{value:{form}}" if value == value else "null" for value in group["value"]]
+        yield f"  {' '.join(filter(None, names))} [{unit}]: {', '.join(values)}"

@@ -203,15 +203,10 @@ def _copy(run: Run, attempts: pd.DataFrame, folder: Path, redaction: Redaction) 
     manifest = redaction.manifest(run.read_manifest())
     writer.write_manifest(manifest)
     if "config" in manifest:
-        _write_config(manifest["config"], folder / CONFIG_FILE)
-
-
-def _write_config(config: object, path: Path) -> None:
-    """Write a config with its keys in their original order."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.default_flow_style = False
-    yaml.dump(config, path)
+        yaml = YAML(typ="safe", pure=True)
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+        yaml.default_flow_style = False
+        yaml.dump(manifest["config"], folder / CONFIG_FILE)
 
 
 def _write_contents(folder: Path, contents: Mapping[str, object]) -> None:

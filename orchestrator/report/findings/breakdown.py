@@ -62,7 +62,6 @@ def about_backward(results: Results) -> Iterator[Finding]:
     elif not is_certain:
         takes = "takes longer in some cells and less time in others than"
     yield Finding(
-        "where",
         "backward / forward",
         ratio(middle),
         span(ratios),
@@ -89,7 +88,6 @@ def about_busy_time(results: Results) -> Iterator[Finding]:
         spread = f"to {percent(most['busy_timed'])}"
         detail = f" In {scope_of(most)}, kernels run for {percent(most['busy_timed'])} of the step."
     yield Finding(
-        "where",
         "GPU busy",
         percent(least["busy_timed"]),
         spread,
@@ -131,7 +129,6 @@ def about_kernels(results: Results) -> Iterator[Finding]:
         rest = f"{others.idxmax()} ({percent(others.max())} in {order[-1]})"
         detail.append(f"of the rest, most is {rest}")
     yield Finding(
-        "where",
         "matrix products",
         percent(products[order[-1]]),
         f"in {order[-1]}" + (f"; {texts[0]}" if len(texts) > 1 else ""),
@@ -167,7 +164,6 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     share = (ms_of_parts(own, ("softmax",)) or 0.0) / sum(sums(own, "phase").values())
     more = "longer than" if row["softmax_ratio"] > 1 else "less time than"
     yield Finding(
-        "where",
         "softmax / its products",
         ratio(row["softmax_ratio"]),
         span(cells["softmax_ratio"]),

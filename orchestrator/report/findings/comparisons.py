@@ -43,6 +43,7 @@ from orchestrator.report.findings.finding import (
     least_gain,
     main_run,
     matched_on,
+    of_pair,
     peak_of,
     same_number,
     subject_of,
@@ -81,30 +82,14 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
     candidates = main[is_free] if is_free.any() else main
     clear = candidates[is_clear(candidates)]
     best = extreme(clear if len(clear) else candidates, "ratio", largest=True)
+    label = f"{best['precision']} over {best['precision' + BASE]}"
     conclusion = tally(main, str(best["precision"]), f"{PASSES.get(best.get('pass'), 'step')}")
-    detail = f"{_takes(best)}{_when_compiled(best, found)}"
-    yield _of_pair(best, conclusion, detail, "time")
+    yield of_pair(best, label, conclusion, f"{_takes(best)}{_when_compiled(best, found)}")
     worst = extreme(main[is_clear(main)], "ratio", largest=False)
     if worst is not None and worst["ratio"] < 1 < best["ratio"]:
         conclusion = f"{worst['precision']} is slower for {scope_of(worst)}."
-        yield _of_pair(worst, conclusion, _takes(worst) + _reason(worst), "where")
-
-
-def _of_pair(pair: Row, conclusion: str, detail: str, section: str) -> Finding:
-    is_certain = bool(is_clear(pair))
-    return Finding(
-        section,
-        f"{pair['precision']} over {pair['precision' + BASE]}",
-        ratio(pair["ratio"]),
-        interval(pair["low"], pair["high"], pair["coverage"]),
-        conclusion,
-        detail,
-        scope_of(pair),
-        least_gain(pair["low"], pair["high"]) if is_certain else 0.0,
-        [(pair["cell"], pair["cell" + BASE])],
-        bool(pair["is_cpu_bound"]),
-        is_certain,
-    )
+        loss = of_pair(worst, label, conclusion, _takes(worst) + _reason(worst))
+        yield replace(loss, section="where")
 
 
 def _takes(pair: Row) -> str:
@@ -171,7 +156,6 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
     cost = f" Compiling takes {number(float(np.median(costs)))} s once." if len(costs) else ""
     is_certain = bool(is_clear(shown).any())
     return Finding(
-        "compile",
         f"{name} over eager",
         ratio(shown["ratio"].median()),
         spread,
@@ -214,9 +198,8 @@ def about_attention(results: Results) -> Iterator[Finding]:
 def _of_attention(joined: pd.DataFrame) -> Finding:
     best = _best_attention(joined, fullest_context(joined, "attention"))
     name = str(best["attention"])
-    is_certain = bool(is_clear(best))
     conclusion = f"{name} attention makes no clear difference."
-    if is_certain:
+    if is_clear(best):
         pace = "fastest" if best["ratio"] > 1 else "slower than the naive one, as is every other"
         conclusion = f"{name} attention is {pace}."
     pass_name = PASSES.get(str(best.get("pass")), "step")
@@ -231,19 +214,8 @@ def _of_attention(joined: pd.DataFrame) -> Finding:
     if longest[LENGTH] > best[LENGTH]:
         detail += f" At {longest[LENGTH]:,}, where fewer were measured, {longest['attention']} is"
         detail += f" {ratio(longest['ratio'])} as fast as naive."
-    return Finding(
-        "attention",
-        f"{name} over naive",
-        ratio(best["ratio"]),
-        interval(best["low"], best["high"], best["coverage"]),
-        conclusion,
-        detail,
-        f"context {best[LENGTH]:,}, {best['precision']}",
-        least_gain(best["low"], best["high"]) if is_certain else 0.0,
-        [(best["cell"], best["cell" + BASE])],
-        bool(best["is_cpu_bound"]),
-        is_certain,
-    )
+    finding = of_pair(best, f"{name} over naive", conclusion, detail)
+    return replace(finding, scope=f"context {best[LENGTH]:,}, {best['precision']}")
 
 
 def _best_attention(joined: pd.DataFrame, length: int) -> Row:
@@ -268,7 +240,6 @@ def _growth(cells: pd.DataFrame) -> Iterator[Finding]:
         low, middle, high = np.quantile(exponents, [0, 0.5, 1])
         lengths = f"{long[LENGTH].min():,} to {long[LENGTH].max():,}"
         yield Finding(
-            "attention",
             "attention time",
             f"n^{middle:.2f}",
             f"{low:.2f} to {high:.2f}",
@@ -306,7 +277,6 @@ def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> 
     gain = "saves" if share > 0 else "costs"
     more = "longer" if longer >= 1 else "shorter"
     return Finding(
-        "memory",
         f"{name}: {axis_text(row[option])}",
         gibibytes(abs(base - own)),
         f"{gain}; step {ratio(longer)} as long",
@@ -348,7 +318,6 @@ def _of_axis(found: pd.DataFrame, axis: str, values: Sequence[object]) -> Findin
     if not is_certain:
         conclusion = f"{last} and {first} show no clear difference."
     return Finding(
-        "time",
         f"{last} over {first}",
         ratio(times.median()),
         spread,
@@ -382,7 +351,6 @@ def about_warm_up(results: Results) -> Iterator[Finding]:
     if enough == last:
         conclusion = f"Steps still become steadier with {enough} warm-up steps."
     yield Finding(
-        "trust",
         "steps of warm-up",
         f"{enough}",
         f"{_percent_of_spread(by_count[first])} to {_percent_of_spread(by_count[enough])}",

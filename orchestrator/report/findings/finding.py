@@ -15,9 +15,9 @@ from orchestrator.analysis.axes import RUN, Row, has_value
 from orchestrator.analysis.pairs import BASE, combinations, is_clear, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of
+from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of, scope_of
 from orchestrator.report.text.memory_failures import NO_TABLE, TextTable
-from orchestrator.report.text.numbers import marks
+from orchestrator.report.text.numbers import interval, marks, ratio
 from tasks.spec.parameters import TIMING_AXES
 
 Basis = Sequence[Sequence[str]]
@@ -27,14 +27,14 @@ Basis = Sequence[Sequence[str]]
 class Finding:
     """A number of a run, and a sentence that starts with a conclusion.
 
-    section: the question of the page that it answers. label: what the number is. scope: the cells
-    that it is about. gain: the share of the time of a step, of memory or of cells that a reader
-    could recover, at least; 0 if there is nothing to recover. basis: the ids of the cells that the
-    number rests on, each with that of its counterpart if it is a comparison. is_cpu_bound: the
-    number is about times of CPU-bound steps. is_clear: false if it may be chance.
+    label: what the number is. scope: the cells that it is about. gain: the share of the time of a
+    step, of memory or of cells that a reader could recover, at least; 0 if there is nothing to
+    recover. basis: the ids of the cells that the number rests on, each with that of its counterpart
+    if it is a comparison. is_cpu_bound: the number is about times of CPU-bound steps. is_clear:
+    false if it may be chance. section: the question of the page that it answers, by default that of
+    its rule.
     """
 
-    section: str
     label: str
     number: str
     interval: str
@@ -46,6 +46,7 @@ class Finding:
     is_cpu_bound: bool = False
     is_clear: bool = True
     table: TextTable = NO_TABLE
+    section: str = ""
 
     @property
     def marked_number(self) -> str:
@@ -55,6 +56,23 @@ class Finding:
     @property
     def sentence(self) -> str:
         return f"{self.conclusion} {self.detail}".strip()
+
+
+def of_pair(pair: Row, label: str, conclusion: str, detail: str) -> Finding:
+    """Return what one pair of cells says: its ratio, and the time that can be saved at least."""
+    is_certain = bool(is_clear(pair))
+    return Finding(
+        label,
+        ratio(pair["ratio"]),
+        interval(pair["low"], pair["high"], pair["coverage"]),
+        conclusion,
+        detail,
+        scope_of(pair),
+        least_gain(pair["low"], pair["high"]) if is_certain else 0.0,
+        [(pair["cell"], pair["cell" + BASE])],
+        bool(pair["is_cpu_bound"]),
+        is_certain,
+    )
 
 
 def basis_of_pairs(found: pd.DataFrame) -> Basis:

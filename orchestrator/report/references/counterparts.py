@@ -30,7 +30,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
 from orchestrator.report.references.records import ReferenceNumber
-from orchestrator.report.tables.cell_filters import having
+from orchestrator.report.tables.layouts import having
 from orchestrator.report.text.numbers import format_ms
 from tasks.spec.tables import UNKNOWN_CLASS
 

@@ -33,6 +33,7 @@ from orchestrator.report.tables.table import (
     Entry,
     Table,
     TableGrid,
+    note_entries,
     quantity,
 )
 from tasks.spec.messages import shorten
@@ -79,20 +80,18 @@ def _rows(numbers: Numbers, results: Results) -> TableGrid:
         if ours is not None or row["status"] != "ok":
             pairs.append((number, row, ours))
     if not pairs:
-        return TableGrid([], [], [])
+        return TableGrid()
     ids = {row["cell"] for _, row, _ in pairs}
     cells = results.cells[results.cells["cell"].isin(ids)]
     axes = key_axes(replace(results, cells=cells))
     position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
     pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
     found = []
-    numbered: dict[str, int] = {}
-    for number, row, ours in pairs:
-        notes = {numbered.setdefault(note, len(numbered) + 1) for note in _notes(number, row)}
-        listed = Entry(", ".join(map(str, sorted(notes))) or NOTHING)
+    numbers_of_notes, notes = note_entries(_notes(number, row) for number, row, _ in pairs)
+    for (number, row, ours), own in zip(pairs, numbers_of_notes, strict=True):
         names = {"cell": Entry(_cell_text(row, axes))}
-        found.append((row, {**names, **_entries(number, row, ours), NOTES: listed}))
-    return grid_of([], found, ["cell", "quantity"])._replace(notes=tuple(numbered))
+        found.append((row, {**names, **_entries(number, row, ours), NOTES: own}))
+    return grid_of([], found, ["cell", "quantity"])._replace(notes=notes)
 
 
 def _order(number: ReferenceNumber) -> tuple[int, int, str]:

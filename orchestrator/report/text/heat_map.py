@@ -22,22 +22,20 @@ from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import (
     LENGTH,
     NAME,
+    NOT_SHOWN,
     SCOPE_COLUMNS,
     axis_title,
-    cell_keys,
-    scope_of,
-    setting_text,
-    value_text,
-)
-from orchestrator.report.text.numbers import number, ratio
-from orchestrator.report.text.slices import (
-    NOT_SHOWN,
     axis_values,
+    cell_keys,
     choose_slice,
     free_axes,
     main_cells,
+    scope_of,
+    setting_text,
     shared_settings,
+    value_text,
 )
+from orchestrator.report.text.numbers import number, ratio
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -254,7 +252,10 @@ def _map(
 ) -> HeatMap:
     """Return the map of cells. grid: axes of panels, rows and columns, with their values."""
     (panel_axis, row_axis, column_axis), values = grid, list(grid.values())
-    measures = _measures(cells, values[0])
+    known = set(cells.columns[cells.notna().any()])
+    if TIME in known and len(values[0]) > 1 and str(values[0][0]) == "fp32":
+        known.add(_SPEED_UP)
+    measures = [measure for measure in MEASURES if measure.column in known]
     texts = {axis: list(map(axis_text, of_axis)) for axis, of_axis in grid.items()}
     # The names say the run of a cell if they are of several.
     named = [row_axis, column_axis, panel_axis, *switched]
@@ -290,13 +291,6 @@ def _map(
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known=bool(cells["cpu_bound"].notna().any()),
     )
-
-
-def _measures(cells: pd.DataFrame, precisions: Sequence[object]) -> list[HeatMeasure]:
-    known = set(cells.columns[cells.notna().any()])
-    if TIME in known and len(precisions) > 1 and str(precisions[0]) == "fp32":
-        known.add(_SPEED_UP)
-    return [measure for measure in MEASURES if measure.column in known]
 
 
 def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The line below each table: hardware, software and protocol of the numbers."""
+"""What was measured: the heading of the page, cells by status, and the line below each table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pandas as pd
 
 from orchestrator.analysis.axes import RUN
 from orchestrator.analysis.cpu_bound import ran_with_others
+from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import cell_count
 from orchestrator.report.text.numbers import HOST_MARK
+from tasks.spec.status import OUT_OF_MEMORY
 
 _MOST_LISTED = 3  # values of a column; of more, the line has their number
 _SOFTWARE = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"), ("batch", "batch_size"))
@@ -22,13 +24,16 @@ def provenance(results: Results) -> str:
     Where cells differ in a value, it lists up to three values, or says how many there are.
     """
     cells = results.cells
+    runs = values_of(cells, RUN)
+    repetitions = max(_column(cells, "repetitions"), default=1)
     has_changed = cells.filter(items=["settings_changed"]).notna().any(axis=1)
     parts = [
-        f"run {_only_run(cells) or results.manifest.get('name', '?')}",
+        f"run {runs[0] if len(runs) == 1 else results.manifest.get('name', '?')}",
         _value(cells, "gpu") or _value(cells, "cpu"),
         *(labelled(label, _value(cells, column)) for label, column in _SOFTWARE),
         _protocol(cells),
-        _repetitions(cells),
+        # A row shows only the last of its repetitions.
+        f"the last of up to {repetitions} times measured" if repetitions > 1 else "",
         _counted(is_flagged(cells, "cpu_bound"), f"are CPU-bound ({HOST_MARK})"),
         _counted(is_flagged(cells, "power_capped_ns"), "at a clock that the power limit held down"),
         _counted(is_flagged(cells, "cpu_contended"), "while other processes used their cores"),
@@ -40,12 +45,6 @@ def provenance(results: Results) -> str:
         measured_days(cells),
     ]
     return " · ".join(filter(None, parts))
-
-
-def _only_run(cells: pd.DataFrame) -> str:
-    """Return the name of the run of all cells; empty if they are of several or have none."""
-    names = values_of(cells, RUN)
-    return names[0] if len(names) == 1 else ""
 
 
 def _column(cells: pd.DataFrame, name: str) -> pd.Series[Any]:
@@ -79,12 +78,6 @@ def _protocol(cells: pd.DataFrame) -> str:
     return f"{text} steps" if text else ""
 
 
-def _repetitions(cells: pd.DataFrame) -> str:
-    # A row shows only the last of its repetitions.
-    most = max(_column(cells, "repetitions"), default=1)
-    return f"the last of up to {most} times measured" if most > 1 else ""
-
-
 def is_flagged(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
     """Return for each cell if it has a number above 0 in a column, which a run may lack."""
     return cells.get(column, pd.Series(pd.NA, cells.index)).astype("Float64") > 0
@@ -113,3 +106,60 @@ def measured_days(cells: pd.DataFrame, form: str = "%Y-%m-%d") -> str:
         return ""
     ends = [day.strftime(form).lstrip("0") for day in (started.min(), started.max())]
     return " to ".join(dict.fromkeys(ends))
+
+
+_PEAKS = ("peak_allocated_bytes", "peak_rss_bytes")  # on a GPU, and on a CPU
+
+
+def headline(results: Results) -> str:
+    """Return what was measured on what, for the heading of the page."""
+    cells = results.cells
+    if cells.empty or "task" not in cells:
+        return f"{results.manifest.get('name', 'run')}: nothing is measured yet"
+    tasks = set(cells["task"])
+    subject = f"Training {_trained(cells)}" if "train_step" in tasks else "Attention"
+    if not tasks & {"train_step", "attention"}:
+        subject = ", ".join(sorted(task.replace("_", " ") for task in tasks)).capitalize()
+    device = _device(cells)
+    has_time = TIME in cells and cells[TIME].notna().any()
+    has_memory = cells.filter(items=_PEAKS).notna().any(axis=None)
+    has_limits = cells["status"].isin(OUT_OF_MEMORY).any()
+    parts = [("time", has_time), ("memory", has_memory), ("limits", has_limits)]
+    shown = ", ".join(name for name, present in parts if present)
+    return f"{subject}{device}{': ' if shown else ''}{shown}"
+
+
+def _trained(cells: pd.DataFrame) -> str:
+    """Return the name of the user's model, if nothing else was trained."""
+    models: list[object] = list(cells["model"].unique()) if "model" in cells else []
+    is_one = len(models) == 1 and isinstance(models[0], str)
+    return str(models[0]) if is_one else "Transformers"
+
+
+def _device(cells: pd.DataFrame) -> str:
+    gpus = values_of(cells, "gpu")
+    if len(gpus) == 1:
+        return f" on one {gpus[0]}"
+    if gpus:
+        return f" on {len(gpus)} kinds of GPU"
+    is_on_cpu = "device" in cells and (cells["device"] == "cpu").all()
+    return " on a CPU" if is_on_cpu else ""
+
+
+def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:
+    """Return texts such as `1,265 measured`, each with its kind: ok, bad or quiet.
+
+    pending: number of cells without a result.
+    """
+    statuses = results.cells["status"]
+    ok, skipped = int((statuses == "ok").sum()), int((statuses == "skipped").sum())
+    oom = int(statuses.isin(OUT_OF_MEMORY).sum())
+    failed = len(statuses) - ok - skipped - oom
+    counts = [
+        (ok, "measured", "ok"),
+        (oom, "out of memory", "bad"),
+        (failed, "failed", "bad"),
+        (skipped, "impossible", "quiet"),
+        (pending, "not measured", "quiet"),
+    ]
+    return [(f"{count:,} {text}", kind) for count, text, kind in counts if count or kind == "ok"]

@@ -20,8 +20,7 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.hardware.gpu_catalog import known_gpus, smallest_fitting
 from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.findings.registry import findings
-from orchestrator.report.formats.files import to_csv
-from orchestrator.report.formats.markdown import to_markdown
+from orchestrator.report.formats.files import to_csv, to_markdown
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.views import view_of

@@ -18,13 +18,12 @@ from orchestrator.cli.commands.option_types import ReferenceDevice
 from orchestrator.cli.main import main
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.reference_devices import DEVICES
-from orchestrator.report.formats.files import FORMATS, to_csv
+from orchestrator.report.formats.files import FORMATS, to_csv, to_markdown
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import lay_out
-from orchestrator.report.tables.table import RenderedTable, notes_of
+from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import view_of
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -80,6 +79,11 @@ def records(page: RenderedTable, quantity: str = "") -> list[dict[str, str]]:
     return [row for row in rows if row["quantity"].startswith(quantity)]
 
 
+def notes_of(page: RenderedTable, text: str) -> list[str]:
+    """Return the sentences that a row refers to by their numbers, such as `1, 3`."""
+    return [] if text == "–" else [page.grid.notes[int(one) - 1] for one in text.split(", ")]
+
+
 def column(page: RenderedTable, title: str, quantity: str = "") -> list[str]:
     return [row[title] for row in records(page, quantity)]
 
@@ -114,7 +118,7 @@ def test_a_mean_has_its_standard_deviation(run_of: MakeRun, make_outcome: MakeOu
 
 def test_notes_are_numbered_and_each_row_names_its_own(run: Run) -> None:
     page = reference(load_results(run))
-    rows = [notes_of(page.grid.notes, row[-1]) for row in texts_of(page)]
+    rows = [notes_of(page, row[-1]) for row in texts_of(page)]
     assert len(page.grid.notes) == len(set(page.grid.notes))
     assert set(page.grid.notes) == {note for notes in rows for note in notes}
     assert any("Not stated: precision (fp32 or tf32)" in note for note in rows[0])
@@ -232,7 +236,7 @@ def test_markdown_has_numbered_notes_and_csv_has_them_in_full(run: Run) -> None:
     assert f"\n1. {page.grid.notes[0]}" in to_markdown(view_of(page))
     rows = list(csv.DictReader(io.StringIO(to_csv(page))))
     assert [row["note"] for row in rows] == [
-        " ".join(notes_of(page.grid.notes, row[-1])) for row in texts_of(page)
+        " ".join(notes_of(page, row[-1])) for row in texts_of(page)
     ]
 
 
