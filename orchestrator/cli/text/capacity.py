@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from orchestrator.config.grid import Expansion
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD
@@ -31,7 +31,11 @@ def describe_limits(
     groups = found.groups
     table = limits_table(request, found, bounds)
     yield dense_table_text(table, screen, "choose fewer cells with --where")
-    yield from _what_is_equal(_smallest_cells(found, bounds), bounds.axis)
+    # The batch size of a search for a context, or the reverse; labels have it if it varies.
+    other = {"context_length": "batch_size", "batch_size": "context_length"}[bounds.axis]
+    values = {cell.params.values().get(other) for cell in _smallest_cells(found, bounds)}
+    if len(values) == 1 and None not in values:
+        yield f"all cells: {other}={values.pop()}"
     if found.gpu is not None and found.gpu.is_amd:
         yield UNTESTED_ON_AMD
     if any(_is_undecided_between(group, bounds) for group in groups):
@@ -58,17 +62,6 @@ def limits_table(request: SweepRequest, found: Found, bounds: Bounds) -> Rendere
 
 def _smallest_cells(found: Found, bounds: Bounds) -> tuple[Cell, ...]:
     return tuple(group.at(bounds.granularity) for group in found.groups)
-
-
-def _what_is_equal(cells: Sequence[Cell], axis: str) -> Iterator[str]:
-    """Return the batch size of a search for a context, or the reverse, if all cells share it.
-
-    The label of a cell has it if it varies.
-    """
-    other = {"context_length": "batch_size", "batch_size": "context_length"}[axis]
-    values = {cell.params.values().get(other) for cell in cells}
-    if len(values) == 1 and None not in values:
-        yield f"all cells: {other}={values.pop()}"
 
 
 def _predicted_oom(group: Limit) -> int | None:

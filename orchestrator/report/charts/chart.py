@@ -171,7 +171,8 @@ def with_data(rows: pd.DataFrame, layer: Layer) -> Layer:
 
     A layer without data has that of its panel.
     """
-    own = rows.filter(items=list(dict.fromkeys(_fields(layer)))).astype(object)
+    shown = set(_fields(layer))
+    own = rows[[name for name in rows if name in shown]].astype(object)
     return {"data": {"values": own.where(own.notna(), None).to_dict("records")}, **layer}
 
 

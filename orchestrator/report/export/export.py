@@ -133,7 +133,10 @@ def check_place(out: Path, runs: Mapping[str, Run]) -> None:
             f"{within[0]}: lies in the folder that is to be replaced",
             "Name the runs that were measured, all of them",
         )
-    if strangers := sorted(set(_published_before(out)) - set(runs)):
+    published: list[str] = []
+    with suppress(RunError):  # torn: nobody can read it
+        published = Publication(out).contents.runs if is_publication(out) else []
+    if strangers := sorted(set(published) - set(runs)):
         raise RunError(
             f"{out}: has runs that are not named: {', '.join(strangers)}",
             "Name them too, or a new folder with --out",
@@ -145,13 +148,6 @@ def check_place(out: Path, runs: Mapping[str, Run]) -> None:
         raise RunUnwritable(
             f"{out}: cannot be written: {error.strerror}", "Name a writable folder with --out"
         ) from error
-
-
-def _published_before(out: Path) -> list[str]:
-    try:
-        return Publication(out).contents.runs if is_publication(out) else []
-    except RunError:  # torn: nobody can read it
-        return []
 
 
 @contextmanager

@@ -20,12 +20,12 @@ from orchestrator.common.text import counted
 from orchestrator.report.findings.finding import (
     Finding,
     basis_of_cells,
+    by_precision,
     extreme,
     has_cell_with,
     main_run,
     matched_on,
     median_of,
-    same_number,
     sentence_of,
     warmest,
 )
@@ -49,12 +49,7 @@ def about_backward(results: Results) -> Iterator[Finding]:
     ratios = (shown[_BACKWARD] / shown[_FORWARD]).astype(float)
     middle, kind = ratios.median(), "GPU-bound cell" if is_free.any() and on_gpu else "cell"
     texts = [median_of(len(shown), kind)]
-    same = matched_on(shown, "precision", results.axes)
-    medians = ratios[same.index].groupby(same["precision"].astype(str)).median()
-    if len(medians) > 1:
-        order = ordered_values("precision", same["precision"])
-        listed = ", ".join(f"{ratio(medians[name])} in {name}" for name in order)
-        texts.append(f"of {same_number(len(same) // len(medians))} in each precision: {listed}")
+    texts += by_precision(ratios, shown, results.axes, "{ratio} in {name}")
     is_certain = bool(ratios.min() > 1 or ratios.max() < 1)
     takes = "takes longer than" if middle > 1 else "takes less time than"
     if abs(middle - 1) <= _ABOUT_EQUAL:

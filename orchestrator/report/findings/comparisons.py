@@ -25,7 +25,7 @@ from orchestrator.analysis.pairs import (
     HIGH,
     LOW,
     TIME,
-    counterpart_among,
+    combinations,
     is_clear,
     is_gpu_bound,
     measured,
@@ -38,6 +38,7 @@ from orchestrator.report.findings.finding import (
     Finding,
     basis_of_cells,
     basis_of_pairs,
+    by_precision,
     extreme,
     has_cell_with,
     least_gain,
@@ -45,7 +46,6 @@ from orchestrator.report.findings.finding import (
     matched_on,
     of_pair,
     peak_of,
-    same_number,
     subject_of,
     tally,
 )
@@ -93,10 +93,14 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _takes(pair: Row) -> str:
+    return f"{subject_of(pair)} takes {_times(pair)}."
+
+
+def _times(pair: Row) -> str:
     own, base = (
         f"{number(pair[TIME + end])} ms in {pair['precision' + end]}" for end in ("", BASE)
     )
-    return f"{subject_of(pair)} takes {own} and {base}."
+    return f"{own} and {base}"
 
 
 def _when_compiled(pair: Row, found: pd.DataFrame) -> str:
@@ -104,13 +108,12 @@ def _when_compiled(pair: Row, found: pd.DataFrame) -> str:
     if pair.get("compile") != "eager":
         return ""
     axes = (RUN, "size", "model", LENGTH, "pass", "batch_size", "attention")
-    compiled = found[found["compile"] != "eager"].to_dict("records")
-    row = counterpart_among(compiled, [axis for axis in axes if axis in found])(pair)
-    if row is None:
+    alike = combinations(found, [axis for axis in axes if axis in found])
+    compiled = found[(found["compile"] != "eager") & (alike == alike[pair.name])]
+    if compiled.empty:
         return ""
-    own = f"{number(row[TIME])} ms in {row['precision']}"
-    base = f"{number(row[TIME + BASE])} ms in {row['precision' + BASE]}"
-    return f" Compiled: {own} and {base} ({ratio(row['ratio'])})."
+    row = compiled.iloc[0]
+    return f" Compiled: {_times(row)} ({ratio(row['ratio'])})."
 
 
 def _reason(pair: Row) -> str:
@@ -147,7 +150,7 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
         times = f"{number(pair[TIME + BASE])} ms eager and {number(pair[TIME])} ms compiled"
         texts = [f"{subject_of(pair)} in {pair['precision']} takes {times}"]
         spread = interval(pair["low"], pair["high"], pair["coverage"])
-    texts += _by_precision(shown, results.axes)
+    texts += by_precision(shown["ratio"], shown, results.axes, "{name} {ratio}")
     if len(bound):
         texts.append(f"{counted(len(bound), 'CPU-bound pair')} {ratio(bound['ratio'].median())}")
     cells = results.cells[results.cells["cell"].isin(found["cell"])]
@@ -167,17 +170,6 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
         not is_free.any(),
         is_certain,
     )
-
-
-def _by_precision(found: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """Return the median ratio in each precision, over the pairs that all precisions have."""
-    same = matched_on(found, "precision", axes)
-    medians = same["ratio"].groupby(same["precision"].astype(str)).agg(["median", "size"])
-    if len(medians) < 2:
-        return []
-    order = ordered_values("precision", same["precision"])
-    texts = [f"{name} {ratio(medians['median'][name])}" for name in order]
-    return [f"of {same_number(int(medians['size'].min()))} in each precision: {', '.join(texts)}"]
 
 
 def about_attention(results: Results) -> Iterator[Finding]:
@@ -257,16 +249,14 @@ def about_options(results: Results) -> Iterator[Finding]:
     for option, row, baseline in option_pairs(replace(results, cells=steps)):
         found[option].append((row, baseline))
     for option, members in found.items():
-        saves = [(_saved_share(*pair), pair) for pair in members]
-        known = [(share, pair) for share, pair in saves if share is not None]
+        known = []
+        for pair in members:
+            own, base = map(peak_of, pair)
+            if own and base:
+                known.append((1 - own[0] / base[0], pair))
         if known:
             share, pair = max(known, key=lambda one: one[0])
             yield _of_option(option, share, pair, len(known))
-
-
-def _saved_share(row: Row, baseline: Row) -> float | None:
-    own, base = peak_of(row), peak_of(baseline)
-    return 1 - own[0] / base[0] if own and base else None
 
 
 def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> Finding:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import RUN, Row, has_value
+from orchestrator.analysis.axes import RUN, Row, has_value, ordered_values
 from orchestrator.analysis.pairs import BASE, combinations, is_clear, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
@@ -179,6 +179,24 @@ def warmest(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
 def same_number(count: int) -> str:
     """Return the number of cells that all groups of a statistic have, such as `the same 4`."""
     return f"the same {count:,}" if count > 1 else "the one"
+
+
+def by_precision(
+    ratios: pd.Series[float], cells: pd.DataFrame, axes: Sequence[str], form: str
+) -> list[str]:
+    """Return the median ratio in each precision, over the cells or pairs that all precisions have.
+
+    form: of one of them, such as `{name} {ratio}`. Without two precisions the list is empty.
+    """
+    same = matched_on(cells, "precision", axes)
+    medians = ratios[same.index].groupby(same["precision"].astype(str)).median()
+    if len(medians) < 2:
+        return []
+    texts = []
+    for name in ordered_values("precision", same["precision"]):
+        texts.append(form.format(name=name, ratio=ratio(medians[name])))
+    number = same_number(len(same) // len(medians))
+    return [f"of {number} in each precision: {', '.join(texts)}"]
 
 
 def median_of(count: int, noun: str) -> str:

@@ -88,7 +88,13 @@ def findings(results: Results, rules: Mapping[Rule, str] = RULES) -> list[Findin
     results = replace(results, cells=cells.drop(columns=shared), axes=axes)
     found = []
     for rule, section in rules.items():
-        found += [replace(one, section=one.section or section) for one in _found(rule, results)]
+        try:
+            own = list(rule(results))
+        except Exception as error:  # one finding that fails must not cost the report
+            name = rule.__name__.removeprefix("about_").replace("_", " ")
+            text = f"The finding on {name} cannot be made:"
+            own = [Finding(name, NOTHING, "", text, f"{typed_error_text(error)}.")]
+        found += [replace(one, section=one.section or section) for one in own]
     return sorted(found, key=lambda finding: -finding.gain)
 
 
@@ -102,12 +108,3 @@ def first_screen(found: Sequence[Finding], most: int) -> list[Finding]:
         is_first = counts[finding.section] <= _MOST_OF_SECTION
         (chosen if is_first else others).append(finding)
     return [*chosen, *others][:most]
-
-
-def _found(rule: Rule, results: Results) -> list[Finding]:
-    try:
-        return list(rule(results))
-    except Exception as error:  # one finding that fails must not cost the report
-        name = rule.__name__.removeprefix("about_").replace("_", " ")
-        text = f"The finding on {name} cannot be made:"
-        return [Finding(name, NOTHING, "", text, f"{typed_error_text(error)}.")]

@@ -91,11 +91,9 @@ def about_times(results: Results) -> Iterator[Finding]:
     for task in ("train_step", "attention"):
         cells = warmest(results, preferring(measured(results, task, TIME, LOW, HIGH), MAIN))
         if len(cells):
-            yield _of_times(cells)
-            return
-
-
-def _of_times(cells: pd.DataFrame) -> Finding:
+            break
+    else:
+        return
     row = extreme(cells, TIME, largest=True)
     coverage = float(row[COVERAGE]) if has_value(row, COVERAGE) else 1.0
     detail = ""
@@ -105,7 +103,7 @@ def _of_times(cells: pd.DataFrame) -> Finding:
         detail += f" {number(shortest[TIME])} ms ({scope_of(shortest)})."
     if coverage < MIN_COVERAGE:
         detail += f" Its few steps give an interval with {percent(coverage)} confidence only."
-    return Finding(
+    yield Finding(
         "longest step" if len(cells) > 1 else "step",
         number(row[TIME]),
         f"[{number(row[LOW])}, {number(row[HIGH])}] ms{confidence(coverage)}",

@@ -233,7 +233,15 @@ def overview(
             if measure.name in _MATRICES:
                 parts += ["", *_matrix(grid, measure, screen.width)]
     failures = [*_out_of_memory(results), *_other_failures(results, command)]
-    return screen.text(*parts, *failures, "", *_more(pages))
+    names = [page.table.name for page in pages if page.table.is_default]
+    names = names or [page.table.name for page in pages]
+    more = (
+        f"--table {' | '.join(names)}   (--table list: all)",
+        "--where AXIS=VALUE,…   other cells     --format tex | typ | csv | json | md",
+    )
+    options = [Padding(Text(line), (0, 0, 0, 2)) for line in more]
+    heading = Text("More, with the same command", style="bold")
+    return screen.text(*parts, *failures, "", heading, *options)
 
 
 def memory_failures_text(results: Results, screen: Screen) -> str:
@@ -319,12 +327,3 @@ def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[Rendera
         table.add_row(Text(f"  {name}"), *texts)
     title = f"{measure.label}, {measure.unit.split()[0]}: {grid.first_note}"
     yield from (Text(title.removesuffix(": "), style="bold"), table)
-
-
-def _more(pages: Sequence[RenderedTable]) -> Iterator[RenderableType]:
-    yield Text("More, with the same command", style="bold")
-    names = [page.table.name for page in pages if page.table.is_default]
-    names = names or [page.table.name for page in pages]
-    yield Padding(Text(f"--table {' | '.join(names)}   (--table list: all)"), (0, 0, 0, 2))
-    others = "--where AXIS=VALUE,…   other cells     --format tex | typ | csv | json | md"
-    yield Padding(Text(others), (0, 0, 0, 2))

@@ -103,6 +103,8 @@ def to_html(
     }
     data |= {"roles": role_colours(results.live()), **_columns_of_cells(data)}
     found = sections(results, report.findings, report.figures, report.pages)
+    invocations = results.manifest.get("invocations", [])
+    commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
     environment = _environment()
     script = environment.get_template("page.js").render()
     return environment.get_template("index.html").generate(
@@ -125,7 +127,7 @@ def to_html(
         same=data["same"],
         run=report.run_argument,
         citation=_citation(results),
-        commands=_commands(results),
+        commands=list(commands)[-_MOST_COMMANDS:],
         program=_PROGRAM,
         version=_version(results),
         light=Markup(variables(LIGHT)),
@@ -227,13 +229,6 @@ def _versions(cells: pd.DataFrame) -> list[str]:
     """Return the versions of torch and CUDA."""
     named = (("torch", values_of(cells, "torch")), ("CUDA", values_of(cells, "cuda")))
     return [f"{name} {', '.join(values)}" for name, values in named if 0 < len(values) <= 3]
-
-
-def _commands(results: Results) -> list[str]:
-    """Return the last commands that measured, to be copied into a shell."""
-    invocations = results.manifest.get("invocations", [])
-    commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
-    return list(commands)[-_MOST_COMMANDS:]
 
 
 def _citation(results: Results) -> str:

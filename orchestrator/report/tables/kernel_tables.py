@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -64,7 +64,11 @@ def top_kernels(results: Results) -> TableGrid:
     found = []
     for cell, scope, own in _by_scope(results, results.kernels()):
         total_ms = float(np.sum([one.ms for one in own]))
-        for name in _top_names(own):
+        names = _largest_first(sums(own, "name"))
+        # A kernel of unknown class may be a matrix product.
+        others = {one.name for one in own if one.kernel_class not in (GEMM, UNKNOWN_CLASS)}
+        longest_other = [name for name in names if name in others][:1]
+        for name in dict.fromkeys([*names[:_TOP], *longest_other]):
             same = [one for one in own if one.name == name]
             found.append((cell, {PHASE: Entry(scope), **_kernel_entries(same, total_ms)}))
     return grid_of(key_axes(results), found, [PHASE], label=_NAME)
@@ -227,15 +231,6 @@ def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> dict[
             flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
     times = {"softmax ms": milliseconds(softmax_ms), "matmul ms": milliseconds(matmul_ms)}
     return {**times, _RATIO_TITLE: ratio, "in FLOPs": flops}
-
-
-def _top_names(kernels: Sequence[TimedKernel]) -> Iterable[str]:
-    """Return the names of the kernels that take longest, and of the longest that is no GEMM."""
-    names = _largest_first(sums(kernels, "name"))
-    # A kernel of unknown class may be a matrix product.
-    others = {one.name for one in kernels if one.kernel_class not in (GEMM, UNKNOWN_CLASS)}
-    longest_other = [name for name in names if name in others][:1]
-    return dict.fromkeys([*names[:_TOP], *longest_other])
 
 
 def _largest_first(values: Mapping[str, float]) -> list[str]:

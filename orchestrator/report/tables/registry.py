@@ -97,11 +97,10 @@ def lay_out(
     for name in names or by_name:
         table = by_name[name]
         try:
-            chosen = table.choose(results)
-            grid, settings = table.lay_out(chosen), table.settings(chosen)
+            page = table.render(results, measured_with)
         except Exception as error:  # one table that fails must not cost the report
-            settings = {}
             grid = grid_of_rows([], [_PROBLEM], [[Entry(typed_error_text(error))]])
-        if grid.columns:
-            rendered.append(RenderedTable(table, grid, measured_with, settings))
+            page = RenderedTable(table, grid, measured_with)
+        if page.grid.columns:
+            rendered.append(page)
     return rendered

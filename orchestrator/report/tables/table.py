@@ -101,6 +101,7 @@ def axis_entry(value: object) -> Entry:
     return Entry(axis_text(value), float(value) if is_number else None)  # type: ignore[arg-type]
 
 
+# Axes that readers look for, which the caption names if all cells have the same value.
 _SETTINGS = (
     # Three ways to name a model; `size` is a key of every table.
     "model", "d_model", "d_ff", "num_layers", "num_heads",
@@ -112,7 +113,7 @@ Rows = Sequence[Sequence[Entry]]
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A typed column of a table: a key, which tells rows apart, or a measure.
+    """A typed column of a table: a key, in which rows differ, or a measure.
 
     group: the compared value that a measure belongs to, such as `bf16`. priority: the least is the
     most important; a narrow screen shows only the first ones.
@@ -246,26 +247,20 @@ class Table:
     is_default: bool = False
     column_notes: Mapping[str, str] = field(default_factory=dict)
 
-    def choose(self, results: Results) -> Results:
-        """Return the results of the cells that pass the filter."""
-        return replace(results, cells=self.cells(results.cells))
-
-    def lay_out(self, chosen: Results) -> TableGrid:
-        """Return the grid without rows and columns in which no measure has a value."""
-        if chosen.cells.empty:
-            return TableGrid()
-        # Of 1,028 published rows of times, 425 were of cells whose memory alone was measured.
-        grid = self.layout(chosen).without_empty()
-        return grid if {one.name for one in grid.measures} - {NOTES} else TableGrid()
-
-    def settings(self, chosen: Results) -> dict[str, str]:
-        """Return the axes that readers look for and that have one value in all cells."""
-        cells, settings = chosen.cells, {}
+    def render(self, results: Results, provenance: str) -> RenderedTable:
+        """Return the table without rows and columns in which no measure has a value."""
+        chosen = replace(results, cells=self.cells(results.cells))
+        grid, settings = TableGrid(), {}
+        if len(chosen.cells):
+            # Of 1,028 published rows of times, 425 were of cells whose memory alone was measured.
+            grid = self.layout(chosen).without_empty()
+        if not {one.name for one in grid.measures} - {NOTES}:
+            return RenderedTable(self, TableGrid(), provenance)
         for axis in _SETTINGS:
-            values = list(cells[axis].unique()) if axis in cells else []
+            values = list(chosen.cells[axis].unique()) if axis in chosen.cells else []
             if len(values) == 1 and not is_null(values[0]):
                 settings[axis] = axis_text(values[0])
-        return settings
+        return RenderedTable(self, grid, provenance, settings)
 
 
 def is_empty(entries: Sequence[Entry]) -> bool:

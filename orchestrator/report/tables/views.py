@@ -26,7 +26,8 @@ def view_of(
     page: RenderedTable, max_rows: int | None = MAX_ROWS, max_columns: int | None = MAX_COLUMNS
 ) -> RenderedTable:
     """Return the view of a table. None as a limit: all of its rows, or all of its columns."""
-    grid, sliced = page.grid, {}
+    grid = page.grid
+    sliced: dict[str, str] = {}
     if max_rows is not None and max_columns is not None:
         grid, sliced = _slice(page, max_rows)
     keys, measures, lifted = grid.keys, grid.measures, {}

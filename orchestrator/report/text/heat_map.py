@@ -165,8 +165,12 @@ def heat_map(results: Results) -> HeatMap | None:
     axes = (*others, *timing, "seed")
     cells, note = choose_slice(cells, axes, [*places, *switched])
     first = _first_view(cells, switched)
-    grid = {axis: _fullest(axis, first, count) for axis, count in places.items()}
-    for axis, values in grid.items():
+    grid = {}
+    for axis, most in places.items():
+        # The values that most cells have, in their order.
+        fullest = first[axis].map(axis_text).value_counts().index[:most]
+        values = [one for one in axis_values(axis, first) if axis_text(one) in fullest]
+        grid[axis] = values
         cells = cells[cells[axis].map(axis_text).isin(map(axis_text, values))]
         total = first[axis].nunique(dropna=False)
         if len(values) < total:
@@ -239,12 +243,6 @@ def _places(
     switched += [axis for axis in plain if cells[axis].nunique() <= _MOST_OPTIONS]
     places = {name or axis: count for (axis, name), count in zip(chosen.items(), most, strict=True)}
     return places, switched[:_MOST_SWITCHES]
-
-
-def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
-    """Return the values that most cells have, in their order."""
-    counts = cells[axis].map(axis_text).value_counts()
-    return [one for one in axis_values(axis, cells) if axis_text(one) in counts.index[:most]]
 
 
 def _map(

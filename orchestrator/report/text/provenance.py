@@ -1,4 +1,4 @@
-"""What was measured: the heading of the page, cells by status, and the line below each table."""
+"""Heading of the page, counts by status, and the line below each table: what was measured and how."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def provenance(results: Results) -> str:
     """
     cells = results.cells
     runs = values_of(cells, RUN)
+    unrequested = len(cells) - int(results.manifest.get("asked", 0))
     repetitions = max(_column(cells, "repetitions"), default=1)
     has_changed = cells.filter(items=["settings_changed"]).notna().any(axis=1)
     parts = [
@@ -40,7 +41,9 @@ def provenance(results: Results) -> str:
         _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),
         _counted(is_flagged(cells, "interval_wide"), "with an interval wider than 5 %"),
         _counted(has_changed, "changed settings of their process (settings_changed)"),
-        _unrequested(results),
+        # By the last command of the folder, at least.
+        f"{unrequested:,} of {len(cells):,} cells are from an earlier config or selection"
+        * (0 < unrequested < len(cells)),
         labelled("commit", _value(cells, "commit")),
         measured_days(cells),
     ]
@@ -91,14 +94,6 @@ def _counted(found: pd.Series[bool], text: str) -> str:
     return f"{found.sum():,} of {cell_count(len(found))} {text}"
 
 
-def _unrequested(results: Results) -> str:
-    """Return how many cells the last command of the folder did not ask for (a lower bound)."""
-    asked, count = int(results.manifest.get("asked", 0)), len(results.cells)
-    if not 0 < asked < count:
-        return ""
-    return f"{count - asked:,} of {count:,} cells are from an earlier config or selection"
-
-
 def measured_days(cells: pd.DataFrame, form: str = "%Y-%m-%d") -> str:
     """Return the first and the last day of measuring, such as `2026-11-21 to 2026-11-24`."""
     started = pd.to_datetime(_column(cells, "started_at")).dropna()
@@ -117,33 +112,24 @@ def headline(results: Results) -> str:
     if cells.empty or "task" not in cells:
         return f"{results.manifest.get('name', 'run')}: nothing is measured yet"
     tasks = set(cells["task"])
-    subject = f"Training {_trained(cells)}" if "train_step" in tasks else "Attention"
+    models: list[object] = list(cells["model"].unique()) if "model" in cells else []
+    is_one = len(models) == 1 and isinstance(models[0], str)
+    subject = "Attention"
+    if "train_step" in tasks:
+        subject = f"Training {models[0] if is_one else 'Transformers'}"
     if not tasks & {"train_step", "attention"}:
         subject = ", ".join(sorted(task.replace("_", " ") for task in tasks)).capitalize()
-    device = _device(cells)
+    gpus, device = values_of(cells, "gpu"), ""
+    if gpus:
+        device = f" on one {gpus[0]}" if len(gpus) == 1 else f" on {len(gpus)} kinds of GPU"
+    elif "device" in cells and (cells["device"] == "cpu").all():
+        device = " on a CPU"
     has_time = TIME in cells and cells[TIME].notna().any()
     has_memory = cells.filter(items=_PEAKS).notna().any(axis=None)
     has_limits = cells["status"].isin(OUT_OF_MEMORY).any()
     parts = [("time", has_time), ("memory", has_memory), ("limits", has_limits)]
     shown = ", ".join(name for name, present in parts if present)
     return f"{subject}{device}{': ' if shown else ''}{shown}"
-
-
-def _trained(cells: pd.DataFrame) -> str:
-    """Return the name of the user's model, if nothing else was trained."""
-    models: list[object] = list(cells["model"].unique()) if "model" in cells else []
-    is_one = len(models) == 1 and isinstance(models[0], str)
-    return str(models[0]) if is_one else "Transformers"
-
-
-def _device(cells: pd.DataFrame) -> str:
-    gpus = values_of(cells, "gpu")
-    if len(gpus) == 1:
-        return f" on one {gpus[0]}"
-    if gpus:
-        return f" on {len(gpus)} kinds of GPU"
-    is_on_cpu = "device" in cells and (cells["device"] == "cpu").all()
-    return " on a CPU" if is_on_cpu else ""
 
 
 def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:

@@ -372,8 +372,8 @@ def test_bars_of_strategies_add_up_to_the_step_and_a_tick_is_the_step_without_th
     assert [panel["title"] for panel in chart.panels] == [
         "small, context 128, 2 GPUs", "small, context 128, 4 GPUs", "xl, context 128, 2 GPUs",
     ]  # fmt: skip
-    stacked, tick = chart.panels[0]["layer"]
-    bars = values_of(stacked)
+    *stacked, tick = chart.panels[0]["layer"]
+    bars = values_of({"layer": stacked})
     assert {bar["variant"] for bar in bars} == {"naive", "ddp"}
     sums = defaultdict(float)
     for bar in bars:

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,7 +201,7 @@ def test_shares_and_parts_from_kernels(run_of: MakeRun, make_outcome: MakeOutcom
 
 def test_ranks_and_parts_of_kernels() -> None:
     from orchestrator.analysis.kernels import TimedKernel
-    from orchestrator.report.references.counterparts import NOT_GEMM, KernelFigures
+    from orchestrator.report.references.counterparts import COUNTERPARTS, NOT_GEMM
 
     rows = [
         ("a", "forward", "GEMM", "scores", 3.0),
@@ -208,13 +209,21 @@ def test_ranks_and_parts_of_kernels() -> None:
         ("c", "forward", "softmax", "softmax", 2.0),
         ("c", "backward", "softmax", "softmax", 2.0),
     ]
-    figures = KernelFigures([TimedKernel(*row, *[1.0] * 8) for row in rows])
-    assert figures.gemm_share == 0.5
-    assert [figures.share("forward", "", rank) for rank in (1, 2, 4)] == [0.5, 2 / 6, None]
-    assert figures.share("forward", NOT_GEMM, 1) == 2 / 6
-    assert figures.share("", "", 1) == 0.5  # both passes: `c` takes 4 of 8 ms
-    assert figures.part_ms("forward", "matmul") == 4.0
-    assert figures.part_ms("backward", "matmul") is None
+    figures: Any = SimpleNamespace(
+        kernels={"x": [TimedKernel(*row, *[1.0] * 8) for row in rows]}, results=None
+    )
+
+    def ours(metric: str, phase: str = "", **labels: str) -> float | None:
+        number: Any = SimpleNamespace(phase=phase, labels=labels)
+        return COUNTERPARTS[metric].ours(number, {"cell": "x"}, figures)
+
+    assert ours("gemm_share") == 0.5
+    shares = [ours("kernel_share", "forward", rank=rank) for rank in "124"]
+    assert shares == [0.5, 2 / 6, None]
+    assert ours("kernel_share", "forward", among=NOT_GEMM, rank="1") == 2 / 6
+    assert ours("kernel_share", rank="1") == 0.5  # both passes: `c` takes 4 of 8 ms
+    assert ours("part_time", "forward", part="matmul") == 4.0
+    assert ours("part_time", "backward", part="matmul") is None
 
 
 def test_every_format_prints_the_same_numbers(run: Run) -> None:
