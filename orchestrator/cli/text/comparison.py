@@ -32,6 +32,8 @@ from orchestrator.report.tables.table import (
 from orchestrator.report.text.numbers import HOST_MARK
 from orchestrator.store.run import Run, find_cell
 
+KERNEL_DIFF = "kernel-diff"
+_LISTED = 8
 _VERDICT = "verdict"
 # Of a relative difference. From here on, it is printed as a factor: as a percentage, a time could
 # not be so much shorter.
@@ -171,10 +173,6 @@ def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 def _agreeing(ratios: Sequence[RatioInterval], total: object) -> str:
     return f"{sum(map(attrgetter('agrees'), ratios))} of {total}"
-
-
-KERNEL_DIFF = "kernel-diff"
-_LISTED = 8
 
 
 def compare_kernels(a: Run, b: Run, cells: tuple[str, str] = ("", "")) -> RenderedTable:

@@ -34,6 +34,7 @@ from tasks.spec.cell import Cell, device_types
 from tasks.spec.status import Status
 
 SHOWN_CELLS = 20
+_NO_FAILURES = (Status.OK, Status.SKIPPED, INCOMPLETE)
 
 
 def describe_plan(
@@ -189,9 +190,6 @@ def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], wi
             return f"a host with {widest} GPUs,"
         return "one GPU,"
     return f"this machine's {counted(len(gpus), 'GPU')},"
-
-
-_NO_FAILURES = (Status.OK, Status.SKIPPED, INCOMPLETE)
 
 
 def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import pandas as pd
 
@@ -40,7 +41,8 @@ from orchestrator.report.tables.table import (
 )
 
 Measure = tuple[str, Value]  # the title of a column, and how each of its values is made
-Entries = Mapping[Title, Entry]  # of a row
+Entries = Mapping[str, Entry]  # of a row, by title
+Name = TypeVar("Name", bound=Title)
 # Titles, and functions that compare a row with its baseline.
 Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
@@ -61,7 +63,7 @@ def each_cell(results: Results) -> Iterator[Row]:
 
 def grid_of(
     axes: list[str],
-    found: Iterable[tuple[Row, Entries]],
+    found: Iterable[tuple[Row, Mapping[Name, Entry]]],
     keys: Sequence[str] = (),
     compared: str = "",
     label: str = "",
@@ -72,7 +74,8 @@ def grid_of(
     """
     names: dict[Title, Entry] = {}
     rows = []
-    for cell, entries in found:
+    for cell, named in found:
+        entries: dict[Title, Entry] = dict(named.items())
         names = names or {**dict.fromkeys(keys, MISSING), **entries}
         if entries.keys() != names.keys():
             raise ValueError(

@@ -145,9 +145,8 @@ class Column:
         return self.full_name if is_named else f"{self.full_name} ({self.unit})"
 
 
-Title = (
-    str | tuple[str, str]
-)  # of a measure, or the compared value that it belongs to and its title
+# Of a measure; with the compared value that it belongs to in front of it.
+Title = str | tuple[str, str]
 
 
 class TableGrid(NamedTuple):

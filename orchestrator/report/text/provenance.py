@@ -15,6 +15,7 @@ from orchestrator.report.text.numbers import HOST_MARK
 from tasks.spec.status import OUT_OF_MEMORY
 
 _MOST_LISTED = 3  # values of a column; of more, the line has their number
+_PEAKS = ("peak_allocated_bytes", "peak_rss_bytes")  # on a GPU, and on a CPU
 _SOFTWARE = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"), ("batch", "batch_size"))
 
 
@@ -101,9 +102,6 @@ def measured_days(cells: pd.DataFrame, form: str = "%Y-%m-%d") -> str:
         return ""
     ends = [day.strftime(form).lstrip("0") for day in (started.min(), started.max())]
     return " to ".join(dict.fromkeys(ends))
-
-
-_PEAKS = ("peak_allocated_bytes", "peak_rss_bytes")  # on a GPU, and on a CPU
 
 
 def headline(results: Results) -> str:
