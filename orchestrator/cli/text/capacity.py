@@ -83,13 +83,14 @@ def _measures(
 ) -> dict[str, Entry]:
     """Return the entries of a row; on a narrow screen, the last ones are left out."""
     fits, fails = group.surely.fits, _predicted_oom(group)
-    measured, peak = group.measured, None
-    if measured is not None and measured.fits:
-        peak = measured_bytes.get(group.at(measured.fits).id)
+    up_to, oom_at, peak = None, None, None
+    if group.measured is not None:
+        up_to, oom_at = group.measured.fits or None, group.measured.fails
+        peak = measured_bytes.get(group.at(up_to).id) if up_to else None
     return {
         f"{bounds.axis} fits up to": quantity(fits or None, "d"),
-        "measured up to": quantity((measured and measured.fits) or None, "d"),
-        "OOM at": quantity(measured and measured.fails, "d"),
+        "measured up to": quantity(up_to, "d"),
+        "OOM at": quantity(oom_at, "d"),
         "measured": to_gib(peak),
         NOTES: Entry(_note(group, bounds)),
         "peak": _peak(group, fits),

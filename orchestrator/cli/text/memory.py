@@ -156,8 +156,6 @@ def _memory_table(
 ) -> RenderedTable:
     """Return the table of predictions. The reason of each is a note, however long it is."""
     verdict = f"on {card.name}" if card else "verdict"
-    # The first ones are the most important: the last ones are left out on a narrow screen.
-    measures = ["peak", verdict, "how", NOTES, "reserved", "first step"]
     rows = []
     for cell in cells:
         prediction = predictions[cell.id]
