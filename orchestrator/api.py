@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from orchestrator.analysis.column_docs import describe_columns
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.common.reference_devices import find_device
 from orchestrator.common.text import cell_count
-from orchestrator.report.formats.records import typed_columns
+from orchestrator.report.formats.files import typed_columns
 from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import TABLES, lay_out
-from orchestrator.report.text.column_docs import describe_columns
 from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
 

@@ -7,11 +7,16 @@ from pathlib import Path
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content, trim_memory
-from orchestrator.report.charts.registry import PICTURES, begin_drawing, figure_files
+from orchestrator.report.charts.registry import PICTURES, drawn_figures, figure_files
 from orchestrator.report.findings.registry import findings
-from orchestrator.report.formats.files import FORMATS, copies_of, files_of, without_tags
-from orchestrator.report.formats.markdown import findings_to_markdown
-from orchestrator.report.page.cell_details import read_details
+from orchestrator.report.formats.files import (
+    FORMATS,
+    copies_of,
+    files_of,
+    findings_to_markdown,
+    without_tags,
+)
+from orchestrator.report.page.cell_data import read_details
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.table import Table
@@ -30,11 +35,10 @@ def make_report(
     references: tables of the published numbers of others. folder: where readers will find the
     run, if it does not exist yet.
     """
-    figures = begin_drawing(results)
+    figures = drawn_figures(results)
     found, pages = findings(results), lay_out(results, (), (*TABLES, *references))
-    trim_memory()  # another process may still draw
-    # Once the charts are drawn, there is memory for what is written.
-    return RenderedReport(results, found, pages, figures(), _shown_path(folder or run.folder))
+    trim_memory()  # before the page is written
+    return RenderedReport(results, found, pages, figures, _shown_path(folder or run.folder))
 
 
 def report_files(

@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 from pydantic import Field
 
-from orchestrator.analysis import derived_fields
+from orchestrator.analysis import column_docs, derived_fields
 from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields, derived
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.text import column_docs
 from tasks.attention import AttentionParams as AttentionAxisParams
 from tasks.spec.axes import WORK, axis
 from tests.conftest import ROOT

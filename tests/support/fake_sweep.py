@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.text.status import describe_status
+from orchestrator.cli.text.plan import describe_status
 from orchestrator.config.selection import parse_selection
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo

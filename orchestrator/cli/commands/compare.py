@@ -58,9 +58,12 @@ def compare(a: str, b: str, table: str | None, form: str, **gate: Any) -> None:
     """
     from orchestrator.analysis.comparison import compare_runs
     from orchestrator.analysis.results import incomplete_cells
-    from orchestrator.cli.text.comparison import comparison_table, describe_comparison
+    from orchestrator.cli.text.comparison import (
+        compare_kernels,
+        comparison_table,
+        describe_comparison,
+    )
     from orchestrator.report.formats.terminal import Screen, table_text
-    from orchestrator.report.kernel_comparison import compare_kernels
     from orchestrator.report.tables.views import MAX_ROWS
     from orchestrator.store.open import open_run
 
@@ -108,8 +111,7 @@ def _differs(report: ComparisonReport, fail_on: tuple[str, ...], threshold: floa
 
 def _printed(table: RenderedTable, form: str) -> str:
     """Return every row and column of a table in a format other than text."""
-    from orchestrator.report.formats.files import WHOLE
-    from orchestrator.report.formats.markdown import to_markdown
+    from orchestrator.report.formats.files import WHOLE, to_markdown
     from orchestrator.report.tables.views import view_of
 
     if form == "md":

@@ -71,7 +71,7 @@ def publish_runs(
     folders: Sequence[RunLocation], out: Path, most_bytes: int, reference: str | None
 ) -> Published:
     """Publish runs together with their report: see `orchestrator/report/export/export.py`."""
-    from orchestrator.report.charts import require_packages
+    from orchestrator.report.charts.rendering import require_packages
 
     require_packages()
     from orchestrator.report.build import make_report, report_files

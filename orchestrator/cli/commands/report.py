@@ -161,7 +161,7 @@ def report(**chosen: Any) -> None:
 
 
 def _whole_report(run: Run, results: Results, references: tuple[Table, ...]) -> RenderedReport:
-    from orchestrator.report.charts import require_packages
+    from orchestrator.report.charts.rendering import require_packages
 
     require_packages()
     # The import loads what draws charts and fills the page, which a single table does not need.
@@ -213,11 +213,9 @@ def _chosen_tables(
 
 
 def _printed(pages: Sequence[RenderedTable], options: ReportOptions) -> Iterator[str]:
-    from orchestrator.report.formats.files import WHOLE
+    from orchestrator.report.formats.files import WHOLE, to_markdown, to_typst
     from orchestrator.report.formats.latex import to_latex
-    from orchestrator.report.formats.markdown import to_markdown
     from orchestrator.report.formats.terminal import Screen, table_text
-    from orchestrator.report.formats.typst import to_typst
     from orchestrator.report.tables.views import MAX_ROWS, view_of
 
     # Whoever selects cells wants all of them, on as many pages as they need.

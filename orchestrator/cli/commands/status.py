@@ -20,7 +20,7 @@ def status(run_folder: RunLocation) -> None:
     Example: sweep status results/demo
     """
     with ProgressLine("reading the run"):
-        from orchestrator.cli.text.status import describe_status
+        from orchestrator.cli.text.plan import describe_status
         from orchestrator.planning.cell_decisions import leave_out_wider, plan_request
         from orchestrator.planning.request import resolve_again
         from orchestrator.store.open import open_run

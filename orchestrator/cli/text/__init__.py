@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.common.units import GIB
-
 if TYPE_CHECKING:
     from orchestrator.store.run import Run
 
@@ -19,8 +17,3 @@ def warn_of_incomplete(run: Run, cells: Collection[str]) -> None:
 
     if incomplete := describe_incomplete(run, cells):
         click.echo(f"sweep: {incomplete}", err=True)
-
-
-def format_gib(nbytes: float | None, digits: int = 2) -> str:
-    """Return a size in GiB, or an empty text for none."""
-    return f"{nbytes / GIB:.{digits}f}" if nbytes else ""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from orchestrator.cli.text.tables import at_least_gib, in_gib, note_entry, text_table
 from orchestrator.config.grid import Expansion
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD
 from orchestrator.planning.prediction_requests import cap_bytes
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.formats.terminal import Screen, dense_table_text
-from orchestrator.report.tables.table import MISSING, NOTES, Entry, RenderedTable, quantity
+from orchestrator.report.tables.formatters import to_gib
+from orchestrator.report.tables.layouts import text_table
+from orchestrator.report.tables.table import (
+    MISSING,
+    NOTES,
+    Entry,
+    RenderedTable,
+    at_least,
+    quantity,
+)
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from tasks.prediction.records import MARGIN, MAY_TAKE_MORE
 from tasks.spec.cell import Cell
-
-# Behind the predicted limit. The last ones are left out on a narrow screen.
-_MEASURES = (
-    "measured up to", "OOM at", "measured", NOTES,
-    "peak", "OOM from", "reserved", "limit", "reserved at OOM",
-)  # fmt: skip
 
 
 def describe_limits(
@@ -29,7 +31,11 @@ def describe_limits(
     groups = found.groups
     table = limits_table(request, found, bounds)
     yield dense_table_text(table, screen, "choose fewer cells with --where")
-    yield from _what_is_equal(_smallest_cells(found, bounds), bounds.axis)
+    # The batch size of a search for a context, or the reverse; labels have it if it varies.
+    other = {"context_length": "batch_size", "batch_size": "context_length"}[bounds.axis]
+    values = {cell.params.values().get(other) for cell in _smallest_cells(found, bounds)}
+    if len(values) == 1 and None not in values:
+        yield f"all cells: {other}={values.pop()}"
     if found.gpu is not None and found.gpu.is_amd:
         yield UNTESTED_ON_AMD
     if any(_is_undecided_between(group, bounds) for group in groups):
@@ -47,31 +53,15 @@ def limits_table(request: SweepRequest, found: Found, bounds: Bounds) -> Rendere
     measured_bytes: Mapping[str, float] = {}
     if any(group.measured for group in groups):
         measured_bytes = _measured_bytes(request)
-    texts = [_note(group, bounds) for group in groups]
-    notes = list(dict.fromkeys(filter(None, texts)))
     rows = []
-    for group, cell, text in zip(groups, cells.cells, texts, strict=True):
-        fits, *others = _predicted(group, cap_bytes(cell, found.gpu))
-        measured = _measured(group, measured_bytes)
-        entries = [fits, *measured, note_entry(text, notes), *others]
-        rows.append(({"task": cell.task, **cells.label.values(cell)}, entries))
-    first = f"{bounds.axis} fits up to"
-    return text_table("Limits", (first, *_MEASURES), rows, notes=notes)
+    for group, cell in zip(groups, cells.cells, strict=True):
+        measures = _measures(group, cap_bytes(cell, found.gpu), bounds, measured_bytes)
+        rows.append(({"task": cell.task, **cells.label.values(cell)}, measures))
+    return text_table("Limits", rows)
 
 
 def _smallest_cells(found: Found, bounds: Bounds) -> tuple[Cell, ...]:
     return tuple(group.at(bounds.granularity) for group in found.groups)
-
-
-def _what_is_equal(cells: Sequence[Cell], axis: str) -> Iterator[str]:
-    """Return the batch size of a search for a context, or the reverse, if all cells share it.
-
-    The label of a cell has it if it varies.
-    """
-    other = {"context_length": "batch_size", "batch_size": "context_length"}[axis]
-    values = {cell.params.values().get(other) for cell in cells}
-    if len(values) == 1 and None not in values:
-        yield f"all cells: {other}={values.pop()}"
 
 
 def _predicted_oom(group: Limit) -> int | None:
@@ -88,17 +78,27 @@ def _is_undecided_between(group: Limit, bounds: Bounds) -> bool:
     return fails - group.surely.fits > bounds.granularity
 
 
-def _predicted(group: Limit, cap: int | None) -> list[Entry]:
-    """Return the predicted limit, its peak, the first value that fails, and other memory."""
+def _measures(
+    group: Limit, cap: int | None, bounds: Bounds, measured_bytes: Mapping[str, float]
+) -> dict[str, Entry]:
+    """Return the entries of a row; on a narrow screen, the last ones are left out."""
     fits, fails = group.surely.fits, _predicted_oom(group)
-    return [
-        quantity(fits or None, "d"),
-        _peak(group, fits),
-        quantity(fails, "d"),
-        _reserved(group, fits, cap),
-        in_gib(cap) if group.predictions else MISSING,
-        _peak(group, fails, "peak_reserved_bytes"),  # the memory that decides
-    ]
+    up_to, oom_at, peak = None, None, None
+    if group.measured is not None:
+        up_to, oom_at = group.measured.fits or None, group.measured.fails
+        peak = measured_bytes.get(group.at(up_to).id) if up_to else None
+    return {
+        f"{bounds.axis} fits up to": quantity(fits or None, "d"),
+        "measured up to": quantity(up_to, "d"),
+        "OOM at": quantity(oom_at, "d"),
+        "measured": to_gib(peak),
+        NOTES: Entry(_note(group, bounds)),
+        "peak": _peak(group, fits),
+        "OOM from": quantity(fails, "d"),
+        "reserved": _reserved(group, fits, cap),
+        "limit": to_gib(cap if group.predictions else None),
+        "reserved at OOM": _peak(group, fails, "peak_reserved_bytes"),  # the memory that decides
+    }
 
 
 def _reserved(group: Limit, value: int | None, cap: int | None) -> Entry:
@@ -108,7 +108,7 @@ def _reserved(group: Limit, value: int | None, cap: int | None) -> Entry:
         return unlimited
     # At the limit of the device, the allocator returns cached blocks and tries again.
     if (prediction.peak_bytes("peak_reserved_bytes") or 0) > cap:
-        return in_gib(cap)._replace(spread=f" ({unlimited} with room)")
+        return to_gib(cap)._replace(spread=f" ({unlimited} with room)")
     return unlimited
 
 
@@ -117,17 +117,8 @@ def _peak(group: Limit, value: int | None, metric: str = "peak_allocated_bytes")
     if prediction is None:
         return MISSING
     if peak := prediction.peak_bytes(metric):
-        return in_gib(peak)
-    return at_least_gib(prediction.least_bytes())
-
-
-def _measured(group: Limit, measured_bytes: Mapping[str, float]) -> list[Entry]:
-    """Return the measured limit, the first value that failed, and the peak at the limit."""
-    if group.measured is None:
-        return [MISSING, MISSING, MISSING]
-    fits = group.measured.fits
-    peak = in_gib(measured_bytes.get(group.at(fits).id)) if fits else MISSING
-    return [quantity(fits or None, "d"), quantity(group.measured.fails, "d"), peak]
+        return to_gib(peak)
+    return at_least(to_gib(prediction.least_bytes()))
 
 
 def _measured_bytes(request: SweepRequest) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from orchestrator.common.frames import own_frames
@@ -17,7 +17,7 @@ from orchestrator.common.text import (
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE
-from tasks.spec.axes import Values, leave_out
+from tasks.spec.axes import leave_out
 from tasks.spec.messages import escape_unprintable
 
 if TYPE_CHECKING:
@@ -97,14 +97,11 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
         for name, text in texts.items():
             if text:
                 yield f"{name}: " + "\n  ".join(map(_printable, text.split("\n")))
-    elif _has_more(evidence, texts):
-        yield f"message and traceback: sweep show {shell_path(run)} {cell} --traceback"
-
-
-def _has_more(evidence: Values, texts: Mapping[str, str]) -> bool:
-    """True if the evidence has more to read than the reason that is printed."""
+        return
+    # More than the reason that is printed.
     reason, exception = failure_reason(evidence), str(evidence.get("exception"))
-    return any(set(texts.values()) - {"", exception, reason, reason.removeprefix(f"{exception}: ")})
+    if set(texts.values()) - {"", exception, reason, reason.removeprefix(f"{exception}: ")}:
+        yield f"message and traceback: sweep show {shell_path(run)} {cell} --traceback"
 
 
 def _attempt(row: Row) -> Iterator[str]:
@@ -165,11 +162,6 @@ def _samples(samples: pd.DataFrame) -> Iterator[str]:
     # dropna=False: the mode or phase of a sample may be null.
     for key, group in samples.groupby(keys, sort=False, dropna=False):
         *names, unit = map(str, key)
-        values = ", ".join(_sample_value(value, unit) for value in group["value"])
-        yield f"  {' '.join(filter(None, names))} [{unit}]: {values}"
-
-
-def _sample_value(value: float, unit: str) -> str:
-    if value != value:  # NaN
-        return "null"
-    return f"{value:,.0f}" if unit == "bytes" else f"{value:g}"
+        form = ",.0f" if unit == "bytes" else "g"
+        values = [f"{value:{form}}" if value == value else "null" for value in group["value"]]
+        yield f"  {' '.join(filter(None, names))} [{unit}]: {', '.join(values)}"

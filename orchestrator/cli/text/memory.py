@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from orchestrator.analysis.axes import NOTHING
-from orchestrator.cli.text import format_gib
-from orchestrator.cli.text.tables import at_least_gib, in_gib, note_entry, text_table
 from orchestrator.common.text import cell_count
 from orchestrator.config.cell_labels import CellLabels
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
@@ -19,7 +17,9 @@ from orchestrator.planning.prediction_requests import (
 )
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.formats.terminal import Screen, dense_table_text, folded_table_text
-from orchestrator.report.tables.table import MISSING, NOTES, Entry, RenderedTable
+from orchestrator.report.tables.formatters import to_gib
+from orchestrator.report.tables.layouts import text_table
+from orchestrator.report.tables.table import MISSING, NOTES, Entry, RenderedTable, at_least
 from tasks.prediction.closed_form import ClosedForm, closed_form
 from tasks.prediction.records import (
     AS_BLOCKS,
@@ -96,7 +96,7 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
 def _explain_limit(card: GpuModel) -> Iterator[str]:
     """Return how much memory a GPU has for tensors, and when a cell runs out of it."""
     yield (
-        f"on {card.name}: {format_gib(card.usable_bytes)} GiB without the CUDA context; oom: torch's"
+        f"on {card.name}: {to_gib(card.usable_bytes)} GiB without the CUDA context; oom: torch's"
         " allocator would find no room in them, even after it has returned unused blocks"
     )
     if card.is_amd:
@@ -113,7 +113,7 @@ def _weights_in_fp32(cells: Iterable[Cell], predictions: Mapping[str, Prediction
             largest = max(largest, roles.get("parameters", 0))
     if largest:
         yield (
-            f"bf16 and fp16 are autocast, and weights stay in fp32: up to {format_gib(largest)} GiB;"
+            f"bf16 and fp16 are autocast, and weights stay in fp32: up to {to_gib(largest)} GiB;"
             " precision=bf16_pure saves half of that"
         )
 
@@ -156,39 +156,34 @@ def _memory_table(
 ) -> RenderedTable:
     """Return the table of predictions. The reason of each is a note, however long it is."""
     verdict = f"on {card.name}" if card else "verdict"
-    # The first ones are the most important: the last ones are left out on a narrow screen.
-    measures = ["peak", verdict, "how", NOTES, "reserved", "first step"]
-    has_ranks = any(cell.params.ranks > 1 for cell in cells)
-    if has_ranks:
-        measures.append("second step")
-    texts = {one.id: reason_of(one, predictions[one.id], card) for one in cells}
-    reasons = list(dict.fromkeys(filter(None, texts.values())))
     rows = []
     for cell in cells:
         prediction = predictions[cell.id]
-        note = note_entry(texts[cell.id], reasons)
-        peak, reserved, first, second = _sizes(prediction)
-        found = Entry((prediction.how and verdict_of(cell, prediction, card)) or NOTHING)
-        entries = [peak, found, Entry(prediction.how or NOTHING), note, reserved, first]
-        if has_ranks:
-            entries.append(second)
-        rows.append(({_TASK: cell.task, **labels.values(cell)}, entries))
-    return text_table("Predicted memory", measures, rows, verdict, reasons)
+        sizes = _sizes(prediction)
+        # On a narrow screen, the last ones are left out.
+        measures = {
+            "peak": sizes.pop("peak"),
+            verdict: Entry((prediction.how and verdict_of(cell, prediction, card)) or NOTHING),
+            "how": Entry(prediction.how or NOTHING),
+            NOTES: Entry(reason_of(cell, prediction, card)),
+            **sizes,
+        }
+        rows.append(({_TASK: cell.task, **labels.values(cell)}, measures))
+    return text_table("Predicted memory", rows, verdict)
 
 
-def _sizes(prediction: Prediction) -> tuple[Entry, Entry, Entry, Entry]:
+def _sizes(prediction: Prediction) -> dict[str, Entry]:
     """Return the peak, or a lower bound of it, the reserved memory, and the peaks of two steps."""
-    if not prediction.how:
-        return MISSING, MISSING, MISSING, MISSING
     least = prediction.least_bytes()
-    if least is not None:
-        return at_least_gib(least), MISSING, MISSING, MISSING
-    return (
-        in_gib(prediction.peak_bytes()),
-        in_gib(prediction.peak_bytes("peak_reserved_bytes")),
-        in_gib(prediction.peak_bytes(mode="first")),
-        in_gib(prediction.peak_bytes(mode="second")),
-    )
+    sizes = {
+        "peak": prediction.peak_bytes(),
+        "reserved": prediction.peak_bytes("peak_reserved_bytes"),
+        "first step": prediction.peak_bytes(mode="first"),
+        "second step": prediction.peak_bytes(mode="second"),  # of several ranks alone
+    }
+    is_known = prediction.how and least is None
+    entries = {name: to_gib(nbytes if is_known else None) for name, nbytes in sizes.items()}
+    return entries if least is None else {**entries, "peak": at_least(to_gib(least))}
 
 
 def _explain_memory(
@@ -208,19 +203,16 @@ def _explain_memory(
         return
     rows = []
     for role in dict.fromkeys([*by_formula, *at_peak]):
-        sizes = (in_gib(nbytes.get(role), 3) for nbytes in (by_formula, at_peak))
-        rows.append(({"role": role}, [*sizes, Entry(formulas.get(role, NOTHING))]))
+        formula = Entry(formulas.get(role, NOTHING))
+        rows.append(({"role": role}, _by_role(by_formula.get(role), at_peak.get(role), formula)))
     # Without moments, the terms are those of the parameters alone, and their sum is not the peak.
-    total = MISSING
-    if found.moments or not found.terms:
-        total = in_gib(sum(by_formula.values()), 3)
-    rows.append(({"role": "in all"}, [total, in_gib(sum(at_peak.values()), 3), MISSING]))
+    total = sum(by_formula.values()) if found.moments or not found.terms else None
+    rows.append(({"role": "in all"}, _by_role(total, sum(at_peak.values()), MISSING)))
     yield f"\n{label}: memory at the peak"
-    measures = ("closed form", "predicted", "formula")
-    yield folded_table_text(text_table("Memory by role", measures, rows), screen)
+    yield folded_table_text(text_table("Memory by role", rows), screen)
     if found.moments:
         moments = [
-            f"{term.name} {term.formula} = {format_gib(term.nbytes, 3)}" for term in found.moments
+            f"{term.name} {term.formula} = {to_gib(term.nbytes, '.3f')}" for term in found.moments
         ]
         yield f"the closed form's peak is the largest of three, in GiB: {', '.join(moments)}"
         yield (
@@ -232,3 +224,8 @@ def _explain_memory(
             "a closed form of the activations exists only for naive attention in fp32, in a step"
             " with a backward pass"
         )
+
+
+def _by_role(by_formula: float | None, at_peak: float | None, formula: Entry) -> dict[str, Entry]:
+    sizes = {"closed form": to_gib(by_formula, ".3f"), "predicted": to_gib(at_peak, ".3f")}
+    return {**sizes, "formula": formula}

@@ -1,25 +1,41 @@
-"""Text of `sweep plan`: what would run, why, and for how long."""
+"""Text of `sweep plan` and `sweep status`: what is measured, what failed, what would run and when."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 
-from orchestrator.common.text import cell_count, counted, format_counts, format_seconds
+from orchestrator.common.text import (
+    cell_count,
+    cells_and_verb,
+    counted,
+    end_location,
+    failure_reason,
+    format_counts,
+    format_seconds,
+    shell_path,
+)
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.host import gpus_of
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.cell_decisions import Decision, Plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
+from orchestrator.planning.invocation import command_in_copy, last_command
 from orchestrator.planning.prediction_requests import cap_bytes, reason_of, verdict_of
 from orchestrator.planning.preflight import known_fingerprints
 from orchestrator.planning.request import SweepRequest
+from orchestrator.store.cell_state import PENDING
+from orchestrator.store.run import INCOMPLETE, Run
 from tasks.prediction.records import Prediction
 from tasks.spec.axes import Values
 from tasks.spec.cell import Cell, device_types
+from tasks.spec.status import Status
 
 SHOWN_CELLS = 20
+_NO_FAILURES = (Status.OK, Status.SKIPPED, INCOMPLETE)
 
 
 def describe_plan(
@@ -41,14 +57,13 @@ def describe_plan(
     # Cells that run come first: of a large sweep, only the first cells are shown.
     decisions = [decision for decision in plan.decisions if decision.cell.id not in plan.too_wide]
     chosen = sorted(decisions, key=lambda decision: not decision.repetitions)
-    for decision in chosen[:shown]:
-        yield _decision_line(decision, plan, label(decision.cell))
-    if shown and len(chosen) > shown:
-        yield f"  … and {len(chosen) - shown} more: --all prints them"
-    yield from describe_too_wide(plan, label, shown)
+    if shown:
+        lines = [_decision_line(one, plan, label(one.cell)) for one in chosen[:shown]]
+        yield from _first_of(len(chosen), lines, ": --all prints them")
+    yield from _too_wide(plan, label, shown)
 
 
-def describe_too_wide(plan: Plan, label: Callable[[Cell], str], shown: int) -> Iterator[str]:
+def _too_wide(plan: Plan, label: Callable[[Cell], str], shown: int) -> Iterator[str]:
     """Yield how many cells need how many GPUs of one host, and a line for each."""
     if not plan.too_wide:
         return
@@ -56,10 +71,9 @@ def describe_too_wide(plan: Plan, label: Callable[[Cell], str], shown: int) -> I
     by_width = Counter(cell.params.gpu_count for cell in cells)
     counts = [f"{cell_count(by_width[width])} with {width} GPUs" for width in sorted(by_width)]
     yield f"needs more GPUs than a host has: {', '.join(counts)}"
-    for cell in islice(cells, shown):
-        yield f"  {cell.id} {label(cell)}"
-    if shown and len(plan.too_wide) > shown:
-        yield f"  … and {len(plan.too_wide) - shown} more"
+    if shown:
+        lines = [f"  {cell.id} {label(cell)}" for cell in islice(cells, shown)]
+        yield from _first_of(len(cells), lines)
 
 
 def plan_records(
@@ -194,3 +208,94 @@ def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], wi
             return f"a host with {widest} GPUs,"
         return "one GPU,"
     return f"this machine's {counted(len(gpus), 'GPU')},"
+
+
+def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
+    """Return counts by status, what failed and why, and what would run next."""
+    requested = {decision.cell.id for decision in plan.decisions}
+    others = Counter(
+        str(state.status) for cell, state in plan.states.items() if cell not in requested
+    )
+    counts, is_closed = plan.statuses(), request.run.is_published
+    if is_closed:  # which command asked for a cell matters only to one that continues
+        counts += others
+    for status, count in sorted(counts.items()):
+        yield f"{count:>6} {status}"
+    if others and not is_closed:
+        cells, by_status = cell_count(others.total()), format_counts(sorted(others.items()))
+        yield f"and {cells} that the last command did not ask for: {by_status}"
+    yield from _failures(request, plan)
+    to_run = list(dict.fromkeys(plan.to_measure))
+    if is_closed:
+        measured = counts.total() - counts[PENDING]
+        share = f"{measured} of {cells_and_verb(counts.total(), 'was', 'were')} measured"
+        yield f"this run is published and closed: {share}"
+        yield from _continuation_in_copy(request.run, plan)
+    else:
+        yield _continuation(request.run, plan, len(to_run))
+    label = request.expansion.label
+    lines = [f"  {cell.id} {label(cell)}" for cell in to_run[:SHOWN_CELLS]]
+    yield from _first_of(len(to_run), lines)
+    yield from _too_wide(plan, label, SHOWN_CELLS)
+
+
+def _first_of(count: int, lines: Sequence[str], more: str = "") -> Iterator[str]:
+    """Yield the lines of the first ones of a number of cells, and how many cells there are besides."""
+    yield from lines
+    if count > len(lines):
+        yield f"  … and {count - len(lines)} more{more}"
+
+
+def _continuation(run: Run, plan: Plan, to_run: int) -> str:
+    """Return how many cells are left to measure, and the command that measures them."""
+    requested = cell_count(len(plan.decisions))
+    if not to_run:
+        left = f"nothing is left to measure of {requested}{_given_up(run, plan)}"
+        if plan.too_wide:
+            wider = cells_and_verb(len(plan.too_wide), "needs", "need")
+            left += f"; {wider} another host: {last_command(run)}"
+        return left
+    left = f"{to_run} of {requested}{repetition_note(plan)}"
+    return f"left to measure: {left}. To continue: {last_command(run)}"
+
+
+def _given_up(run: Run, plan: Plan) -> str:
+    """Return how many cells failed too often, and the command that tries them again."""
+    exhausted = [decision.cell for decision in plan.decisions if decision.exhausted]
+    if not exhausted:
+        return ""
+    statuses = sorted({str(plan.state(cell).since_mark.status) for cell in exhausted})
+    retry = " ".join(f"--retry {status}" for status in statuses)
+    failed = f"{cell_count(len(exhausted))} failed too often"
+    return f"; {failed}. To try again: {last_command(run)} {retry}"
+
+
+def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
+    """Yield the commands that measure the other cells of a published run in a copy."""
+    if plan.to_measure:
+        copy = Path("results") / run.folder.name
+        # `cp -r` into an existing folder would create a folder inside it.
+        if copy.exists():
+            copy = copy.with_name(f"{copy.name}-copy")
+        yield f"to continue, copy it: cp -r {shell_path(run)} {shell_path(copy)}"
+        yield f"then: {command_in_copy(run, copy)}"
+        yield f"which measures {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
+
+
+def _failures(request: SweepRequest, plan: Plan) -> Iterator[str]:
+    """Yield the status of each cell without a result, where it ended and why."""
+    rows = request.run.rows("attempts", ["cell", "attempt", "stage", "phase", "evidence"])
+    ends = {(cell, number): end for cell, number, *end in rows}
+    lines, count = [], 0
+    for cell in (decision.cell for decision in plan.decisions):
+        shown = plan.state(cell).shown
+        if not shown or shown.status in _NO_FAILURES:
+            continue
+        count += 1
+        if count <= SHOWN_CELLS:
+            stage, phase, evidence = ends[shown.cell, shown.number]
+            where = end_location(stage, phase) or "start"
+            reason = failure_reason(json.loads(evidence))
+            label = request.expansion.label(cell)
+            lines.append(f"  {shown.status} {cell.id} {label} in {where}: {reason}")
+    yield from _first_of(count, lines, " that did not end well")

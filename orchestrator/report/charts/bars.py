@@ -11,24 +11,27 @@ from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.chart import (
+    KEY,
     Drawn,
     Layer,
     LegendEntry,
     Panel,
     channel,
     colour_channel,
-    data_of,
     legend,
     marks,
+    of_column,
     some_of,
     with_data,
 )
-from orchestrator.report.charts.measures import KEY, of_column
 from orchestrator.report.charts.theme import light
 from orchestrator.report.tables.formatters import short_kernel_name
 from orchestrator.report.text.cell_names import (
     LENGTH,
     NAME,
+    NOT_SHOWN,
+    choose_slice,
+    free_axes,
     fullest_context,
     ordered,
     scopes_of,
@@ -36,7 +39,6 @@ from orchestrator.report.text.cell_names import (
     sort_by,
 )
 from orchestrator.report.text.numbers import number, rounded
-from orchestrator.report.text.slices import NOT_SHOWN, choose_slice, evenly, free_axes
 from tasks.spec.messages import shorten
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.tables import OUTSIDE_OPERATORS
@@ -90,17 +92,15 @@ def kernel_classes(results: Results) -> Drawn | None:
     parts = own["kernel_class"].map(_CLASSES).str[0]
     own = own.assign(part=parts.fillna(_OTHER))
     panels = []
-    names, few = some_of(NAME, cells, _MOST_PANELS)
-    order, few_bars = _order(cells)
+    names, few = some_of(ordered(NAME, cells), _MOST_PANELS, "values of model")
+    order, few_bars = some_of(cells["variant"], _MOST_ROWS, "bars")
     for name in names:
         rows = own[(own[NAME] == name) & own["variant"].isin(order)]
         by_part = rows.groupby(["variant", KEY, "scope", "part"], sort=False)
         bars = by_part["ms"].sum().reset_index(name="value")
         context = cells.loc[cells[NAME] == name, LENGTH].iloc[0]
         title = str(name) if is_null(context) else f"{name}, context {context:,}"
-        layers = _stacked(bars, order, _CLASS_COLOURS, " ms")
-        size = {"width": _WIDTH, "height": _ROW * len(order)}
-        panels.append({"layer": layers, "title": title, **size})
+        panels.append(_panel(title, _stacked(bars, order, _CLASS_COLOURS, " ms"), order))
     occurring = set(own["part"])
     colours = {part: colour for part, colour in _CLASS_COLOURS.items() if part in occurring}
     notes = "; ".join(filter(None, (note, few, few_bars)))
@@ -145,11 +145,9 @@ def _named(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     return cells.assign(variant=names, scope=scopes_of(cells, axes))
 
 
-def _order(cells: pd.DataFrame) -> tuple[list[str], str]:
-    """Return the names of at most as many bars as there is room for, and a note on the others."""
-    names = list(dict.fromkeys(cells["variant"]))
-    few = f"{_MOST_ROWS} of {len(names)} bars" if len(names) > _MOST_ROWS else ""
-    return evenly(names, _MOST_ROWS), few
+def _panel(title: str, layers: list[Layer], order: Sequence[str]) -> Panel:
+    """Return a panel of horizontal bars, which have room for one another."""
+    return {"layer": layers, "title": title, "width": _WIDTH, "height": _ROW * len(order)}
 
 
 def _stacked(
@@ -176,10 +174,9 @@ def _stacked(
         "description": "label:N",
         "href": "href:N",
     }
-    rows = data_of(data, ["variant", "part", "value", "label", "rank", "href"])
-    drawn = with_data(rows, marks("bar", encoding, height=16))
+    drawn = with_data(data, marks("bar", encoding, height=16))
     numbers = _texts({"x": "value:Q", "y": y, "text": "text:N"})
-    return [drawn, with_data(data_of(totals, ["variant", "value", "text"]), numbers)]
+    return [drawn, with_data(totals, numbers)]
 
 
 def _texts(encoding: Mapping[str, object]) -> Layer:
@@ -198,18 +195,16 @@ def step_parts(results: Results) -> Drawn | None:
     cells, note = choose_slice(cells, free_axes(cells, [*shown, *others]), shown)
     cells = _named(sort_by(cells, shown), ["parallel"])
     titles = [f"{row[NAME]}, context {row[LENGTH]:,}, {ranks_text(row)}" for row in each(cells)]
-    chosen = evenly(list(dict.fromkeys(titles)), _MOST_PANELS)
-    few = f"{len(chosen)} of {len(set(titles))} panels" if len(chosen) < len(set(titles)) else ""
+    chosen, few = some_of(titles, _MOST_PANELS, "panels")
     names = {column: part for column, (part, _) in _STEP_PARTS.items()}
     colours = dict(_STEP_PARTS.values())
     panels = []
     for title, own in cells.groupby(titles, sort=False):
         if title in chosen:
             order = list(own["variant"])
-            stacked = _stacked(_parts_of(own, names), order, colours, " ms")
-            layers = [{"layer": stacked}, _ticks(own, order, TIME, " ms without the profiler")]
-            size = {"width": _WIDTH, "height": _ROW * len(own)}
-            panels.append({"layer": layers, "title": title, **size})
+            layers = _stacked(_parts_of(own, names), order, colours, " ms")
+            layers.append(_ticks(own, order, TIME, " ms without the profiler"))
+            panels.append(_panel(str(title), layers, order))
     entries = [*legend("box", colours), LegendEntry("tick", "step without the profiler", "ink")]
     return Drawn(panels, entries, "; ".join(filter(None, (note, few))))
 
@@ -250,8 +245,7 @@ def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     bars = marks("bar", linked, height=11, color=light("k1"))
     layers = [bars, _texts({**shared, "text": "text:N"})]
     size = {"width": _WIDTH - 90, "height": 17 * len(data)}
-    rows = data_of(data, ["name", "value", "text", "label", "href"])
-    return with_data(rows, {"layer": layers, **size})
+    return with_data(data, {"layer": layers, **size})
 
 
 def memory_parts(results: Results) -> Drawn | None:
@@ -268,18 +262,22 @@ def memory_parts(results: Results) -> Drawn | None:
     cells, note = choose_slice(cells, axes, list(dict.fromkeys((*rows, NAME, LENGTH, "precision"))))
     context = fullest_context(cells, "cell")
     cells = _named(sort_by(cells[cells[LENGTH] == context], rows), rows)
-    order, few = _order(cells)
+    order, few = some_of(cells["variant"], _MOST_ROWS, "bars")
     cells = cells[cells["variant"].isin(order)]
     panels = []
-    precisions, few_panels = some_of("precision", cells, 2)
+    precisions, few_panels = some_of(ordered("precision", cells), 2, "values of precision")
     for precision in precisions:
         own = cells[cells["precision"] == precision]
-        bars = _memory_bars(own, [one for one in order if one in set(own["variant"])])
-        panels.append({**bars, "title": f"{precision}, context {context:,}"})
+        own_order = [one for one in order if one in set(own["variant"])]
+        layers = _stacked(
+            _parts_of(own, _PART_COLUMNS, GIB), own_order, _PART_COLOURS, " GiB predicted"
+        )
+        layers.append(_ticks(own, own_order, "shown", " GiB measured"))
+        layers = [*_cards(own["shown"].max()), *layers]
+        panels.append(_panel(f"{precision}, context {context:,}", layers, own_order))
     entries = [*legend("box", _PART_COLOURS), LegendEntry("tick", "measured peak", "ink")]
-    cards = [f"{card}" for card in _CARDS if card < cells["shown"].max() * _NEAR]
-    if cards:
-        entries.append(LegendEntry("dash", f"GPUs with {', '.join(cards)} GiB"))
+    if cards := _cards_near(cells["shown"].max()):
+        entries.append(LegendEntry("dash", f"GPUs with {', '.join(map(str, cards))} GiB"))
     return Drawn(panels, entries, "; ".join(filter(None, (note, few, few_panels))))
 
 
@@ -303,16 +301,15 @@ def _ticks(own: pd.DataFrame, order: Sequence[str], column: str, unit: str) -> L
         "description": "label:N",
         "color": {"value": light("ink")},
     }
-    drawn = marks("tick", encoding, thickness=2.5, height=20)
-    return with_data(data_of(ticks, ["variant", "measured", "label"]), drawn)
+    return with_data(ticks, marks("tick", encoding, thickness=2.5, height=20))
 
 
-def _memory_bars(own: pd.DataFrame, order: Sequence[str]) -> Panel:
-    bars = _parts_of(own, _PART_COLUMNS, GIB)
-    stacked = _stacked(bars, order, _PART_COLOURS, " GiB predicted")
-    layers = [{"layer": stacked}, _ticks(own, order, "shown", " GiB measured")]
-    cards = [{"card": card} for card in _CARDS if card < own["shown"].max() * _NEAR]
-    if cards:
-        rule = marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))
-        layers.insert(0, with_data(cards, rule))
-    return {"layer": layers, "width": _WIDTH, "height": _ROW * len(order)}
+def _cards_near(peak_gib: float) -> list[int]:
+    return [card for card in _CARDS if card < peak_gib * _NEAR]
+
+
+def _cards(peak_gib: float) -> list[Layer]:
+    """Return a line at the memory of each GPU that is not much larger than a peak."""
+    cards = pd.DataFrame({"card": _cards_near(peak_gib)})
+    rule = marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))
+    return [with_data(cards, rule)] if len(cards) else []

@@ -1,22 +1,28 @@
-"""Parts that all charts share: panels, legends, scales, and the label of a mark."""
+"""Parts that all charts share: values to show, panels, legends, scales, and the label of a mark."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, has_value
+from orchestrator.analysis.axes import Row, each, has_value, ranks_text
+from orchestrator.analysis.pairs import BASE, HIGH, LOW, TIME, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.theme import FONT, light
-from orchestrator.report.text.cell_names import axis_title
+from orchestrator.report.text.cell_names import (
+    NAME,
+    cell_keys,
+    evenly,
+    names_of,
+)
 from orchestrator.report.text.numbers import number
-from orchestrator.report.text.slices import axis_values, evenly
 
 # Parts of Vega-Lite: https://vega.github.io/vega-lite/docs
 Channel = Mapping[str, object]
@@ -85,6 +91,13 @@ class Drawn:
     across: str = ""
 
 
+KEY = "key"  # column of RUN:ID of a cell
+_IS_READ = re.compile(
+    r"(cell|task|device|status|cpu_bound|busy_timed|mfu|step_(kernel_time_)?ms_.*|peak_allocated_bytes)$"
+    r"|predicted_of_|busbw_gb_s$|link_peak_gb_s$|compute_ms$|exposed_.*_ms$|overlap_idle_ms$"
+)
+# Cells with the columns `shown`, `low` and `high`, and the name of their model.
+Points = Callable[[Results], pd.DataFrame]
 # Turns results into a chart, or into None if they have too little to show.
 ChartLayout = Callable[[Results], Drawn | None]
 
@@ -126,18 +139,11 @@ def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:
     return (LegendEntry("full", "GPU-bound"), LegendEntry("hollow", "CPU-bound"))
 
 
-def some_of(axis: str, cells: pd.DataFrame, most: int) -> tuple[list[Any], str]:
-    """Return at most `most` values of an axis, and a note if there are others."""
-    values = axis_values(axis, cells)
-    chosen = evenly(values, most)
-    few = len(chosen) < len(values)
-    return chosen, f"{len(chosen)} of {len(values)} values of {axis_title(axis)}" if few else ""
-
-
-def data_of(rows: pd.DataFrame, columns: Sequence[str]) -> list[dict[Any, Any]]:
-    """Return the columns as data of a chart; missing numbers become null."""
-    own = rows.filter(items=list(dict.fromkeys(columns))).astype(object)
-    return own.where(own.notna(), None).to_dict("records")
+def some_of(values: Iterable[Any], most: int, noun: str) -> tuple[list[Any], str]:
+    """Return at most `most` of the distinct values, and a note if there are others."""
+    known = list(dict.fromkeys(values))
+    chosen = evenly(known, most)
+    return chosen, f"{len(chosen)} of {len(known)} {noun}" if len(chosen) < len(known) else ""
 
 
 def channel(shorthand: str, **properties: object) -> Channel:
@@ -160,6 +166,83 @@ def marks(mark: str, encoding: Mapping[str, object], **properties: object) -> La
     return {"mark": {"type": mark, **properties}, "encoding": channels}
 
 
-def with_data(rows: Sequence[Mapping[Any, Any]], layer: Layer) -> Layer:
-    """Return a layer with its own data. Other layers have that of their panel."""
-    return {"data": {"values": rows}, **layer}
+def with_data(rows: pd.DataFrame, layer: Layer) -> Layer:
+    """Return a layer with the data of the fields that it shows; missing numbers become null.
+
+    A layer without data has that of its panel.
+    """
+    shown = set(_fields(layer))
+    own = rows[[name for name in rows if name in shown]].astype(object)
+    return {"data": {"values": own.where(own.notna(), None).to_dict("records")}, **layer}
+
+
+def _fields(part: object) -> Iterator[str]:
+    """Yield the names of the fields in a part of a specification that has no data."""
+    if isinstance(part, Mapping) and "data" not in part:
+        if isinstance(name := part.get("field"), str):
+            yield name
+        part = list(part.values())
+    if isinstance(part, list):
+        for one in part:
+            yield from _fields(one)
+
+
+# ---------------------------------------------------------------------- values that charts show
+
+
+def of_column(
+    task: str, column: str, interval: tuple[str, str] = ("", ""), scale: float = 1.0
+) -> Points:
+    """Return a function of the cells of a task with a positive number in a column."""
+
+    def points(results: Results) -> pd.DataFrame:
+        cells = measured(replace(results, cells=_named(results)), task, column)
+        values = {"shown": column, "low": interval[0], "high": interval[1]}
+        for name, source in values.items():
+            if source in cells:
+                cells = cells.assign(**{name: cells[source].astype(float) * scale})
+        return cells
+
+    return points
+
+
+def step_times(task: str) -> Points:
+    """Return a function of the step times of a task, with their intervals."""
+    return of_column(task, TIME, (LOW, HIGH))
+
+
+def bandwidths(results: Results) -> pd.DataFrame:
+    """Return the collectives with their bus bandwidth, and the peak of their link as a rule."""
+    cells = of_column("collectives", "busbw_gb_s")(results)
+    cells = cells.assign(ranks=list(map(ranks_text, each(cells))))
+    # `ranks` stands for two of these, and no collective depends on the third.
+    cells = cells.drop(columns=["gpus", "processes", "precision"], errors="ignore")
+    return cells.rename(columns={"link_peak_gb_s": "rule"})
+
+
+def ratios(axis: str, base: str, others: tuple[str, ...]) -> Points:
+    """Return a function of the speed-ups over the base value of an axis."""
+
+    def points(results: Results) -> pd.DataFrame:
+        cells = _named(results)
+        cells = cells[cells["task"] == "train_step"]
+        found = pairs(cells, results.axes, axis, (base, *others))
+        if found.empty:
+            return found
+        found = found.merge(cells[["cell", KEY, NAME]], on="cell")
+        # A pair may have no times, where only memory was measured.
+        found = found[found["ratio"] > 0]
+        is_known = found[["bound", "bound" + BASE]].notna().all(axis=1)
+        is_bound = found["is_cpu_bound"].astype("boolean").where(is_known)
+        return found.rename(columns={"ratio": "shown"}).assign(cpu_bound=is_bound)
+
+    return points
+
+
+def _named(results: Results) -> pd.DataFrame:
+    cells = results.cells
+    if "task" not in cells:
+        return cells.assign(**{"task": "", NAME: "", KEY: ""}).iloc[:0]
+    # Of several hundred columns only these are read, and choosing rows copies all of them.
+    chosen = [name for name in cells if name in results.axes or _IS_READ.match(str(name))]
+    return cells[chosen].assign(**{NAME: names_of(cells), KEY: cell_keys(results)})

@@ -14,6 +14,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.chart import (
+    KEY,
     MOST_PANELS,
     NUMBER_FORMAT,
     Channel,
@@ -21,37 +22,38 @@ from orchestrator.report.charts.chart import (
     Layer,
     LegendEntry,
     Panel,
+    Points,
     bound_legend,
     channel,
     colour_channel,
-    data_of,
     legend,
     log_scale,
     mark_label,
     marks,
+    of_column,
     some_of,
+    step_times,
     with_data,
 )
-from orchestrator.report.charts.measures import KEY, Points, of_column, step_times
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colours_of, light
 from orchestrator.report.text.cell_names import (
     COMPILED,
     LENGTH,
     NAME,
-    axis_title,
-    fullest_context,
-    scopes_of,
-    setting_text,
-    sort_by,
-)
-from orchestrator.report.text.numbers import number, rounded
-from orchestrator.report.text.slices import (
     NOT_SHOWN,
+    axis_title,
+    axis_values,
     choose_slice,
     evenly,
     free_axes,
+    fullest_context,
+    scopes_of,
+    setting_text,
     shared_settings,
+    sort_by,
+    value_text,
 )
+from orchestrator.report.text.numbers import number, rounded
 from tasks.spec.parameters import TIMING_AXES
 
 RATIO = "×"  # the unit of speed-ups
@@ -122,9 +124,11 @@ class Lines:
         points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
         names: dict[str, list[str]] = {}
         for role, axis, most in (("part", colour, MOST_COLOURS), ("panel", panel, MOST_PANELS)):
-            values, few = some_of(axis, points, most)
+            noun = f"values of {axis_title(axis)}"
+            values, few = some_of(axis_values(axis, points), most, noun)
             notes.append(few)
-            names[role] = [_legend_text(axis, value) for value in values]
+            show = value_text if axis == "attention" else setting_text
+            names[role] = [show(axis, value) for value in values]
             texts = dict(zip(map(axis_text, values), names[role], strict=True))
             points[role] = points[axis].map(axis_text).map(texts)
             if role == "part":
@@ -202,11 +206,10 @@ class Lines:
             rule = marks(
                 "rule", {"y": "rule:Q"}, aria=False, strokeDash=_DASHED, color=light("ink2")
             )
-            layers.insert(0, with_data(data_of(rules, ["rule"]), rule))
+            layers.insert(0, with_data(rules, rule))
         if self.has_slopes:
             layers += _slopes(own, shared)
-        columns = ["x", "part", "dash", *_NUMBERS, "label", "href", "hollow"]
-        return with_data(data_of(own, columns), {"layer": layers})
+        return with_data(own, {"layer": layers})
 
     def _vertical(self, points: pd.DataFrame) -> Channel:
         values = _numbers(points)
@@ -252,10 +255,6 @@ def _is_number(values: pd.Series[Any]) -> bool:
     return bool(kinds) and kinds <= {int, float}
 
 
-def _legend_text(axis: str, value: object) -> str:
-    return str(value) if axis == "attention" else setting_text(axis, value)
-
-
 def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Return the points with rounded numbers, and what `_points` draws: label, link and filling."""
     is_bound = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
@@ -275,7 +274,7 @@ def _points(rows: pd.DataFrame, shared: Mapping[str, Channel], along: str) -> li
     if "low" in rows:
         ends = {**shared, along: channel("low:Q"), f"{along}2": {"field": "high"}}
         layers.append(marks("rule", ends, aria=False))
-    hollow = {"test": "datum.hollow", "value": light("bg")}
+    hollow = {"test": {"field": "hollow", "equal": True}, "value": light("bg")}
     fill = {**shared["color"], "condition": hollow}
     encoding = {**shared, "fill": fill, "description": "label:N", "href": "href:N"}
     return [*layers, marks("point", encoding, size=36, strokeWidth=1.4, opacity=1)]
@@ -294,7 +293,7 @@ def _slopes(own: pd.DataFrame, shared: Mapping[str, Channel]) -> list[Layer]:
             rows.append({**end, "slope": f"n^{slope:.1f}"})
     encoding = {**shared, "text": "slope:N"}
     texts = marks("text", encoding, align="right", dx=-8, dy=-2, fontSize=10, aria=False)
-    return [with_data(rows, texts)] if rows else []
+    return [with_data(pd.DataFrame(rows), texts)] if rows else []
 
 
 def attention_dots(results: Results) -> Drawn | None:
@@ -330,9 +329,8 @@ def _dots(cells: pd.DataFrame, unit: str) -> Panel:
         "y": channel("attention:N", sort=order, title=None, axis={"labelLimit": 140}),
         "color": colour_channel("kind:N", _KERNELS),
     }
-    rows = data_of(data, ["attention", "kind", "label", "href", "hollow", *_NUMBERS])
     size = {"width": _WIDTHS[2], "height": max(15 * len(order), 60)}
-    return with_data(rows, {"layer": _points(data, shared, "x"), **size})
+    return with_data(data, {"layer": _points(data, shared, "x"), **size})
 
 
 def _numbers(points: pd.DataFrame) -> pd.Series[float]:

@@ -19,15 +19,13 @@ from orchestrator.report.charts.chart import (
     Panel,
     channel,
     colour_channel,
-    data_of,
     legend,
     marks,
     with_data,
 )
 from orchestrator.report.charts.theme import light
-from orchestrator.report.text.cell_names import cell_keys, scopes_of
+from orchestrator.report.text.cell_names import NOT_SHOWN, cell_keys, free_axes, scopes_of
 from orchestrator.report.text.numbers import rounded
-from orchestrator.report.text.slices import NOT_SHOWN, free_axes
 from tasks.spec.tables import ROLES
 
 _MOST_PANELS = 4
@@ -122,11 +120,9 @@ def _areas(curves: pd.DataFrame, colours: Mapping[str, str], href: str) -> Panel
         "href": "href:N",
     }
     areas = marks("area", encoding, interpolate="step-after")
-    rows = data_of(long, ["at", "role", "gib", "rank", "label", "href"])
     begins = highest[highest["phase"] != ""].groupby("phase")[["at"]].min().reset_index()
     rules = marks("rule", {"x": "at:Q"}, strokeDash=[4, 3], aria=False, color=light("ink2"))
     words = {"x": "at:Q", "y": {"value": 2}, "text": "phase:N"}
     look = {"align": "left", "baseline": "top", "dx": 3, "fontSize": 10, "color": light("ink")}
-    layers = [with_data(rows, areas), rules, marks("text", words, **look, aria=False)]
-    phases = data_of(begins, ["phase", "at"])
-    return with_data(phases, {"layer": layers, "width": 380, "height": 180})
+    layers = [with_data(long, areas), rules, marks("text", words, **look, aria=False)]
+    return with_data(begins, {"layer": layers, "width": 380, "height": 180})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,11 +14,19 @@ from orchestrator.report.charts.bars import (
     memory_parts,
     step_parts,
 )
-from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
+from orchestrator.report.charts.chart import (
+    CONFIG,
+    PANEL_CONFIG,
+    ChartLayout,
+    Drawn,
+    bandwidths,
+    of_column,
+    ratios,
+    step_times,
+)
 from orchestrator.report.charts.lines import RATIO, Lines, attention_dots, over_commits
-from orchestrator.report.charts.measures import bandwidths, of_column, ratios, step_times
 from orchestrator.report.charts.memory_timeline import live_memory
-from orchestrator.report.charts.rendering import Picture, begin, draw
+from orchestrator.report.charts.rendering import Picture, draw
 from orchestrator.report.text.cell_names import NAME
 from tasks.spec.messages import typed_error_text
 
@@ -166,28 +174,20 @@ PLOTS: tuple[Plot, ...] = (
 )
 
 
-def begin_drawing(results: Results) -> Callable[[], list[Figure]]:
-    """Start to draw the charts that the data supports, and return a function that waits for them."""
-    figures, charts = [], []
+def drawn_figures(results: Results) -> list[Figure]:
+    """Return the charts that the data supports, drawn."""
+    figures = []
     for plot in PLOTS:
         try:
             drawn = plot.layout(results)
             if drawn is not None and drawn.panels:
-                charts.append(_specs(Figure(plot, drawn)))
-                # The specifications hold the data; the panels would hold them a second time.
-                figures.append(Figure(plot, replace(drawn, panels=())))
+                picture = draw(_specs(Figure(plot, drawn)))
+                # Of the panels, which hold the data, the pictures are left.
+                figures.append(Figure(plot, replace(drawn, panels=()), picture))
         except Exception as error:
             # A chart that fails must not cost the report: the figure shows the problem.
-            charts.append([])
             figures.append(Figure(plot, picture=Picture(problem=typed_error_text(error))))
-    if not any(charts):
-        return lambda: figures
-    pictures = begin(len(results.cells), draw, charts)
-    return lambda: list(map(_with_picture, figures, pictures()))
-
-
-def _with_picture(figure: Figure, picture: Picture) -> Figure:
-    return figure if figure.picture.problem else replace(figure, picture=picture)
+    return figures
 
 
 def _specs(figure: Figure) -> list[dict[str, object]]:

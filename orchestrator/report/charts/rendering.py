@@ -1,32 +1,21 @@
-"""Draw charts as SVG and PNG.
-
-vl-convert runs a JavaScript engine, which takes seconds to start and does not release its
-memory. For a large report it therefore runs in a separate process while the tables are made.
-"""
+"""Draw charts as SVG and PNG with vl-convert, whose JavaScript engine takes seconds to start."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 from xml.sax.saxutils import escape
 
+from orchestrator.common.errors import PlatformError
 from orchestrator.report.charts.theme import with_variables
-from tasks.spec.messages import typed_error_text
 
-T = TypeVar("T")
-
-# Cells from which on a separate process is worth its start of half a second.
-MANY = 2000
 # Pixels per point: sharp in print.
 _PNG_SCALE = 2
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
@@ -36,8 +25,16 @@ _PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)}  # of contro
 _LINK = re.compile(r"</?a\b[^>]*>")
 _FONTS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
 _FONT_CONFIG = "FONTCONFIG_FILE"
-# One thread: two JavaScript engines at a time would take twice the memory.
-_ONE_BY_ONE = ThreadPoolExecutor(1)
+
+
+def require_packages() -> None:
+    """Raise PlatformError if the package is missing that draws charts. Tables do not need it."""
+    if find_spec("vl_convert") is None:
+        raise PlatformError(
+            "charts need vl-convert-python, not installed here",
+            "Run `pip install vl-convert-python`, or print a table alone:"
+            " sweep report RUN --table NAME",
+        )
 
 
 @dataclass(frozen=True)
@@ -53,24 +50,16 @@ class Picture:
     problem: str = ""
 
 
-def draw(charts: Sequence[Sequence[Mapping[str, object]]]) -> list[Picture]:
-    """Return the picture of each chart: Vega-Lite of its panels, and of the whole as the last."""
-    return list(map(_draw, charts))
-
-
-def _draw(chart: Sequence[Mapping[str, object]]) -> Picture:
-    # Loaded here, because a separate process may do the drawing: it takes seconds and much memory.
-    import vl_convert
+def draw(chart: Sequence[Mapping[str, object]]) -> Picture:
+    """Return the picture of a chart: Vega-Lite of its panels, and of the whole as the last."""
+    import vl_convert  # takes seconds and much memory
 
     _load_fonts()
-    try:
-        svgs = [vl_convert.vegalite_to_svg(_drawable(spec)) for spec in chart]
-        *panels, whole = map(with_short_paths, map(with_numbered_clips, svgs))
-        svg = _LINK.sub("", whole)  # the targets of links are on the page
-        png = vl_convert.svg_to_png(svg, scale=_PNG_SCALE)
-        return Picture(list(map(_for_page, panels)), svg, png)
-    except Exception as error:
-        return Picture(problem=typed_error_text(error))
+    svgs = [vl_convert.vegalite_to_svg(_drawable(spec)) for spec in chart]
+    *panels, whole = map(with_short_paths, map(with_numbered_clips, svgs))
+    svg = _LINK.sub("", whole)  # the targets of links are on the page
+    png = vl_convert.svg_to_png(svg, scale=_PNG_SCALE)
+    return Picture(list(map(_for_page, panels)), svg, png)
 
 
 def _drawable(spec: Any) -> Any:
@@ -156,29 +145,3 @@ def _short_path(path: str) -> str:
 
 def _rounded(number: re.Match[str]) -> str:
     return f"{round(float(number[0]), 1) + 0.0:.1f}".removesuffix(".0")  # + 0.0: no -0
-
-
-def begin(cells: int, work: Callable[..., T], *given: object) -> Callable[[], T]:
-    """Start `work` and return a function that waits for its result.
-
-    Many cells are drawn in a separate process, few when the result is needed.
-    """
-    if cells < MANY:
-        return partial(work, *given)
-    return _ONE_BY_ONE.submit(_in_a_process, work, *given).result
-
-
-def _in_a_process(work: Callable[..., T], *given: object) -> T:
-    # This process imports only this module. One of multiprocessing imports the main module again.
-    command = [sys.executable, "-m", __name__]
-    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        command, input=pickle.dumps((work, given)), stdout=subprocess.PIPE, env=paths, check=True
-    )
-    made: T = pickle.loads(done.stdout)
-    return made
-
-
-if __name__ == "__main__":  # the process that draws, see `_in_a_process`
-    work, given = pickle.load(sys.stdin.buffer)
-    sys.stdout.buffer.write(pickle.dumps(work(*given)))

@@ -1,8 +1,7 @@
 """Colours of charts and page: one table for the light theme and the dark one.
 
 Charts are drawn in light colours. On the page each of these becomes a CSS variable, so that one
-drawing follows the theme. The process that draws imports this module, so that it needs no numpy.
-The closest pair of precisions is 23 apart in CIELAB when seen with protanopia, deuteranopia or
+drawing follows the theme. The closest pair of precisions is 23 apart in CIELAB when seen with protanopia, deuteranopia or
 tritanopia.
 """
 

@@ -132,7 +132,10 @@ def check_place(out: Path, runs: Mapping[str, Run]) -> None:
             f"{within[0]}: lies in the folder that is to be replaced",
             "Name the runs that were measured, all of them",
         )
-    if strangers := sorted(set(_published_before(out)) - set(runs)):
+    published: list[str] = []
+    with suppress(RunError):  # torn: nobody can read it
+        published = Publication(out).contents.runs if is_publication(out) else []
+    if strangers := sorted(set(published) - set(runs)):
         raise RunError(
             f"{out}: has runs that are not named: {', '.join(strangers)}",
             "Name them too, or a new folder with --out",
@@ -144,13 +147,6 @@ def check_place(out: Path, runs: Mapping[str, Run]) -> None:
         raise RunUnwritable(
             f"{out}: cannot be written: {error.strerror}", "Name a writable folder with --out"
         ) from error
-
-
-def _published_before(out: Path) -> list[str]:
-    try:
-        return Publication(out).contents.runs if is_publication(out) else []
-    except RunError:  # torn: nobody can read it
-        return []
 
 
 @contextmanager
@@ -202,15 +198,10 @@ def _copy(run: Run, attempts: pd.DataFrame, folder: Path, redaction: Redaction) 
     manifest = redaction.manifest(run.read_manifest())
     writer.write_manifest(manifest)
     if "config" in manifest:
-        _write_config(manifest["config"], folder / CONFIG_FILE)
-
-
-def _write_config(config: object, path: Path) -> None:
-    """Write a config with its keys in their original order."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.default_flow_style = False
-    yaml.dump(config, path)
+        yaml = YAML(typ="safe", pure=True)
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+        yaml.default_flow_style = False
+        yaml.dump(manifest["config"], folder / CONFIG_FILE)
 
 
 def _write_contents(folder: Path, contents: Mapping[str, object]) -> None:

@@ -20,12 +20,12 @@ from orchestrator.common.text import counted
 from orchestrator.report.findings.finding import (
     Finding,
     basis_of_cells,
+    by_precision,
     extreme,
     has_cell_with,
     main_run,
     matched_on,
     median_of,
-    same_number,
     sentence_of,
     warmest,
 )
@@ -49,12 +49,7 @@ def about_backward(results: Results) -> Iterator[Finding]:
     ratios = (shown[_BACKWARD] / shown[_FORWARD]).astype(float)
     middle, kind = ratios.median(), "GPU-bound cell" if is_free.any() and on_gpu else "cell"
     texts = [median_of(len(shown), kind)]
-    same = matched_on(shown, "precision", results.axes)
-    medians = ratios[same.index].groupby(same["precision"].astype(str)).median()
-    if len(medians) > 1:
-        order = ordered_values("precision", same["precision"])
-        listed = ", ".join(f"{ratio(medians[name])} in {name}" for name in order)
-        texts.append(f"of {same_number(len(same) // len(medians))} in each precision: {listed}")
+    texts += by_precision(ratios, shown, results.axes, "{ratio} in {name}")
     is_certain = bool(ratios.min() > 1 or ratios.max() < 1)
     takes = "takes longer than" if middle > 1 else "takes less time than"
     if abs(middle - 1) <= _ABOUT_EQUAL:
@@ -62,7 +57,6 @@ def about_backward(results: Results) -> Iterator[Finding]:
     elif not is_certain:
         takes = "takes longer in some cells and less time in others than"
     yield Finding(
-        "where",
         "backward / forward",
         ratio(middle),
         span(ratios),
@@ -89,7 +83,6 @@ def about_busy_time(results: Results) -> Iterator[Finding]:
         spread = f"to {percent(most['busy_timed'])}"
         detail = f" In {scope_of(most)}, kernels run for {percent(most['busy_timed'])} of the step."
     yield Finding(
-        "where",
         "GPU busy",
         percent(least["busy_timed"]),
         spread,
@@ -131,7 +124,6 @@ def about_kernels(results: Results) -> Iterator[Finding]:
         rest = f"{others.idxmax()} ({percent(others.max())} in {order[-1]})"
         detail.append(f"of the rest, most is {rest}")
     yield Finding(
-        "where",
         "matrix products",
         percent(products[order[-1]]),
         f"in {order[-1]}" + (f"; {texts[0]}" if len(texts) > 1 else ""),
@@ -167,7 +159,6 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     share = (ms_of_parts(own, ("softmax",)) or 0.0) / sum(sums(own, "phase").values())
     more = "longer than" if row["softmax_ratio"] > 1 else "less time than"
     yield Finding(
-        "where",
         "softmax / its products",
         ratio(row["softmax_ratio"]),
         span(cells["softmax_ratio"]),

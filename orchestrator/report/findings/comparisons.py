@@ -25,7 +25,7 @@ from orchestrator.analysis.pairs import (
     HIGH,
     LOW,
     TIME,
-    counterpart_among,
+    combinations,
     is_clear,
     is_gpu_bound,
     measured,
@@ -38,13 +38,14 @@ from orchestrator.report.findings.finding import (
     Finding,
     basis_of_cells,
     basis_of_pairs,
+    by_precision,
     extreme,
     has_cell_with,
     least_gain,
     main_run,
     matched_on,
+    of_pair,
     peak_of,
-    same_number,
     subject_of,
     tally,
 )
@@ -81,37 +82,25 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
     candidates = main[is_free] if is_free.any() else main
     clear = candidates[is_clear(candidates)]
     best = extreme(clear if len(clear) else candidates, "ratio", largest=True)
+    label = f"{best['precision']} over {best['precision' + BASE]}"
     conclusion = tally(main, str(best["precision"]), f"{PASSES.get(best.get('pass'), 'step')}")
-    detail = f"{_takes(best)}{_when_compiled(best, found)}"
-    yield _of_pair(best, conclusion, detail, "time")
+    yield of_pair(best, label, conclusion, f"{_takes(best)}{_when_compiled(best, found)}")
     worst = extreme(main[is_clear(main)], "ratio", largest=False)
     if worst is not None and worst["ratio"] < 1 < best["ratio"]:
         conclusion = f"{worst['precision']} is slower for {scope_of(worst)}."
-        yield _of_pair(worst, conclusion, _takes(worst) + _reason(worst), "where")
-
-
-def _of_pair(pair: Row, conclusion: str, detail: str, section: str) -> Finding:
-    is_certain = bool(is_clear(pair))
-    return Finding(
-        section,
-        f"{pair['precision']} over {pair['precision' + BASE]}",
-        ratio(pair["ratio"]),
-        interval(pair["low"], pair["high"], pair["coverage"]),
-        conclusion,
-        detail,
-        scope_of(pair),
-        least_gain(pair["low"], pair["high"]) if is_certain else 0.0,
-        [(pair["cell"], pair["cell" + BASE])],
-        bool(pair["is_cpu_bound"]),
-        is_certain,
-    )
+        loss = of_pair(worst, label, conclusion, _takes(worst) + _reason(worst))
+        yield replace(loss, section="where")
 
 
 def _takes(pair: Row) -> str:
+    return f"{subject_of(pair)} takes {_times(pair)}."
+
+
+def _times(pair: Row) -> str:
     own, base = (
         f"{number(pair[TIME + end])} ms in {pair['precision' + end]}" for end in ("", BASE)
     )
-    return f"{subject_of(pair)} takes {own} and {base}."
+    return f"{own} and {base}"
 
 
 def _when_compiled(pair: Row, found: pd.DataFrame) -> str:
@@ -119,13 +108,12 @@ def _when_compiled(pair: Row, found: pd.DataFrame) -> str:
     if pair.get("compile") != "eager":
         return ""
     axes = (RUN, "size", "model", LENGTH, "pass", "batch_size", "attention")
-    compiled = found[found["compile"] != "eager"].to_dict("records")
-    row = counterpart_among(compiled, [axis for axis in axes if axis in found])(pair)
-    if row is None:
+    alike = combinations(found, [axis for axis in axes if axis in found])
+    compiled = found[(found["compile"] != "eager") & (alike == alike[pair.name])]
+    if compiled.empty:
         return ""
-    own = f"{number(row[TIME])} ms in {row['precision']}"
-    base = f"{number(row[TIME + BASE])} ms in {row['precision' + BASE]}"
-    return f" Compiled: {own} and {base} ({ratio(row['ratio'])})."
+    row = compiled.iloc[0]
+    return f" Compiled: {_times(row)} ({ratio(row['ratio'])})."
 
 
 def _reason(pair: Row) -> str:
@@ -162,7 +150,7 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
         times = f"{number(pair[TIME + BASE])} ms eager and {number(pair[TIME])} ms compiled"
         texts = [f"{subject_of(pair)} in {pair['precision']} takes {times}"]
         spread = interval(pair["low"], pair["high"], pair["coverage"])
-    texts += _by_precision(shown, results.axes)
+    texts += by_precision(shown["ratio"], shown, results.axes, "{name} {ratio}")
     if len(bound):
         texts.append(f"{counted(len(bound), 'CPU-bound pair')} {ratio(bound['ratio'].median())}")
     cells = results.cells[results.cells["cell"].isin(found["cell"])]
@@ -171,7 +159,6 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
     cost = f" Compiling takes {number(float(np.median(costs)))} s once." if len(costs) else ""
     is_certain = bool(is_clear(shown).any())
     return Finding(
-        "compile",
         f"{name} over eager",
         ratio(shown["ratio"].median()),
         spread,
@@ -183,17 +170,6 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
         not is_free.any(),
         is_certain,
     )
-
-
-def _by_precision(found: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """Return the median ratio in each precision, over the pairs that all precisions have."""
-    same = matched_on(found, "precision", axes)
-    medians = same["ratio"].groupby(same["precision"].astype(str)).agg(["median", "size"])
-    if len(medians) < 2:
-        return []
-    order = ordered_values("precision", same["precision"])
-    texts = [f"{name} {ratio(medians['median'][name])}" for name in order]
-    return [f"of {same_number(int(medians['size'].min()))} in each precision: {', '.join(texts)}"]
 
 
 def about_attention(results: Results) -> Iterator[Finding]:
@@ -214,9 +190,8 @@ def about_attention(results: Results) -> Iterator[Finding]:
 def _of_attention(joined: pd.DataFrame) -> Finding:
     best = _best_attention(joined, fullest_context(joined, "attention"))
     name = str(best["attention"])
-    is_certain = bool(is_clear(best))
     conclusion = f"{name} attention makes no clear difference."
-    if is_certain:
+    if is_clear(best):
         pace = "fastest" if best["ratio"] > 1 else "slower than the naive one, as is every other"
         conclusion = f"{name} attention is {pace}."
     pass_name = PASSES.get(str(best.get("pass")), "step")
@@ -231,19 +206,8 @@ def _of_attention(joined: pd.DataFrame) -> Finding:
     if longest[LENGTH] > best[LENGTH]:
         detail += f" At {longest[LENGTH]:,}, where fewer were measured, {longest['attention']} is"
         detail += f" {ratio(longest['ratio'])} as fast as naive."
-    return Finding(
-        "attention",
-        f"{name} over naive",
-        ratio(best["ratio"]),
-        interval(best["low"], best["high"], best["coverage"]),
-        conclusion,
-        detail,
-        f"context {best[LENGTH]:,}, {best['precision']}",
-        least_gain(best["low"], best["high"]) if is_certain else 0.0,
-        [(best["cell"], best["cell" + BASE])],
-        bool(best["is_cpu_bound"]),
-        is_certain,
-    )
+    finding = of_pair(best, f"{name} over naive", conclusion, detail)
+    return replace(finding, scope=f"context {best[LENGTH]:,}, {best['precision']}")
 
 
 def _best_attention(joined: pd.DataFrame, length: int) -> Row:
@@ -268,7 +232,6 @@ def _growth(cells: pd.DataFrame) -> Iterator[Finding]:
         low, middle, high = np.quantile(exponents, [0, 0.5, 1])
         lengths = f"{long[LENGTH].min():,} to {long[LENGTH].max():,}"
         yield Finding(
-            "attention",
             "attention time",
             f"n^{middle:.2f}",
             f"{low:.2f} to {high:.2f}",
@@ -286,16 +249,14 @@ def about_options(results: Results) -> Iterator[Finding]:
     for option, row, baseline in option_pairs(replace(results, cells=steps)):
         found[option].append((row, baseline))
     for option, members in found.items():
-        saves = [(_saved_share(*pair), pair) for pair in members]
-        known = [(share, pair) for share, pair in saves if share is not None]
+        known = []
+        for pair in members:
+            own, base = map(peak_of, pair)
+            if own and base:
+                known.append((1 - own[0] / base[0], pair))
         if known:
             share, pair = max(known, key=lambda one: one[0])
             yield _of_option(option, share, pair, len(known))
-
-
-def _saved_share(row: Row, baseline: Row) -> float | None:
-    own, base = peak_of(row), peak_of(baseline)
-    return 1 - own[0] / base[0] if own and base else None
 
 
 def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> Finding:
@@ -306,7 +267,6 @@ def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> 
     gain = "saves" if share > 0 else "costs"
     more = "longer" if longer >= 1 else "shorter"
     return Finding(
-        "memory",
         f"{name}: {axis_text(row[option])}",
         gibibytes(abs(base - own)),
         f"{gain}; step {ratio(longer)} as long",
@@ -348,7 +308,6 @@ def _of_axis(found: pd.DataFrame, axis: str, values: Sequence[object]) -> Findin
     if not is_certain:
         conclusion = f"{last} and {first} show no clear difference."
     return Finding(
-        "time",
         f"{last} over {first}",
         ratio(times.median()),
         spread,
@@ -382,7 +341,6 @@ def about_warm_up(results: Results) -> Iterator[Finding]:
     if enough == last:
         conclusion = f"Steps still become steadier with {enough} warm-up steps."
     yield Finding(
-        "trust",
         "steps of warm-up",
         f"{enough}",
         f"{_percent_of_spread(by_count[first])} to {_percent_of_spread(by_count[enough])}",

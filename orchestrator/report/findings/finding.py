@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import RUN, Row, has_value
+from orchestrator.analysis.axes import RUN, Row, has_value, ordered_values
 from orchestrator.analysis.pairs import BASE, combinations, is_clear, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of
+from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of, scope_of
 from orchestrator.report.text.memory_failures import NO_TABLE, TextTable
-from orchestrator.report.text.numbers import marks
+from orchestrator.report.text.numbers import interval, marks, ratio
 from tasks.spec.parameters import TIMING_AXES
 
 Basis = Sequence[Sequence[str]]
@@ -27,14 +27,14 @@ Basis = Sequence[Sequence[str]]
 class Finding:
     """A number of a run, and a sentence that starts with a conclusion.
 
-    section: the question of the page that it answers. label: what the number is. scope: the cells
-    that it is about. gain: the share of the time of a step, of memory or of cells that a reader
-    could recover, at least; 0 if there is nothing to recover. basis: the ids of the cells that the
-    number rests on, each with that of its counterpart if it is a comparison. is_cpu_bound: the
-    number is about times of CPU-bound steps. is_clear: false if it may be chance.
+    label: what the number is. scope: the cells that it is about. gain: the share of the time of a
+    step, of memory or of cells that a reader could recover, at least; 0 if there is nothing to
+    recover. basis: the ids of the cells that the number rests on, each with that of its counterpart
+    if it is a comparison. is_cpu_bound: the number is about times of CPU-bound steps. is_clear:
+    false if it may be chance. section: the question of the page that it answers, by default that of
+    its rule.
     """
 
-    section: str
     label: str
     number: str
     interval: str
@@ -46,6 +46,7 @@ class Finding:
     is_cpu_bound: bool = False
     is_clear: bool = True
     table: TextTable = NO_TABLE
+    section: str = ""
 
     @property
     def marked_number(self) -> str:
@@ -55,6 +56,23 @@ class Finding:
     @property
     def sentence(self) -> str:
         return f"{self.conclusion} {self.detail}".strip()
+
+
+def of_pair(pair: Row, label: str, conclusion: str, detail: str) -> Finding:
+    """Return what one pair of cells says: its ratio, and the time that can be saved at least."""
+    is_certain = bool(is_clear(pair))
+    return Finding(
+        label,
+        ratio(pair["ratio"]),
+        interval(pair["low"], pair["high"], pair["coverage"]),
+        conclusion,
+        detail,
+        scope_of(pair),
+        least_gain(pair["low"], pair["high"]) if is_certain else 0.0,
+        [(pair["cell"], pair["cell" + BASE])],
+        bool(pair["is_cpu_bound"]),
+        is_certain,
+    )
 
 
 def basis_of_pairs(found: pd.DataFrame) -> Basis:
@@ -161,6 +179,24 @@ def warmest(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
 def same_number(count: int) -> str:
     """Return the number of cells that all groups of a statistic have, such as `the same 4`."""
     return f"the same {count:,}" if count > 1 else "the one"
+
+
+def by_precision(
+    ratios: pd.Series[float], cells: pd.DataFrame, axes: Sequence[str], form: str
+) -> list[str]:
+    """Return the median ratio in each precision, over the cells or pairs that all precisions have.
+
+    form: of one of them, such as `{name} {ratio}`. Without two precisions the list is empty.
+    """
+    same = matched_on(cells, "precision", axes)
+    medians = ratios[same.index].groupby(same["precision"].astype(str)).median()
+    if len(medians) < 2:
+        return []
+    texts = []
+    for name in ordered_values("precision", same["precision"]):
+        texts.append(form.format(name=name, ratio=ratio(medians[name])))
+    number = same_number(len(same) // len(medians))
+    return [f"of {number} in each precision: {', '.join(texts)}"]
 
 
 def median_of(count: int, noun: str) -> str:

@@ -22,10 +22,9 @@ from orchestrator.report.findings.finding import (
     matched_on,
     peak_of,
 )
-from orchestrator.report.text.cell_names import LENGTH, scope_of
+from orchestrator.report.text.cell_names import LENGTH, evenly, scope_of
 from orchestrator.report.text.memory_failures import LIMIT, contexts_by_limit, limited_steps
 from orchestrator.report.text.numbers import gibibytes, number, percent
-from orchestrator.report.text.slices import evenly
 from tasks.spec.status import OUT_OF_MEMORY
 
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
@@ -45,7 +44,6 @@ def about_memory(results: Results) -> Iterator[Finding]:
         yield _of_limits(limited, decided, results)
     elif len(out):
         yield Finding(
-            "memory",
             "out of memory",
             f"{len(out):,}",
             f"of {counted(len(decided), 'cell')}",
@@ -58,7 +56,6 @@ def about_memory(results: Results) -> Iterator[Finding]:
     elif (row := _largest(usual := preferring(decided, MAIN))) is not None:
         peak, what = peak_of(row) or (0.0, "")
         yield Finding(
-            "memory",
             "largest peak",
             number(peak / GIB),
             f"GiB {what}",
@@ -86,7 +83,6 @@ def _of_limits(limited: pd.DataFrame, decided: pd.DataFrame, results: Results) -
     detail = f" Of the same {total}: {', '.join(listed)}." if len(listed) > 1 else ""
     verb = "runs" if total == 1 else "run"
     return Finding(
-        "memory",
         "out of memory",
         f"{count}/{total}",
         f"of the steps fail in {chosen:g} GiB",
@@ -159,7 +155,6 @@ def about_parts(results: Results) -> Iterator[Finding]:
     names = [_ROLE.sub(r"\1", str(name)).replace("_", " ") for name in shares.index]
     listed = [f"{name} {percent(share)}" for name, share in zip(names, shares, strict=True)]
     yield Finding(
-        "memory",
         names[0],
         percent(shares.iloc[0]),
         f"of {gibibytes(whole.max())} predicted",
@@ -183,7 +178,6 @@ def about_predictions(results: Results) -> Iterator[Finding]:
         return
     off = (both[_PREDICTED] / both[_PEAK] - 1).abs().astype(float)
     yield Finding(
-        "memory",
         "predicted peak",
         f"{off.quantile(0.95):.1%}",
         f"at most {off.max():.1%}",

@@ -46,7 +46,6 @@ def about_sums(results: Results) -> Iterator[Finding]:
     if in_wide:
         detail += f" In an fp32 sum: {', '.join(in_wide)}."
     yield Finding(
-        "numerics",
         f"sum in {worst['accumulator']}",
         _signed(worst["error"]),
         f"of {number(value * count)}",
@@ -77,7 +76,6 @@ def about_autocast(results: Results) -> Iterator[Finding]:
                 texts += [f"{norm} {dtype}" for norm, dtype in of_norms.items()]
         logits, loss = own["dtype_logits"].iloc[0], own["dtype_loss"].iloc[0]
         yield Finding(
-            "numerics",
             f"loss in {autocast} autocast",
             str(loss),
             f"logits {logits}",
@@ -101,11 +99,16 @@ def about_norms(results: Results) -> Iterator[Finding]:
         ["narrow_nonfinite", "_error"], ascending=False, kind="stable"
     )
     worst = ranked.head(_WORST)
-    texts = [f"{_norm(row)}: {_loss(row)}" for _, row in worst.iterrows()]
+    texts = []
+    for _, row in worst.iterrows():
+        loss = f"error {number(row['narrow_error'], 2)} times the RMS"
+        if row["narrow_nonfinite"] > 0:
+            loss = f"{percent(row['narrow_nonfinite'])} of the values are not finite"
+        norm = f"{row['norm']} in {row['dtype']}, scale {row['scale']:g}, eps {row['eps']:g}"
+        texts.append(f"{norm}: {loss}")
     finite = ranked[ranked["_error"] < float("inf")]
     library = cells["library_error"].astype(float).max()
     yield Finding(
-        "numerics",
         "worst norm",
         number(finite["_error"].max(), 2) if len(finite) else "not finite",
         "times the RMS of the result" if len(finite) else "",
@@ -115,13 +118,3 @@ def about_norms(results: Results) -> Iterator[Finding]:
         f"{len(cells)} norms",
         basis=basis_of_cells(worst),
     )
-
-
-def _norm(row: pd.Series) -> str:
-    return f"{row['norm']} in {row['dtype']}, scale {row['scale']:g}, eps {row['eps']:g}"
-
-
-def _loss(row: pd.Series) -> str:
-    if row["narrow_nonfinite"] > 0:
-        return f"{percent(row['narrow_nonfinite'])} of the values are not finite"
-    return f"error {number(row['narrow_error'], 2)} times the RMS"

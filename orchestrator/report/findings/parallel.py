@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import itemgetter
 
 import pandas as pd
 
 from orchestrator.analysis.axes import RANK_AXES, each, has_value, ranks_of, ranks_text
-from orchestrator.analysis.pairs import is_clear, is_gpu_bound, measured, pairs
+from orchestrator.analysis.pairs import is_gpu_bound, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.findings.finding import Finding, basis_of_cells, basis_of_pairs, extreme
+from orchestrator.report.findings.finding import Finding, basis_of_cells, extreme, of_pair
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number, percent
 
@@ -33,22 +34,18 @@ def about_several_gpus(results: Results) -> Iterator[Finding]:
         return
     found = found.assign(parallel=cells.set_index("cell")["parallel"].loc[found["cell"]].to_numpy())
     bound = found[is_gpu_bound(found)]
-    best = (bound if len(bound) else found).nlargest(1, "ratio")
-    row = best.iloc[0]
+    row = extreme(bound if len(bound) else found, "ratio", largest=True)
     share = row["ratio"] / row["gpus"]
-    yield Finding(
-        "parallel",
+    finding = of_pair(
+        row,
         f"{row['gpus']:.0f} GPUs",
-        f"{number(row['ratio'])}×",
-        f"[{number(row['low'])}, {number(row['high'])}]",
         f"{row['gpus']:.0f} GPUs with {row['parallel']} train {number(row['ratio'])} times as fast as "
         "one with the same batch.",
         f"That is {percent(share)} of {row['gpus']:.0f} times, the best of {len(found)} pairs"
         + (f"; {len(bound)} of them are GPU-bound." if len(bound) else ", all CPU-bound."),
-        basis=basis_of_pairs(best),
-        is_cpu_bound=bool(row["is_cpu_bound"]),
-        is_clear=bool(is_clear(best).iloc[0]),
     )
+    # More GPUs are no gain that a reader overlooked.
+    yield replace(finding, scope="", gain=0.0)
 
 
 def about_stragglers(results: Results) -> Iterator[Finding]:
@@ -73,7 +70,6 @@ def about_stragglers(results: Results) -> Iterator[Finding]:
             continue
         share, lag_ms, row = max(found, key=itemgetter(0))
         yield Finding(
-            "parallel",
             f"rank {rank} is late",
             f"{number(lag_ms)} ms",
             f"{percent(share)} of a step",
@@ -97,7 +93,6 @@ def about_collectives(results: Results) -> Iterator[Finding]:
         peak = f"the {number(row['link_peak_gb_s'])} GB/s of the link ({row['link']})"
         details.insert(0, f"That is {percent(row['of_link'])} of {peak}, one way.")
     yield Finding(
-        "parallel",
         "all-reduce",
         f"{number(row['busbw_gb_s'])} GB/s",
         f"{number(row['size_mb'])} MB",
@@ -129,7 +124,6 @@ def about_hiding(results: Results) -> Iterator[Finding]:
     tokens = row["tokens"] / row.get("gradient_accumulation", 1)
     gpus = 1 + 2 * tokens * bandwidth / (width * row["achieved_tflops"] * 1e3)
     yield Finding(
-        "parallel",
         "hidden exchange",
         f"{number(gpus)} GPUs",
         f"{tokens:,.0f} tokens",

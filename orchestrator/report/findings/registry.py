@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.analysis.axes import NOTHING
@@ -44,37 +44,38 @@ from tasks.spec.messages import typed_error_text
 Rule = Callable[[Results], Iterator[Finding]]
 _MOST_OF_SECTION = 2  # on a first screen, so that it answers several questions
 
-# Those without a gain stay in this order, behind the others.
-RULES: Sequence[Rule] = (
-    about_failures,
-    about_repetitions,
-    about_times,
-    about_memory,
-    about_precision,
-    about_compiling,
-    about_attention,
-    about_options,
-    about_other_axes,
-    about_several_gpus,
-    about_stragglers,
-    about_collectives,
-    about_hiding,
-    about_sums,
-    about_autocast,
-    about_norms,
-    about_warm_up,
-    about_kernels,
-    about_softmax,
-    about_busy_time,
-    about_backward,
-    about_parts,
-    about_predictions,
-    about_endings,
-    about_trust,
-)
+# With the section of the page that they answer. Those without a gain stay in this order, behind
+# the others.
+RULES: Mapping[Rule, str] = {
+    about_failures: "failures",
+    about_repetitions: "trust",
+    about_times: "time",
+    about_memory: "memory",
+    about_precision: "time",
+    about_compiling: "compile",
+    about_attention: "attention",
+    about_options: "memory",
+    about_other_axes: "time",
+    about_several_gpus: "parallel",
+    about_stragglers: "parallel",
+    about_collectives: "parallel",
+    about_hiding: "parallel",
+    about_sums: "numerics",
+    about_autocast: "numerics",
+    about_norms: "numerics",
+    about_warm_up: "trust",
+    about_kernels: "where",
+    about_softmax: "where",
+    about_busy_time: "where",
+    about_backward: "where",
+    about_parts: "memory",
+    about_predictions: "memory",
+    about_endings: "failures",
+    about_trust: "trust",
+}
 
 
-def findings(results: Results, rules: Iterable[Rule] = RULES) -> list[Finding]:
+def findings(results: Results, rules: Mapping[Rule, str] = RULES) -> list[Finding]:
     """Return the findings, ordered by the share of time, memory or cells that could be recovered."""
     cells = results.cells
     if cells.empty:
@@ -85,7 +86,15 @@ def findings(results: Results, rules: Iterable[Rule] = RULES) -> list[Finding]:
     ]
     axes = tuple(axis for axis in results.axes if axis not in shared)
     results = replace(results, cells=cells.drop(columns=shared), axes=axes)
-    found = [finding for rule in rules for finding in _found(rule, results)]
+    found = []
+    for rule, section in rules.items():
+        try:
+            own = list(rule(results))
+        except Exception as error:  # one finding that fails must not cost the report
+            name = rule.__name__.removeprefix("about_").replace("_", " ")
+            text = f"The finding on {name} cannot be made:"
+            own = [Finding(name, NOTHING, "", text, f"{typed_error_text(error)}.")]
+        found += [replace(one, section=one.section or section) for one in own]
     return sorted(found, key=lambda finding: -finding.gain)
 
 
@@ -99,12 +108,3 @@ def first_screen(found: Sequence[Finding], most: int) -> list[Finding]:
         is_first = counts[finding.section] <= _MOST_OF_SECTION
         (chosen if is_first else others).append(finding)
     return [*chosen, *others][:most]
-
-
-def _found(rule: Rule, results: Results) -> list[Finding]:
-    try:
-        return list(rule(results))
-    except Exception as error:  # one finding that fails must not cost the report
-        name = rule.__name__.removeprefix("about_").replace("_", " ")
-        text = f"The finding on {name} cannot be made:"
-        return [Finding("", name, NOTHING, "", text, f"{typed_error_text(error)}.")]

@@ -28,9 +28,8 @@ from orchestrator.report.findings.finding import (
     warmest,
 )
 from orchestrator.report.text.cell_names import scope_of
-from orchestrator.report.text.headline import counts_by_status
 from orchestrator.report.text.numbers import confidence, number, percent, ratio
-from orchestrator.report.text.provenance import is_flagged
+from orchestrator.report.text.provenance import counts_by_status, is_flagged
 from tasks.spec.status import OUT_OF_MEMORY
 
 _STEADY = 0.05  # attempts that differ by less agree
@@ -50,7 +49,6 @@ def about_failures(results: Results) -> Iterator[Finding]:
     if list(statuses.index) == ["failed"]:  # the label says it
         listed = by_status = ""
     yield Finding(
-        "failures",
         "failed",
         f"{len(failed):,}",
         f"of {counted(len(cells), 'cell')}",
@@ -70,7 +68,6 @@ def about_endings(results: Results) -> Iterator[Finding]:
         return
     listed = ", ".join(text for text, kind in counts_by_status(results, 0) if kind != "ok")
     yield Finding(
-        "failures",
         "without a result",
         f"{len(unmeasured):,}",
         f"of {counted(len(cells), 'cell')}",
@@ -94,11 +91,9 @@ def about_times(results: Results) -> Iterator[Finding]:
     for task in ("train_step", "attention"):
         cells = warmest(results, preferring(measured(results, task, TIME, LOW, HIGH), MAIN))
         if len(cells):
-            yield _of_times(cells)
-            return
-
-
-def _of_times(cells: pd.DataFrame) -> Finding:
+            break
+    else:
+        return
     row = extreme(cells, TIME, largest=True)
     coverage = float(row[COVERAGE]) if has_value(row, COVERAGE) else 1.0
     detail = ""
@@ -108,8 +103,7 @@ def _of_times(cells: pd.DataFrame) -> Finding:
         detail += f" {number(shortest[TIME])} ms ({scope_of(shortest)})."
     if coverage < MIN_COVERAGE:
         detail += f" Its few steps give an interval with {percent(coverage)} confidence only."
-    return Finding(
-        "time",
+    yield Finding(
         "longest step" if len(cells) > 1 else "step",
         number(row[TIME]),
         f"[{number(row[LOW])}, {number(row[HIGH])}] ms{confidence(coverage)}",
@@ -132,7 +126,6 @@ def about_repetitions(results: Results) -> Iterator[Finding]:
     ends = f"{number(row['repeated_ms_min'])} to {number(row['repeated_ms_max'])}"
     several = f" Most of {len(cells):,} cells." if len(cells) > 1 else ""
     yield Finding(
-        "trust",
         "over repetitions",
         number(row["repeated_ms_median"]),
         f"{ends} ms",
@@ -177,7 +170,6 @@ def about_trust(results: Results) -> Iterator[Finding]:
         if found.any():
             count, total = int(found.sum()), counted(len(steps), "timed cell")
             yield Finding(
-                "trust",
                 name,
                 f"{count:,}",
                 f"of {total}",

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from itertools import product
 
 from orchestrator.report.tables.table import Entry, RenderedTable
-from orchestrator.report.tables.views import MAX_COLUMNS, TableView, view_of
+from orchestrator.report.tables.views import MAX_COLUMNS, view_of
 from tasks.spec.messages import shorten
 
 # Of LaTeX's article class, the narrowest text that papers have in common.
@@ -43,18 +43,18 @@ def printable(text: str) -> str:
 def narrowed(
     page: RenderedTable,
     max_rows: int | None,
-    fits: Callable[[TableView], bool],
+    fits: Callable[[RenderedTable], bool],
     max_columns: int = MAX_COLUMNS,
-) -> TableView:
+) -> RenderedTable:
     """Return the view with the most columns that fits, with its long texts shortened."""
     many = product((_LONG, _SHORT), range(max_columns, 4, -1))
     for longest, columns in (*many, *product((_SHORT,), _FEW), (10, 1)):
         view = view_of(page, max_rows, columns)
         short = []
-        for column in view.columns:
+        for column in view.grid.columns:
             entries = [_shortened(entry, longest) for entry in column.entries]
             short.append(replace(column, entries=entries))
-        view = replace(view, columns=short)
+        view = replace(view, grid=view.grid._replace(columns=short))
         if fits(view):
             break
     return view
@@ -72,15 +72,15 @@ def _shortened(entry: Entry, longest: int) -> Entry:
 
 
 @lru_cache(maxsize=1)  # LaTeX and Typst of a table follow each other, as files and as copies
-def fitting_view(page: RenderedTable, max_rows: int | None) -> TableView:
+def fitting_view(page: RenderedTable, max_rows: int | None) -> RenderedTable:
     """Return the view with the most columns that are no wider than TEXT_PT together."""
     return narrowed(page, max_rows, lambda view: estimated_pt(view) <= TEXT_PT)
 
 
-def estimated_pt(view: TableView) -> float:
+def estimated_pt(view: RenderedTable) -> float:
     """Return the width of a table whose heads break between words."""
-    total = float(len(view.header) * BETWEEN_COLUMNS_PT)
-    for head, column in zip(heads(view), view.columns, strict=True):
+    total = float(len(view.titles) * BETWEEN_COLUMNS_PT)
+    for head, column in zip(heads(view), view.grid.columns, strict=True):
         total += max(map(_width_pt, [*head, *map(str, column.entries)]))
     return total
 
@@ -90,6 +90,6 @@ def _width_pt(text: str) -> float:
     return sum(_LETTERS_PT.get(letter, _COMMON_PT) for letter in text)
 
 
-def heads(view: TableView) -> list[list[str]]:
+def heads(view: RenderedTable) -> list[list[str]]:
     """Return the lines of the head of each column: its words, joined while they stay short."""
-    return list(map(_lines, view.header))
+    return list(map(_lines, view.titles))

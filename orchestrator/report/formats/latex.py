@@ -10,7 +10,6 @@ from operator import itemgetter
 
 from orchestrator.report.formats.fitting import BETWEEN_COLUMNS_PT, fitting_view, heads, printable
 from orchestrator.report.tables.table import Entry, RenderedTable
-from orchestrator.report.tables.views import TableView
 from orchestrator.report.text.numbers import NOISE_MARK
 
 _NUMBER = re.compile(r"[+-]?[\d,]+(\.\d+)?")
@@ -93,8 +92,12 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     """
     view = fitting_view(page, max_rows)
     columns = "".join(map(itemgetter(0), view.sides))
-    head = [r"\toprule", _head(view), r"\midrule"]
-    texts = [_aligned(column.entries) for column in view.columns]
+    # A head is a stack of lines, since a long one would widen its column.
+    stacks = []
+    for side, lines in zip(view.sides, heads(view), strict=True):
+        stacks.append(rf"\shortstack[{side[0]}]{{{_LINE_BREAK.join(map(_escaped, lines))}}}")
+    head = [r"\toprule", " & ".join(stacks) + r" \\", r"\midrule"]
+    texts = [_aligned(column.entries) for column in view.grid.columns]
     rows = list(map(_row, zip(*texts, strict=True)))
     notes = [rf"\par {_with_code(note)}" for note in view.numbered_notes]
     # What is shown, and how it is summarised: the first sentence of the reading.
@@ -115,19 +118,11 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     return _joined("booktabs,longtable", view, lines)
 
 
-def _joined(packages: str, view: TableView, lines: list[str]) -> str:
+def _joined(packages: str, view: RenderedTable, lines: list[str]) -> str:
     comments = [rf"% needs \usepackage{{{packages}}}"]
     if view.left_out:
         comments.append(f"% {_escaped(view.left_out)}")
     return "\n".join([*comments, *lines]) + "\n"
-
-
-def _head(view: TableView) -> str:
-    """Return the row of heads, each as a stack of lines: a long head would widen its column."""
-    stacks = []
-    for side, lines in zip(view.sides, heads(view), strict=True):
-        stacks.append(rf"\shortstack[{side[0]}]{{{_LINE_BREAK.join(map(_escaped, lines))}}}")
-    return " & ".join(stacks) + r" \\"
 
 
 def _aligned(entries: Sequence[Entry]) -> list[str]:

@@ -9,7 +9,6 @@ import io
 import os
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
@@ -28,8 +27,8 @@ from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
-from orchestrator.report.tables.table import Entry, RenderedTable, Rows, without_empty_columns
-from orchestrator.report.tables.views import Column, TableView, view_of
+from orchestrator.report.tables.table import Column, Entry, RenderedTable
+from orchestrator.report.tables.views import view_of
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import HOST_MARK
@@ -43,7 +42,7 @@ _MAX_FINDINGS = 7
 _MAX_FAILURES = 8
 _GAP = 2  # blanks between two columns
 _DIVIDER = 1  # blank that a RichTable with a box has between two columns and at both sides
-_LABEL = ("cell",)  # the key of a view whose rows are named by labels
+_LABEL = "cell"  # the key of a view whose rows are named by labels
 _LONGEST_WORD = 30  # letters of a word in a label that breaks only if it is longer
 _FAILURES = "failures"
 _MATRICES = ("step", "peak")  # measures of the heat map
@@ -118,7 +117,9 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     parts += view.numbered_notes
     if view.hidden_rows or view.hidden_measures:
         # A command stays in one line, however narrow the screen, so that it can be copied.
-        parts.append(Text(f"{_hidden(view)}: {command}", no_wrap=True, overflow="ignore"))
+        hidden = ((view.hidden_rows, "more row"), (len(view.hidden_measures), "more column"))
+        what = " and ".join(counted(count, noun) for count, noun in hidden if count)
+        parts.append(Text(f"{what}: {command}", no_wrap=True, overflow="ignore"))
     if page.provenance:
         parts.append(Text(page.provenance, style="dim"))
     return screen.text(*parts)
@@ -146,14 +147,12 @@ def dense_table_text(page: RenderedTable, screen: Screen, remedy: str) -> str:
 def _parts_with_equal_keys(page: RenderedTable) -> list[RenderedTable]:
     """Return a table for each set of keys that rows have, without those that they have not."""
     count = len(page.grid.keys)
-    parts: dict[tuple[bool, ...], Rows] = defaultdict(list)
-    for row in page.rows:
-        parts[tuple(entry.is_missing for entry in row[:count])].append(row)
-    grids = [without_empty_columns(page.grid._replace(rows=rows)) for rows in parts.values()]
-    return [replace(page, grid=grid) for grid in grids]
+    missing = [tuple(entry.is_missing for entry in row[:count]) for row in page.rows]
+    grids = [page.grid.with_rows([own == one for own in missing]) for one in dict.fromkeys(missing)]
+    return [replace(page, grid=grid.without_empty_columns()) for grid in grids]
 
 
-def _dense_view(page: RenderedTable, width: int) -> TableView:
+def _dense_view(page: RenderedTable, width: int) -> RenderedTable:
     """Return the view with the most columns that fits.
 
     If the keys alone have no room, they become one column, whose lines break between its words.
@@ -165,14 +164,15 @@ def _dense_view(page: RenderedTable, width: int) -> TableView:
     return _labelled(narrowed(page, None, lambda one: _width(_labelled(one), 1) <= width, most))
 
 
-def _labelled(view: TableView) -> TableView:
+def _labelled(view: RenderedTable) -> RenderedTable:
     """Return a view whose keys are one column of words such as `precision=fp32`."""
     labels = []
     for row in view.rows:
-        keys = zip(view.keys, row, strict=False)
-        words = [f"{key}={entry}" for key, entry in keys if not entry.is_missing]
+        keys = zip(view.grid.keys, row, strict=False)
+        words = [f"{key.name}={entry}" for key, entry in keys if not entry.is_missing]
         labels.append(Entry(" ".join(words)))
-    return replace(view, columns=[Column(*_LABEL, labels, is_key=True), *view.measures])
+    columns = [Column(_LABEL, labels, is_key=True), *view.grid.measures]
+    return replace(view, grid=view.grid._replace(columns=columns))
 
 
 def folded_table_text(page: RenderedTable, screen: Screen) -> str:
@@ -180,29 +180,28 @@ def folded_table_text(page: RenderedTable, screen: Screen) -> str:
     return screen.text(_rich_table(view_of(page, max_rows=None, max_columns=None), 1))
 
 
-def _hidden(view: TableView) -> str:
-    hidden = ((view.hidden_rows, "more row"), (len(view.hidden_measures), "more column"))
-    return " and ".join(counted(count, noun) for count, noun in hidden if count)
+def _is_labelled(view: RenderedTable) -> bool:
+    return [key.name for key in view.grid.keys] == [_LABEL]
 
 
-def _width(view: TableView, gap: int) -> int:
+def _width(view: RenderedTable, gap: int) -> int:
     """Return the width that `_rich_table` needs."""
     total = 2 * _DIVIDER - (gap + _DIVIDER)
-    for index, (lines, column) in enumerate(zip(heads(view), view.columns, strict=True)):
+    for index, (lines, column) in enumerate(zip(heads(view), view.grid.columns, strict=True)):
         texts = list(map(str, column.entries))
-        if index == 0 and view.keys == _LABEL:
+        if index == 0 and _is_labelled(view):
             texts = [word[:_LONGEST_WORD] for text in texts for word in text.split()]
         longest = max(map(cell_len, texts), default=0)
         total += max(longest, *map(cell_len, lines)) + gap + _DIVIDER
     return total
 
 
-def _rich_table(view: TableView, gap: int) -> RichTable:
+def _rich_table(view: RenderedTable, gap: int) -> RichTable:
     table = RichTable(box=_HEAD_RULE, padding=(0, gap, 0, 0), pad_edge=False)
     for index, (lines, side) in enumerate(zip(heads(view), view.sides, strict=True)):
         # On a screen that is too narrow for every view, texts break. A number never does: with a
         # missing digit it would be another number. Beside labels, nothing else has to break.
-        is_whole = side == "right" or (index > 0 and view.keys == _LABEL)
+        is_whole = side == "right" or (index > 0 and _is_labelled(view))
         table.add_column(
             Text("\n".join(lines)),
             justify=cast(JustifyMethod, side),
@@ -224,13 +223,25 @@ def overview(
     """Return what is most important about a run. command: prints the report again."""
     grid = heat_map(results)
     # Without a grid there is room for the sentences, which nothing else shows.
-    parts = [*_head(results), *_findings(found, has_sentences=grid is None)]
+    counts = results.cells["status"].value_counts().items()
+    listed = ", ".join(f"{count:,} {status}" for status, count in counts)
+    parts: list[RenderableType] = [Text(provenance(results), style="dim")]
+    parts.append(f"{counted(len(results.cells), 'cell')}: {listed}")
+    parts += _findings(found, has_sentences=grid is None)
     if grid:
         for measure in grid.measures:
             if measure.name in _MATRICES:
                 parts += ["", *_matrix(grid, measure, screen.width)]
     failures = [*_out_of_memory(results), *_other_failures(results, command)]
-    return screen.text(*parts, *failures, "", *_more(pages))
+    names = [page.table.name for page in pages if page.table.is_default]
+    names = names or [page.table.name for page in pages]
+    more = (
+        f"--table {' | '.join(names)}   (--table list: all)",
+        "--where AXIS=VALUE,…   other cells     --format tex | typ | csv | json | md",
+    )
+    options = [Padding(Text(line), (0, 0, 0, 2)) for line in more]
+    heading = Text("More, with the same command", style="bold")
+    return screen.text(*parts, *failures, "", heading, *options)
 
 
 def memory_failures_text(results: Results, screen: Screen) -> str:
@@ -266,13 +277,6 @@ def _other_failures(results: Results, command: str) -> Iterator[RenderableType]:
         yield Text(line, no_wrap=True, overflow="ellipsis")
     if len(failed) > _MAX_FAILURES:
         yield Text(f"  and {len(failed) - _MAX_FAILURES:,} more: {command} --table {_FAILURES}")
-
-
-def _head(results: Results) -> Iterator[RenderableType]:
-    yield Text(provenance(results), style="dim")
-    statuses = results.cells["status"].value_counts()
-    counts = [f"{count:,} {status}" for status, count in statuses.items()]
-    yield f"{counted(len(results.cells), 'cell')}: {', '.join(counts)}"
 
 
 def _findings(found: Sequence[Finding], has_sentences: bool) -> Iterator[RenderableType]:
@@ -323,12 +327,3 @@ def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[Rendera
         table.add_row(Text(f"  {name}"), *texts)
     title = f"{measure.label}, {measure.unit.split()[0]}: {grid.first_note}"
     yield from (Text(title.removesuffix(": "), style="bold"), table)
-
-
-def _more(pages: Sequence[RenderedTable]) -> Iterator[RenderableType]:
-    yield Text("More, with the same command", style="bold")
-    names = [page.table.name for page in pages if page.table.is_default]
-    names = names or [page.table.name for page in pages]
-    yield Padding(Text(f"--table {' | '.join(names)}   (--table list: all)"), (0, 0, 0, 2))
-    others = "--where AXIS=VALUE,…   other cells     --format tex | typ | csv | json | md"
-    yield Padding(Text(others), (0, 0, 0, 2))

@@ -32,12 +32,17 @@ from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.sections import sections
-from orchestrator.report.tables.table import RenderedTable, columns_of
-from orchestrator.report.tables.views import TableView, view_of
+from orchestrator.report.tables.table import RenderedTable
+from orchestrator.report.tables.views import view_of
 from orchestrator.report.text.cell_names import NAME, axis_title, setting_text
-from orchestrator.report.text.headline import counts_by_status, headline
 from orchestrator.report.text.heat_map import heat_map
-from orchestrator.report.text.provenance import labelled, measured_days, values_of
+from orchestrator.report.text.provenance import (
+    counts_by_status,
+    headline,
+    labelled,
+    measured_days,
+    values_of,
+)
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
@@ -98,11 +103,14 @@ def to_html(
     }
     data |= {"roles": role_colours(results.live()), **_columns_of_cells(data)}
     found = sections(results, report.findings, report.figures, report.pages)
+    invocations = results.manifest.get("invocations", [])
+    commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
     environment = _environment()
     script = environment.get_template("page.js").render()
     return environment.get_template("index.html").generate(
         script=Markup(script),
-        script_digest=_policy_digest(script),
+        # By it, the Content-Security-Policy of the page allows the script.
+        script_digest=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         name=results.manifest.get("name", "run"),
         manifest=results.manifest,
         headline=headline(results),
@@ -119,7 +127,7 @@ def to_html(
         same=data["same"],
         run=report.run_argument,
         citation=_citation(results),
-        commands=_commands(results),
+        commands=list(commands)[-_MOST_COMMANDS:],
         program=_PROGRAM,
         version=_version(results),
         light=Markup(variables(LIGHT)),
@@ -146,11 +154,6 @@ def _environment() -> Environment:
         "columns_of": _columns_of,
     }
     return environment
-
-
-def _policy_digest(script: str) -> str:
-    """Return the digest by which a Content-Security-Policy allows a script."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,27 +183,28 @@ def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
     return {"shown": shown[:_MOST_AXES], "more": more, "same": ", ".join(same)}
 
 
-def _columns_of(view: TableView) -> list[dict[str, str]]:
+def _columns_of(view: RenderedTable) -> list[dict[str, str]]:
     """Return title and style of each column; narrow screens hide those without room."""
-    widths = []
-    for title, entries in zip(view.header, columns_of(view.rows, len(view.header)), strict=True):
-        whole = [entry for entry in entries if len(entry.text) <= _BREAKABLE]
+    grid = view.grid
+    widths, columns = [], []
+    for title, column in zip(view.titles, grid.columns, strict=True):
+        whole = [entry for entry in column.entries if len(entry.text) <= _BREAKABLE]
         texts = [title, *(f"{entry.text}† {entry.spread}" for entry in whole)]
         widths.append(_LETTER * max(map(len, " ".join(texts).split())) + _SPACE)
-    groups = [measure.group for measure in view.measures]
+        columns.append({"title": title, "style": "text" * column.is_text})
+    groups = [measure.group for measure in grid.measures]
     # Of the compared values the last one matters most, then the baseline, which is the first.
     ranks = {group: rank for rank, group in enumerate(dict.fromkeys([*groups[-1:], *groups]))}
-    by_priority = sorted((one.priority, ranks[one.group], n) for n, one in enumerate(view.measures))
-    columns = [{"title": title, "style": "text"} for title in view.key_titles]
-    for measure in view.measures:
-        columns.append({"title": measure.title, "style": "text" * measure.is_text})
+    keys = len(grid.keys)
+    by_priority = sorted(
+        (one.priority, ranks[one.group], n) for n, one in enumerate(grid.measures, keys)
+    )
     for style, room in _ROOM.items():
-        room -= sum(widths[: len(view.keys)])
+        room -= sum(widths[:keys])
         for _, _, index in by_priority:
-            room -= widths[len(view.keys) + index]
+            room -= widths[index]
             if room < 0 and index != by_priority[0][-1]:
-                column = columns[len(view.keys) + index]
-                column["style"] = f"{column['style']} {style}".strip()
+                columns[index]["style"] = f"{columns[index]['style']} {style}".strip()
     return columns
 
 
@@ -225,13 +229,6 @@ def _versions(cells: pd.DataFrame) -> list[str]:
     """Return the versions of torch and CUDA."""
     named = (("torch", values_of(cells, "torch")), ("CUDA", values_of(cells, "cuda")))
     return [f"{name} {', '.join(values)}" for name, values in named if 0 < len(values) <= 3]
-
-
-def _commands(results: Results) -> list[str]:
-    """Return the last commands that measured, to be copied into a shell."""
-    invocations = results.manifest.get("invocations", [])
-    commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
-    return list(commands)[-_MOST_COMMANDS:]
 
 
 def _citation(results: Results) -> str:

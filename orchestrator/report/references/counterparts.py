@@ -30,7 +30,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
 from orchestrator.report.references.records import ReferenceNumber
-from orchestrator.report.tables.cell_filters import having
+from orchestrator.report.tables.layouts import having
 from orchestrator.report.text.numbers import format_ms
 from tasks.spec.tables import UNKNOWN_CLASS
 
@@ -77,53 +77,18 @@ _NEGLIGIBLE = 0.005  # share of kernel time without a known class; published one
 
 
 @dataclass(frozen=True)
-class KernelFigures:
-    """The kernel times of one cell."""
-
-    kernels: Sequence[TimedKernel]
-
-    @property
-    def gemm_share(self) -> float | None:
-        """The share of matrix products, None if the class of too many kernels is unknown."""
-        total_ms = math.fsum(one.ms for one in self.kernels)
-        by_class = sums(self.kernels, "kernel_class")
-        if not self.kernels or by_class.get(UNKNOWN_CLASS, 0.0) > _NEGLIGIBLE * total_ms:
-            return None
-        return by_class.get(GEMM, 0.0) / total_ms
-
-    def share(self, phase: str, among: str, rank: int) -> float | None:
-        """Return the share of the phase's kernel time that its kernel of this rank takes."""
-        inside = [one for one in self.kernels if one.phase in _PASSES.get(phase, (phase,))]
-        total_ms = math.fsum(one.ms for one in inside)
-        if among == NOT_GEMM:
-            # A kernel of unknown class may be a matrix product.
-            inside = [one for one in inside if one.kernel_class not in (GEMM, UNKNOWN_CLASS)]
-        times_ms = sorted(sums(inside, "name").values(), reverse=True)
-        return times_ms[rank - 1] / total_ms if rank <= len(times_ms) else None
-
-    def part_ms(self, phase: str, part: str) -> float | None:
-        """Return the milliseconds of a part, or None if it is fused with another part."""
-        among = [one for one in self.kernels if one.phase == phase]
-        if part == "matmul":
-            among = [one for one in among if one.kernel_class == GEMM]
-        return ms_of_parts(among, _MODULES[part])
-
-
-@dataclass(frozen=True)
 class Figures:
     """Kernels and allocations of a run, by cell id."""
 
     results: Results
 
     @cached_property
-    def kernels(self) -> Mapping[str, KernelFigures]:
+    def kernels(self) -> Mapping[str, Sequence[TimedKernel]]:
         kernels = inside_operators(self.results.kernels())
         watched = having("attributed_to_phase")(self.results.cells)
         is_watched = kernels["cell"].isin(watched["cell"])
         # Without the number of steps, the milliseconds of a step are unknown.
-        rows = rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)])
-        by_cell = {cell: KernelFigures(own) for cell, own in rows.items()}
-        return defaultdict(lambda: KernelFigures(()), by_cell)
+        return defaultdict(list, rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)]))
 
     @cached_property
     def allocations(self) -> Mapping[str, pd.DataFrame]:
@@ -198,13 +163,39 @@ def _error(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     return None if error is None else abs(error)
 
 
+def _gemm_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    """Return the share of matrix products, None if the class of too many kernels is unknown."""
+    kernels = figures.kernels[row["cell"]]
+    total_ms = math.fsum(one.ms for one in kernels)
+    by_class = sums(kernels, "kernel_class")
+    if not kernels or by_class.get(UNKNOWN_CLASS, 0.0) > _NEGLIGIBLE * total_ms:
+        return None
+    return by_class.get(GEMM, 0.0) / total_ms
+
+
 def _kernel_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    kernels, labels = figures.kernels[row["cell"]], number.labels
-    return kernels.share(number.phase, labels.get("among", ""), int(labels["rank"]))
+    """Return the share of the phase's kernel time that its kernel of this rank takes."""
+    phases = _PASSES.get(number.phase, (number.phase,))
+    inside = [one for one in figures.kernels[row["cell"]] if one.phase in phases]
+    total_ms = math.fsum(one.ms for one in inside)
+    if number.labels.get("among") == NOT_GEMM:
+        # A kernel of unknown class may be a matrix product.
+        inside = [one for one in inside if one.kernel_class not in (GEMM, UNKNOWN_CLASS)]
+    times_ms = sorted(sums(inside, "name").values(), reverse=True)
+    rank = int(number.labels["rank"])
+    return times_ms[rank - 1] / total_ms if rank <= len(times_ms) else None
+
+
+def _part_ms(number: ReferenceNumber, row: Row, figures: Figures, part: str) -> float | None:
+    """Return the milliseconds of a part, or None if it is fused with another part."""
+    among = [one for one in figures.kernels[row["cell"]] if one.phase == number.phase]
+    if part == "matmul":
+        among = [one for one in among if one.kernel_class == GEMM]
+    return ms_of_parts(among, _MODULES[part])
 
 
 def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    found = figures.kernels[row["cell"]].part_ms(number.phase, number.labels["part"])
+    found = _part_ms(number, row, figures, number.labels["part"])
     if found is None or number.labels.get("each") != "layer":
         return found
     dimensions = dimensions_of(row)
@@ -212,8 +203,7 @@ def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | N
 
 
 def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    kernels = figures.kernels[row["cell"]]
-    softmax, matmul = (kernels.part_ms(number.phase, part) for part in ("softmax", "matmul"))
+    softmax, matmul = (_part_ms(number, row, figures, part) for part in ("softmax", "matmul"))
     return softmax / matmul if softmax is not None and matmul else None
 
 
@@ -252,11 +242,7 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
         MIB,
     ),
     "allocation": Counterpart("largest allocation {rank} {part} (MiB)", _allocation, ".2f", MIB),
-    "gemm_share": Counterpart(
-        "share of matrix products",
-        lambda number, row, figures: figures.kernels[row["cell"]].gemm_share,
-        ".1%",
-    ),
+    "gemm_share": Counterpart("share of matrix products", _gemm_share, ".1%"),
     "kernel_share": Counterpart("share of kernel {rank}, {phase}", _kernel_share, ".1%"),
     "part_time": Counterpart("{part} in {phase}, {each} (ms)", _part_time),
     "softmax_over_matmul": Counterpart("softmax / matmul in {phase}", _softmax_over_matmul, ".1%"),

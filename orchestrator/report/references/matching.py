@@ -106,11 +106,10 @@ def _agrees(axis: str, number: ReferenceNumber, row: Row) -> bool:
         return _pass_agrees(number, row)
     if axis == "size_mb":
         return any(max(row[axis] / mb, mb / row[axis]) < _SAME_MESSAGE for mb in allowed)
-    return any(_is_same(row[axis], value) for value in allowed)
-
-
-def _is_same(ours: float, theirs: float) -> bool:
-    return math.isclose(ours, theirs) if isinstance(theirs, float) else bool(ours == theirs)
+    ours = row[axis]
+    return any(
+        math.isclose(ours, one) if isinstance(one, float) else ours == one for one in allowed
+    )
 
 
 def _warm_up_agrees(allowed: tuple[int, ...], row: Row) -> bool:
@@ -161,13 +160,12 @@ def unstated(number: ReferenceNumber) -> str:
         unclear.remove("optimizer")  # it runs after the phase
     if "pass" in unclear and set(number.axes.get("pass", ("unknown",))) <= same:
         unclear.remove("pass")
-    words = [_with_choices(axis, number.axes.get(axis, ())) for axis in unclear]
+    words = []
+    for axis in unclear:
+        values = " or ".join(map(str, number.axes.get(axis, ())))
+        words.append(f"{axis} ({values})" if values else axis)
     sentence = f"Not stated: {', '.join(words)}." if words else ""
     return sentence if states_shape(number) else f"{sentence} No ratio, because shapes may differ."
-
-
-def _with_choices(axis: str, values: tuple[object, ...]) -> str:
-    return f"{axis} ({' or '.join(map(str, values))})" if values else axis
 
 
 def dimensions_of(row: Row) -> Dimensions | None:

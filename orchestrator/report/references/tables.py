@@ -33,6 +33,7 @@ from orchestrator.report.tables.table import (
     Entry,
     Table,
     TableGrid,
+    note_entries,
     quantity,
 )
 from tasks.spec.messages import shorten
@@ -79,29 +80,24 @@ def _rows(numbers: Numbers, results: Results) -> TableGrid:
         if ours is not None or row["status"] != "ok":
             pairs.append((number, row, ours))
     if not pairs:
-        return TableGrid([], [], [])
+        return TableGrid()
     ids = {row["cell"] for _, row, _ in pairs}
     cells = results.cells[results.cells["cell"].isin(ids)]
     axes = key_axes(replace(results, cells=cells))
     position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
     pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
     found = []
-    numbered: dict[str, int] = {}
-    for number, row, ours in pairs:
-        notes = {numbered.setdefault(note, len(numbered) + 1) for note in _notes(number, row)}
-        listed = Entry(", ".join(map(str, sorted(notes))) or NOTHING)
-        names = {"cell": Entry(_cell_text(row, axes))}
-        found.append((row, {**names, **_entries(number, row, ours), NOTES: listed}))
-    return grid_of([], found, ["cell", "quantity"])._replace(notes=tuple(numbered))
+    numbers_of_notes, notes = note_entries(_notes(number, row) for number, row, _ in pairs)
+    for (number, row, ours), own in zip(pairs, numbers_of_notes, strict=True):
+        texts = zip(axes, axis_texts(row, axes), strict=True)
+        words = [row["task"], *(f"{axis}={text}" for axis, text in texts if text != NOTHING)]
+        names = {"cell": Entry(" ".join(words))}
+        found.append((row, {**names, **_entries(number, row, ours), NOTES: own}))
+    return grid_of([], found, ["cell", "quantity"])._replace(notes=notes)
 
 
 def _order(number: ReferenceNumber) -> tuple[int, int, str]:
     return list(COUNTERPARTS).index(number.metric), _PHASES.index(number.phase), number.writeup
-
-
-def _cell_text(row: Row, axes: list[str]) -> str:
-    texts = zip(axes, axis_texts(row, axes), strict=True)
-    return " ".join([row["task"], *(f"{axis}={text}" for axis, text in texts if text != NOTHING)])
 
 
 def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str, Entry]:
@@ -120,7 +116,11 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str,
     theirs_entry = Entry("OOM", status="oom")
     if theirs is not None:
         theirs_entry = _with_sd(counterpart, theirs, number.sd)
-    source = _source(number)
+    kernel = number.labels.get("kernel", "")
+    source = ": ".join(filter(None, (number.writeup, number.title, number.variant, kernel)))
+    processor = number.labels.get("device", "cuda")
+    suffix = "" if processor == "cuda" else f", {processor}"
+    source += f" ({DEVICES[number.device]}{suffix})"
     return {
         "quantity": Entry(counterpart.title_for(number)),
         "theirs": theirs_entry,
@@ -133,14 +133,6 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str,
 def _with_sd(counterpart: Counterpart, value: float, sd: float | None) -> Entry:
     spread = "" if sd is None else f" ± {counterpart.show(sd)}"
     return Entry(counterpart.show(value), value / counterpart.unit, spread=spread, deviation=sd)
-
-
-def _source(number: ReferenceNumber) -> str:
-    kernel = number.labels.get("kernel", "")
-    name = ": ".join(filter(None, (number.writeup, number.title, number.variant, kernel)))
-    processor = number.labels.get("device", "cuda")
-    device = DEVICES[number.device]
-    return f"{name} ({device})" if processor == "cuda" else f"{name} ({device}, {processor})"
 
 
 def _notes(number: ReferenceNumber, row: Row) -> list[str]:

@@ -19,14 +19,18 @@ from orchestrator.analysis.options import OPTIMIZER_ARGS, WITHOUT, option_pairs,
 from orchestrator.analysis.pairs import counterpart_among
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.tables.cell_filters import both, having, of_task, varying
 from orchestrator.report.tables.formatters import Value
-from orchestrator.report.tables.layouts import Column, PhaseRows, grid_of, shown_by
+from orchestrator.report.tables.layouts import (
+    Measure,
+    PhaseRows,
+    both,
+    grid_of,
+    having,
+    of_task,
+    shown_by,
+    varying,
+)
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity, quotient
-
-
-def _squares(count: float) -> Entry:
-    return Entry(f"{count:.0f}·Bn²", count, "Bn²")
 
 
 def _with_attention(cells: pd.DataFrame) -> pd.DataFrame:
@@ -35,12 +39,12 @@ def _with_attention(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
 
 
-_TIMES: tuple[Column, ...] = (
+_TIMES: tuple[Measure, ...] = (
     ("forward", show.of_steps(show.mean_sd("forward_ms"))),
     ("backward", show.of_steps(show.mean_sd("backward_ms"))),
     ("both", show.of_steps(show.mean_sd("step_ms"))),
 )
-_OTHERS: tuple[Column, ...] = (
+_OTHERS: tuple[Measure, ...] = (
     show.col("peak_allocated_bytes", "peak GiB"),
     show.col("saved_bytes", "saved GiB"),
     show.col("forward_held_allocated_bytes", "before backward GiB"),
@@ -61,7 +65,7 @@ def _compared_rows(results: Results) -> TableGrid:
     axes = key_axes(results)
     # One list: a row that is its own baseline has no interval.
     cells = list(each(results.cells, axes))
-    speed_ups: list[Column] = []
+    speed_ups: list[Measure] = []
     compared = ""
     for axis, baseline, without in _BASELINES:
         if axis in axes:
@@ -113,7 +117,12 @@ ATTENTION_MEMORY = Table(
     PhaseRows(
         (("saved", "saved"), ("forward", "in forward"), ("backward", "in backward")),
         (
-            ("formula", lambda what: show.predicted(f"formula_{what}_squares", _squares)),
+            (
+                "formula",
+                lambda what: show.predicted(
+                    f"formula_{what}_squares", lambda count: Entry(f"{count:.0f}·Bn²", count, "Bn²")
+                ),
+            ),
             ("formula GiB", lambda what: show.gib_predicted(f"formula_{what}_squares_bytes")),
             ("predicted GiB", lambda what: show.gib_predicted(f"predicted_{what}_squares_bytes")),
             ("measured GiB", lambda what: show.gib(f"{what}_squares_bytes")),
@@ -126,7 +135,7 @@ ATTENTION_MEMORY = Table(
 
 
 _peak = show.peak_gib()
-_SPEEDS: tuple[Column, ...] = (show.col("tokens_per_s", "tokens/s"), show.col("mfu", "MFU"))
+_SPEEDS: tuple[Measure, ...] = (show.col("tokens_per_s", "tokens/s"), show.col("mfu", "MFU"))
 
 
 def _option_rows(results: Results) -> TableGrid:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
+from orchestrator.analysis.column_docs import declared_unit
 from orchestrator.common.text import failure_reason
 from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
@@ -23,7 +24,6 @@ from orchestrator.report.tables.table import (
     quantity,
     quotient,
 )
-from orchestrator.report.text.column_docs import declared_unit
 from orchestrator.report.text.numbers import NOISE_MARK, confidence
 from tasks.spec.messages import shorten
 
@@ -84,9 +84,9 @@ def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
     return measured(column, lambda found: quantity(found * scale, form))
 
 
-def to_gib(nbytes: float, form: str = ".2f") -> Entry:
-    """Return an entry in GiB."""
-    return quantity(nbytes / GIB, form, "GiB")
+def to_gib(nbytes: float | None, form: str = ".2f") -> Entry:
+    """Return an entry in GiB; the missing one for None."""
+    return MISSING if nbytes is None else quantity(nbytes / GIB, form, "GiB")
 
 
 def to_mib(nbytes: float, form: str = ",.2f") -> Entry:
@@ -342,8 +342,11 @@ def memory_need(row: Row) -> Entry:
 
 def _measured_need(row: Row) -> Entry:
     if row["status"] == "oom":
-        is_known = has_value(row, "asked_bytes")
-        asked = f" (asked {_size(row['asked_bytes'])} more)" if is_known else ""
+        asked = ""
+        if has_value(row, "asked_bytes"):
+            nbytes = row["asked_bytes"]
+            size = to_gib(nbytes) if nbytes >= _SMALLEST_GIB else to_mib(nbytes, ".2f")
+            asked = f" (asked {size.text} {size.unit} more)"
         return Entry("OOM", spread=asked, status="oom")
     if has_value(row, "peak_reserved_bytes"):
         # The precision counts too: a T4 has neither tf32 nor bf16.
@@ -353,11 +356,6 @@ def _measured_need(row: Row) -> Entry:
     if has_value(row, "peak_rss_bytes"):
         return to_gib(row["peak_rss_bytes"])._replace(spread=" GiB resident")
     return missing(row)
-
-
-def _size(nbytes: float) -> str:
-    size = to_gib(nbytes) if nbytes >= _SMALLEST_GIB else to_mib(nbytes, ".2f")
-    return f"{size.text} {size.unit}"
 
 
 # ---------------------------------------------------------------------- kernels and failures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -22,16 +22,15 @@ from orchestrator.analysis.kernels import (
 )
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.formatters import kernel_name
-from orchestrator.report.tables.layouts import cell_rows, each_cell, grid_of, groups
+from orchestrator.report.tables.layouts import cell_rows, each_cell, grid_of, groups, having
 from orchestrator.report.tables.table import (
     MISSING,
     Entry,
-    Heading,
-    Rows,
     Table,
     TableGrid,
+    at_least,
+    grid_of_rows,
     milliseconds,
     quantity,
     quotient,
@@ -65,10 +64,14 @@ def top_kernels(results: Results) -> TableGrid:
     found = []
     for cell, scope, own in _by_scope(results, results.kernels()):
         total_ms = float(np.sum([one.ms for one in own]))
-        for name in _top_names(own):
+        names = _largest_first(sums(own, "name"))
+        # A kernel of unknown class may be a matrix product.
+        others = {one.name for one in own if one.kernel_class not in (GEMM, UNKNOWN_CLASS)}
+        longest_other = [name for name in names if name in others][:1]
+        for name in dict.fromkeys([*names[:_TOP], *longest_other]):
             same = [one for one in own if one.name == name]
             found.append((cell, {PHASE: Entry(scope), **_kernel_entries(same, total_ms)}))
-    return grid_of(key_axes(results), found, [PHASE])._replace(label=_NAME)
+    return grid_of(key_axes(results), found, [PHASE], label=_NAME)
 
 
 def by_class(results: Results) -> TableGrid:
@@ -81,11 +84,10 @@ def by_class(results: Results) -> TableGrid:
     present = list(times_ms.sort_values(ascending=False).index)
     found = []
     for cell, scope, own in _by_scope(results, kernels):
-        entries = {
-            **_class_shares(own, present),
-            **_softmax_entries(cell, scope, own),
-            **_class_counts(own, present),
-        }
+        entries = {**_class_shares(own, present), **_softmax_entries(cell, scope, own)}
+        ms, counts = sums(own, "kernel_class"), sums(own, "kernel_class", "kernels")
+        entries |= {f"ms of {name}": milliseconds(ms.get(name)) for name in present}
+        entries |= {f"kernels of {name}": quantity(counts.get(name), "g") for name in present}
         # The most important ones come first, since a screen may be too narrow for others.
         first = {title: entries[title] for title in _FIRST_TITLES if title in entries}
         found.append((cell, {PHASE: Entry(scope), **first, **entries}))
@@ -118,7 +120,7 @@ def difference(results: Results) -> TableGrid:
     """
     pair = _pair(results)
     if pair is None:
-        return TableGrid([], [], [])
+        return TableGrid()
     first, second = pair
     axes = [axis for axis in results.axes if str(first.get(axis)) != str(second.get(axis))]
     kernels = results.kernels()
@@ -144,16 +146,15 @@ def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> T
     both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
     both["more_ms"] = both["ms_right"] - both["ms_left"]
     order = both["more_ms"].abs().sort_values(ascending=False).index[:_DIFFERENT]
-    rows: Rows = []
+    rows = []
     for row in each(both.loc[order].reset_index()):
         entries = [Entry(row["phase"] or OUTSIDE_PHASES), Entry(row["kernel_class"])]
         for side in ("left", "right"):
             entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
         more = quantity(row["more_ms"], "+.3f", "ms")
         rows.append([*entries, more, kernel_name(row["name"])])
-    counts = [Heading(title, name) for name in titles for title in ("kernels", "ms")]
-    headings = [*counts, Heading("more ms"), Heading(_NAME)]
-    return TableGrid([PHASE, "class"], headings, rows, label=_NAME)
+    counts = [(name, title) for name in titles for title in ("kernels", "ms")]
+    return grid_of_rows([PHASE, "class"], [*counts, "more ms", _NAME], rows, label=_NAME)
 
 
 def _pair(results: Results) -> tuple[Row, Row] | None:
@@ -209,22 +210,13 @@ def _class_shares(kernels: list[TimedKernel], classes: list[str]) -> dict[str, E
     total_ms = float(np.sum([one.ms for one in kernels]))
     by_class = sums(kernels, "kernel_class")
     # Smaller than the last printed digit: it changes no share.
-    bound = "≥ " if by_class.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms else ""
+    is_bound = by_class.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms
     entries = {"kernel ms": milliseconds(total_ms)}
     for name in classes:
-        prefix = "" if name == UNKNOWN_CLASS else bound
-        known = quotient(by_class.get(name, math.nan), total_ms, ".1%")
-        if not known.is_missing:
-            known = known._replace(text=prefix + known.text)
-        entries[f"{name} share"] = known
+        share = quotient(by_class.get(name, math.nan), total_ms, ".1%")
+        is_lower = is_bound and name != UNKNOWN_CLASS
+        entries[f"{name} share"] = at_least(share) if is_lower else share
     return entries
-
-
-def _class_counts(kernels: list[TimedKernel], classes: list[str]) -> dict[str, Entry]:
-    """Return the milliseconds of each class, then the number of its kernels in a step."""
-    times_ms, counts = sums(kernels, "kernel_class"), sums(kernels, "kernel_class", "kernels")
-    of_times = {f"ms of {name}": milliseconds(times_ms.get(name)) for name in classes}
-    return of_times | {f"kernels of {name}": quantity(counts.get(name), "g") for name in classes}
 
 
 def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> dict[str, Entry]:
@@ -239,15 +231,6 @@ def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> dict[
             flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
     times = {"softmax ms": milliseconds(softmax_ms), "matmul ms": milliseconds(matmul_ms)}
     return {**times, _RATIO_TITLE: ratio, "in FLOPs": flops}
-
-
-def _top_names(kernels: Sequence[TimedKernel]) -> Iterable[str]:
-    """Return the names of the kernels that take longest, and of the longest that is no GEMM."""
-    names = _largest_first(sums(kernels, "name"))
-    # A kernel of unknown class may be a matrix product.
-    others = {one.name for one in kernels if one.kernel_class not in (GEMM, UNKNOWN_CLASS)}
-    longest_other = [name for name in names if name in others][:1]
-    return dict.fromkeys([*names[:_TOP], *longest_other])
 
 
 def _largest_first(values: Mapping[str, float]) -> list[str]:
@@ -276,14 +259,17 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str
     if len(kernels) > 1:
         median = median._replace(text=f"≈{median.text}")
     ms = np.nansum([one.ms for one in kernels])
-    modules = _largest_first(sums([one for one in kernels if not is_null(one.module)], "module"))
+    known = [one for one in kernels if not is_null(one.module)]
+    modules = [name or "not attributed" for name in _largest_first(sums(known, "module"))]
+    if len(modules) > _SHOWN_MODULES:
+        modules[_SHOWN_MODULES:] = [f"{len(modules) - _SHOWN_MODULES} more"]
     return {
         "time": quantity(ms / total_ms, ".1%"),
         "total ms": milliseconds(ms),
         "instances": quantity(math.fsum(one.kernels for one in kernels), "g"),
         "class": Entry(kernels[0].kernel_class),
         _NAME: kernel_name(kernels[0].name),
-        "modules": Entry(_modules(modules)),
+        "modules": Entry(", ".join(modules)),
         "avg µs": _us(mean),
         "med µs": median,
         "min µs": _us(np.fmin.reduce(min_ns)),
@@ -294,12 +280,6 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str
 
 def _us(ns: float) -> Entry:
     return quantity(ns / 1e3, ".1f", "µs")
-
-
-def _modules(modules: Sequence[str]) -> str:
-    names = [name or "not attributed" for name in modules]
-    more = f", {len(names) - _SHOWN_MODULES} more" if len(names) > _SHOWN_MODULES else ""
-    return ", ".join(names[:_SHOWN_MODULES]) + more
 
 
 _WITH_KERNELS = having("attributed_to_phase")

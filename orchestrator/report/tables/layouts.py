@@ -1,4 +1,4 @@
-"""Layouts of tables: functions and classes that turn cells into a grid of typed entries.
+"""Layouts of tables: functions and classes that turn cells into typed columns, and cell filters.
 
 The keys of a row are the axes that vary, so that a reader can tell its cell from the others. The
 modules of tables say which layout shows which measures.
@@ -9,24 +9,40 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, axis_texts, each, has_value, key_axes
+from orchestrator.analysis.axes import (
+    COMPILE_AXES,
+    Row,
+    axis_texts,
+    each,
+    has_value,
+    key_axes,
+)
+from orchestrator.analysis.pairs import select
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.formatters import Value, missing
 from orchestrator.report.tables.table import (
     MISSING,
+    NOTES,
+    CellFilter,
     Entry,
-    Heading,
-    Rows,
+    RenderedTable,
+    Table,
     TableGrid,
     TableLayout,
+    Title,
     axis_entries,
+    grid_of_rows,
+    note_entries,
 )
 
-Column = tuple[str, Value]  # the title, and how each value is made
+Measure = tuple[str, Value]  # the title of a column, and how each of its values is made
 Entries = Mapping[str, Entry]  # of a row, by title
+Name = TypeVar("Name", bound=Title)
 # Titles, and functions that compare a row with its baseline.
 Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
@@ -47,26 +63,29 @@ def each_cell(results: Results) -> Iterator[Row]:
 
 def grid_of(
     axes: list[str],
-    found: Iterable[tuple[Row, Entries]],
+    found: Iterable[tuple[Row, Mapping[Name, Entry]]],
     keys: Sequence[str] = (),
     compared: str = "",
+    label: str = "",
 ) -> TableGrid:
     """Return a grid of rows, each of a cell with its entries. keys: entries behind the axes.
 
     Raise ValueError if the rows do not have the same entries.
     """
-    names: dict[str, Entry] = {}
+    names: dict[Title, Entry] = {}
     rows = []
-    for cell, entries in found:
+    for cell, named in found:
+        entries: dict[Title, Entry] = dict(named.items())
         names = names or {**dict.fromkeys(keys, MISSING), **entries}
         if entries.keys() != names.keys():
-            raise ValueError(f"two rows differ in {sorted(entries.keys() ^ names.keys())}")
+            raise ValueError(
+                f"two rows differ in {sorted(map(str, entries.keys() ^ names.keys()))}"
+            )
         rows.append([*axis_entries(cell, axes), *map(entries.__getitem__, names)])
-    titles = list(names)[len(keys) :]
-    return TableGrid([*axes, *keys], list(map(Heading, titles)), rows, compared)
+    return grid_of_rows([*axes, *keys], list(names)[len(keys) :], rows, compared, label)
 
 
-def cell_rows(*columns: Column) -> TableLayout:
+def cell_rows(*columns: Measure) -> TableLayout:
     """Return the layout with one row per cell."""
 
     def lay_out(results: Results) -> TableGrid:
@@ -77,7 +96,7 @@ def cell_rows(*columns: Column) -> TableLayout:
 
 
 def child_rows(
-    results: Results, children: pd.DataFrame, columns: Sequence[Column], keys: Sequence[str]
+    results: Results, children: pd.DataFrame, columns: Sequence[Measure], keys: Sequence[str]
 ) -> TableGrid:
     """Return one row per row of a frame, such as allocations, behind the axes of its cell."""
     by_cell: dict[str, list[Row]] = defaultdict(list)
@@ -134,39 +153,109 @@ class CompareColumns:
     """
 
     axis: str
-    value: Column
+    value: Measure
     against: Comparisons = ()
-    extra: tuple[Column, ...] = ()
+    extra: tuple[Measure, ...] = ()
     baseline: str = ""
 
     def __call__(self, results: Results) -> TableGrid:
         axes = key_axes(results, without=(self.axis,))
         in_order = each(results.cells, [self.axis])
         values = list(dict.fromkeys(str(row[self.axis]) for row in in_order))
-        rows: Rows = []
+        found = []
         for group in groups(results.cells, axes):
             by_value = {str(row[self.axis]): row for row in group}
             # With a named baseline, other values stand for themselves.
             if len(by_value) < 2 and (not self.baseline or self.baseline in by_value):
                 continue
             baseline = by_value.get(self.baseline or values[0])
-            entries = axis_entries(group[0], axes)
+            entries: dict[Title, Entry] = {}
             for value in values:
-                entries += self._entries(by_value.get(value), baseline)
-            rows.append(entries)
-        titles = [self.value[0], *(title for title, _ in (*self.against, *self.extra))]
-        headings = [Heading(title, value) for value in values for title in titles]
-        return TableGrid(axes, headings, rows)
+                own = self._entries(by_value.get(value), baseline)
+                entries |= {(value, title): entry for title, entry in own.items()}
+            found.append((group[0], entries))
+        return grid_of(axes, found)
 
-    def _entries(self, row: Row | None, baseline: Row | None) -> list[Entry]:
-        if row is None:
-            return [MISSING] * (1 + len(self.against) + len(self.extra))
-        compared = [MISSING] * len(self.against)
-        if baseline and row is not baseline:
-            compared = [compare(row, baseline) for _, compare in self.against]
-        return [self.value[1](row), *compared, *(show(row) for _, show in self.extra)]
+    def _entries(self, row: Row | None, baseline: Row | None) -> dict[str, Entry]:
+        titles = [title for title, _ in (self.value, *self.against, *self.extra)]
+        entries = dict.fromkeys(titles, MISSING)
+        if row is not None:
+            entries |= shown_by([self.value, *self.extra], row)
+            if baseline and row is not baseline:
+                entries |= {title: compare(row, baseline) for title, compare in self.against}
+        return entries
 
 
-def shown_by(columns: Iterable[Column], row: Row) -> dict[str, Entry]:
+def shown_by(columns: Iterable[Measure], row: Row) -> dict[str, Entry]:
     """Return the entry of each column for a row."""
     return {title: show(row) for title, show in columns}
+
+
+# ---------------------------------------------------------------------- tables of commands
+
+
+def text_table(
+    title: str,
+    rows: Sequence[tuple[Mapping[str, str], Mapping[str, Entry]]],
+    label: str = "",
+) -> RenderedTable:
+    """Return a table of rows, each with its settings and the entry of each measure.
+
+    The first measures are the most important. label: the one that every view shows. An entry of
+    NOTES is a note as a text; the table has its number.
+    """
+    keys = list(dict.fromkeys(chain.from_iterable(settings for settings, _ in rows)))
+    texts = [measures[NOTES].text if NOTES in measures else "" for _, measures in rows]
+    numbers, notes = note_entries([text] if text else [] for text in texts)
+    entries = []
+    for (settings, measures), number in zip(rows, numbers, strict=True):
+        own = [Entry(settings[key]) if key in settings else MISSING for key in keys]
+        entries.append([*own, *(number if name == NOTES else measures[name] for name in measures)])
+    titles = list(rows[0][1]) if rows else []
+    grid = grid_of_rows(keys, titles, entries, label=label)._replace(notes=notes)
+    grid = grid.without_empty_columns()
+    return RenderedTable(Table(title.lower(), title, "", lambda results: grid), grid, "")
+
+
+# ---------------------------------------------------------------------- filters of cells
+
+
+def of_task(*names: str) -> CellFilter:
+    """Return a filter for the cells of one or several tasks."""
+    return lambda cells: select(cells, cells["task"].isin(names)) if "task" in cells else cells
+
+
+def varying(axis: str, *tasks: str) -> CellFilter:
+    """Return a filter for the cells of tasks with an axis, if it has at least two values."""
+
+    def choose(cells: pd.DataFrame) -> pd.DataFrame:
+        known = both(of_task(*tasks), having(axis))(cells)
+        return known if known.empty or known[axis].nunique() > 1 else known.iloc[:0]
+
+    return choose
+
+
+def both(first: CellFilter, second: CellFilter) -> CellFilter:
+    """Return a filter that applies two filters."""
+    return lambda cells: second(first(cells))
+
+
+def having(*columns: str) -> CellFilter:
+    """Return a filter for the cells that have a value in at least one of these columns."""
+    return lambda cells: select(cells, cells.filter(items=columns).notna().any(axis=1))
+
+
+def compiled_with_eager(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return compiled cells, with a copy of the eager cells for each way of compiling."""
+    cells = having("compile")(of_task("train_step", "attention")(cells))
+    if cells.empty:
+        return cells
+    is_eager = cells["compile"] == "eager"
+    # Eager cells have no compile_mode and no compile_cache. Without copies they would differ from
+    # the compiled cells in these axes too, and would be compared with none of them.
+    modes = [axis for axis in COMPILE_AXES if axis in cells]
+    combinations = cells.loc[~is_eager, modes].drop_duplicates()
+    if combinations.empty or not modes:
+        return cells if len(combinations) else cells.iloc[:0]
+    copies = cells[is_eager].drop(columns=modes).merge(combinations, how="cross")
+    return pd.concat([copies, cells[~is_eager]], ignore_index=True)

@@ -11,15 +11,17 @@ import pandas as pd
 from orchestrator.analysis.axes import key_axes, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.tables.cell_filters import both, having, of_task
 from orchestrator.report.tables.formatters import Value, predicted, to_gib, to_mib
 from orchestrator.report.tables.layouts import (
-    Column,
+    Measure,
     PhaseRows,
+    both,
     cell_rows,
     child_rows,
     grid_of,
     groups,
+    having,
+    of_task,
 )
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 from tasks.spec.status import OUT_OF_MEMORY
@@ -87,11 +89,11 @@ def _name(text: str) -> Entry:
     return Entry(text) if text else MISSING
 
 
-_MOMENT: Column = ("moment", predicted("when", _name))
-_ROLE: Column = ("role", predicted("role", _name))
-_PART: Column = ("part", predicted("part", _name))
-_COUNT: Column = ("allocations", lambda row: quantity(row["count"] or None, ".0f"))
-_SIZES: tuple[Column, ...] = (
+_MOMENT: Measure = ("moment", predicted("when", _name))
+_ROLE: Measure = ("role", predicted("role", _name))
+_PART: Measure = ("part", predicted("part", _name))
+_COUNT: Measure = ("allocations", lambda row: quantity(row["count"] or None, ".0f"))
+_SIZES: tuple[Measure, ...] = (
     ("GiB", predicted("total_bytes", partial(to_gib, form=".3f"))),
     ("share", show.ratio("total_bytes", "all_bytes", ".1%")),
 )

@@ -8,11 +8,17 @@ from orchestrator.analysis.axes import RANK_AXES, Row, each, key_axes, ranks_of
 from orchestrator.analysis.pairs import counterpart_among
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.tables.cell_filters import of_task
-from orchestrator.report.tables.layouts import Column, cell_rows, child_rows, grid_of, shown_by
+from orchestrator.report.tables.layouts import (
+    Measure,
+    cell_rows,
+    child_rows,
+    grid_of,
+    of_task,
+    shown_by,
+)
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quotient
 
-_STRATEGY_COLUMNS: tuple[Column, ...] = (
+_STRATEGY_COLUMNS: tuple[Measure, ...] = (
     ("peak GiB", show.gib("peak_allocated_bytes")),
     ("MFU", show.number("mfu", ".1%")),
     ("compute ms", show.ms("compute_ms")),
@@ -32,7 +38,7 @@ _STRATEGY_COLUMNS: tuple[Column, ...] = (
     ("second step GiB", show.gib("second_peak_allocated_bytes")),
 )
 _STEP = show.of_steps(show.median_interval("step_ms"))
-_RANK_COLUMNS: tuple[Column, ...] = (
+_RANK_COLUMNS: tuple[Measure, ...] = (
     ("rank", show.number("rank", ".0f")),
     ("step ms", show.ms("step_ms")),
     ("slowest in", show.number("slowest", ".0f")),
@@ -75,22 +81,12 @@ def efficiency(row: Row, alone: Row | None) -> Entry:
     return entry._replace(spread=f" [{low.text}, {high.text}]", low=low.number, high=high.number)
 
 
-def _ranks(results: Results) -> TableGrid:
-    return child_rows(results, results.ranks(), _RANK_COLUMNS, ("rank",))
-
-
 def _with_strategies(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the training steps of several ranks, with those of one that are in the same run."""
     cells = of_task("train_step")(cells)
     if "parallel" not in cells or not (cells["parallel"] != "none").any():
         return cells.iloc[:0]
     return cells
-
-
-def _with_several(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells that have several ranks."""
-    several = [ranks_of(row) > 1 for row in each(cells)]
-    return cells[several]
 
 
 PARALLEL_TABLES: tuple[Table, ...] = (
@@ -139,8 +135,8 @@ PARALLEL_TABLES: tuple[Table, ...] = (
         "ranks",
         "Ranks",
         "One row for each rank. Slowest in: the number of timed steps in which it ended last.",
-        _ranks,
-        _with_several,
+        lambda results: child_rows(results, results.ranks(), _RANK_COLUMNS, ("rank",)),
+        lambda cells: cells[[ranks_of(row) > 1 for row in each(cells)]],
         column_notes={
             "wait ms": "Wait: for ranks that came later to a collective, in a step under the"
             " profiler. The rank with the least is the one that the others wait for."

@@ -12,13 +12,12 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.tables.cell_filters import of_task
 from orchestrator.report.tables.comparison_tables import ATTENTION, ATTENTION_MEMORY, TRADEOFFS
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
-from orchestrator.report.tables.layouts import Column, cell_rows
+from orchestrator.report.tables.layouts import Measure, cell_rows, of_task
 from orchestrator.report.tables.memory_tables import MEMORY_TABLES
 from orchestrator.report.tables.parallel_tables import PARALLEL_TABLES
-from orchestrator.report.tables.table import Entry, Heading, RenderedTable, Table, TableGrid
+from orchestrator.report.tables.table import Entry, RenderedTable, Table, grid_of_rows
 from orchestrator.report.tables.timing_tables import TIMING_TABLES
 from orchestrator.report.text.provenance import provenance
 from tasks.spec.messages import typed_error_text
@@ -26,7 +25,7 @@ from tasks.spec.messages import typed_error_text
 _PROBLEM = "this table cannot be made"
 
 
-def _norm_columns(variant: str) -> tuple[Column, ...]:
+def _norm_columns(variant: str) -> tuple[Measure, ...]:
     """Return the columns of one way to compute a norm: its error, and its share of NaN and inf."""
     return (
         (f"{variant} error", show.number(f"{variant}_error", ".2e")),
@@ -98,11 +97,10 @@ def lay_out(
     for name in names or by_name:
         table = by_name[name]
         try:
-            chosen = table.choose(results)
-            grid, settings = table.lay_out(chosen), table.settings(chosen)
+            page = table.render(results, measured_with)
         except Exception as error:  # one table that fails must not cost the report
-            settings = {}
-            grid = TableGrid([], [Heading(_PROBLEM)], [[Entry(typed_error_text(error))]])
-        if grid.rows:
-            rendered.append(RenderedTable(table, grid, measured_with, settings))
+            grid = grid_of_rows([], [_PROBLEM], [[Entry(typed_error_text(error))]])
+            page = RenderedTable(table, grid, measured_with)
+        if page.grid.columns:
+            rendered.append(page)
     return rendered

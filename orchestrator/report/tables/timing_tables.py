@@ -8,15 +8,19 @@ from collections.abc import Callable
 from orchestrator.analysis.axes import Row, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.tables.cell_filters import (
+from orchestrator.report.tables.formatters import Value
+from orchestrator.report.tables.layouts import (
+    CompareColumns,
+    Measure,
     both,
+    cell_rows,
     compiled_with_eager,
+    grid_of,
+    groups,
     having,
     of_task,
     varying,
 )
-from orchestrator.report.tables.formatters import Value
-from orchestrator.report.tables.layouts import Column, CompareColumns, cell_rows, grid_of, groups
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 
 _PHASES = ("forward", "backward", "optimizer")
@@ -34,7 +38,7 @@ _SPEED_UP_NOTES = {
 _SPEED_UPS = (("speed-up", show.speed_up), ("speed-up of kernels", show.kernels_speed_up))
 
 
-def _of_phases(title: str, make: Callable[[str], Value]) -> list[Column]:
+def _of_phases(title: str, make: Callable[[str], Value]) -> list[Measure]:
     """Return a column for the whole step and one for each phase."""
     phases = [(f"{name} {title}".strip(), make(f"{stem}_ms")) for name, stem in _PHASE_TITLES]
     return [(f"total {title}".strip(), show.of_whole_step(make)), *phases]

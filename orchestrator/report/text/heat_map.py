@@ -22,22 +22,20 @@ from orchestrator.common.units import GIB
 from orchestrator.report.text.cell_names import (
     LENGTH,
     NAME,
+    NOT_SHOWN,
     SCOPE_COLUMNS,
     axis_title,
-    cell_keys,
-    scope_of,
-    setting_text,
-    value_text,
-)
-from orchestrator.report.text.numbers import number, ratio
-from orchestrator.report.text.slices import (
-    NOT_SHOWN,
     axis_values,
+    cell_keys,
     choose_slice,
     free_axes,
     main_cells,
+    scope_of,
+    setting_text,
     shared_settings,
+    value_text,
 )
+from orchestrator.report.text.numbers import number, ratio
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -167,8 +165,12 @@ def heat_map(results: Results) -> HeatMap | None:
     axes = (*others, *timing, "seed")
     cells, note = choose_slice(cells, axes, [*places, *switched])
     first = _first_view(cells, switched)
-    grid = {axis: _fullest(axis, first, count) for axis, count in places.items()}
-    for axis, values in grid.items():
+    grid = {}
+    for axis, most in places.items():
+        # The values that most cells have, in their order.
+        fullest = first[axis].map(axis_text).value_counts().index[:most]
+        values = [one for one in axis_values(axis, first) if axis_text(one) in fullest]
+        grid[axis] = values
         cells = cells[cells[axis].map(axis_text).isin(map(axis_text, values))]
         total = first[axis].nunique(dropna=False)
         if len(values) < total:
@@ -243,18 +245,15 @@ def _places(
     return places, switched[:_MOST_SWITCHES]
 
 
-def _fullest(axis: str, cells: pd.DataFrame, most: int) -> list[Any]:
-    """Return the values that most cells have, in their order."""
-    counts = cells[axis].map(axis_text).value_counts()
-    return [one for one in axis_values(axis, cells) if axis_text(one) in counts.index[:most]]
-
-
 def _map(
     cells: pd.DataFrame, grid: Mapping[str, list[Any]], switched: list[str], note: str
 ) -> HeatMap:
     """Return the map of cells. grid: axes of panels, rows and columns, with their values."""
     (panel_axis, row_axis, column_axis), values = grid, list(grid.values())
-    measures = _measures(cells, values[0])
+    known = set(cells.columns[cells.notna().any()])
+    if TIME in known and len(values[0]) > 1 and str(values[0][0]) == "fp32":
+        known.add(_SPEED_UP)
+    measures = [measure for measure in MEASURES if measure.column in known]
     texts = {axis: list(map(axis_text, of_axis)) for axis, of_axis in grid.items()}
     # The names say the run of a cell if they are of several.
     named = [row_axis, column_axis, panel_axis, *switched]
@@ -290,13 +289,6 @@ def _map(
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known=bool(cells["cpu_bound"].notna().any()),
     )
-
-
-def _measures(cells: pd.DataFrame, precisions: Sequence[object]) -> list[HeatMeasure]:
-    known = set(cells.columns[cells.notna().any()])
-    if TIME in known and len(precisions) > 1 and str(precisions[0]) == "fp32":
-        known.add(_SPEED_UP)
-    return [measure for measure in MEASURES if measure.column in known]
 
 
 def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:

@@ -10,8 +10,15 @@ import pandas as pd
 from orchestrator.analysis.axes import NOTHING, ordered_values
 from orchestrator.analysis.pairs import preferring
 from orchestrator.analysis.results import Results
-from orchestrator.report.text.cell_names import LENGTH, NAME, NAME_COLUMNS, names_of, ordered
-from orchestrator.report.text.slices import choose_slice, evenly
+from orchestrator.report.text.cell_names import (
+    LENGTH,
+    NAME,
+    NAME_COLUMNS,
+    choose_slice,
+    evenly,
+    names_of,
+    ordered,
+)
 from tasks.spec.status import OUT_OF_MEMORY
 
 LIMIT = "memory_limit_gib"
@@ -52,7 +59,9 @@ def memory_failures(results: Results) -> list[TextTable]:
         if model in of_limits:
             limited.append([*first, *of_limits[model]])
         else:
-            unlimited.append([*first, _phases(failed), _first(failed)])
+            phases = failed["phase"].replace("", pd.NA).dropna().value_counts()
+            listed = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+            unlimited.append([*first, listed or NOTHING, _first(failed)])
     titles = ("out of memory", "cells")
     tables = [
         TextTable((*titles, *limits.header[1:]), limited, limits.caption),
@@ -93,11 +102,6 @@ def contexts_by_limit(limited: pd.DataFrame, axes: Sequence[str]) -> TextTable:
 
 def _context(length: float | None) -> str:
     return NOTHING if length is None else f"{length:,.0f}"
-
-
-def _phases(failed: pd.DataFrame) -> str:
-    counts = failed["phase"].replace("", pd.NA).dropna().value_counts()
-    return ", ".join(f"{count} {phase}" for phase, count in counts.items()) or NOTHING
 
 
 def _first(failed: pd.DataFrame) -> str:

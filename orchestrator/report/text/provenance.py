@@ -1,4 +1,4 @@
-"""The line below each table: hardware, software and protocol of the numbers."""
+"""Heading of the page, counts by status, and the line below each table: what was measured and how."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import pandas as pd
 
 from orchestrator.analysis.axes import RUN
 from orchestrator.analysis.cpu_bound import ran_with_others
+from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import cell_count
 from orchestrator.report.text.numbers import HOST_MARK
+from tasks.spec.status import OUT_OF_MEMORY
 
 _MOST_LISTED = 3  # values of a column; of more, the line has their number
+_PEAKS = ("peak_allocated_bytes", "peak_rss_bytes")  # on a GPU, and on a CPU
 _SOFTWARE = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"), ("batch", "batch_size"))
 
 
@@ -22,30 +25,30 @@ def provenance(results: Results) -> str:
     Where cells differ in a value, it lists up to three values, or says how many there are.
     """
     cells = results.cells
+    runs = values_of(cells, RUN)
+    unrequested = len(cells) - int(results.manifest.get("asked", 0))
+    repetitions = max(_column(cells, "repetitions"), default=1)
     has_changed = cells.filter(items=["settings_changed"]).notna().any(axis=1)
     parts = [
-        f"run {_only_run(cells) or results.manifest.get('name', '?')}",
+        f"run {runs[0] if len(runs) == 1 else results.manifest.get('name', '?')}",
         _value(cells, "gpu") or _value(cells, "cpu"),
         *(labelled(label, _value(cells, column)) for label, column in _SOFTWARE),
         _protocol(cells),
-        _repetitions(cells),
+        # A row shows only the last of its repetitions.
+        f"the last of up to {repetitions} times measured" if repetitions > 1 else "",
         _counted(is_flagged(cells, "cpu_bound"), f"are CPU-bound ({HOST_MARK})"),
         _counted(is_flagged(cells, "power_capped_ns"), "at a clock that the power limit held down"),
         _counted(is_flagged(cells, "cpu_contended"), "while other processes used their cores"),
         _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),
         _counted(is_flagged(cells, "interval_wide"), "with an interval wider than 5 %"),
         _counted(has_changed, "changed settings of their process (settings_changed)"),
-        _unrequested(results),
+        # By the last command of the folder, at least.
+        f"{unrequested:,} of {len(cells):,} cells are from an earlier config or selection"
+        * (0 < unrequested < len(cells)),
         labelled("commit", _value(cells, "commit")),
         measured_days(cells),
     ]
     return " · ".join(filter(None, parts))
-
-
-def _only_run(cells: pd.DataFrame) -> str:
-    """Return the name of the run of all cells; empty if they are of several or have none."""
-    names = values_of(cells, RUN)
-    return names[0] if len(names) == 1 else ""
 
 
 def _column(cells: pd.DataFrame, name: str) -> pd.Series[Any]:
@@ -79,12 +82,6 @@ def _protocol(cells: pd.DataFrame) -> str:
     return f"{text} steps" if text else ""
 
 
-def _repetitions(cells: pd.DataFrame) -> str:
-    # A row shows only the last of its repetitions.
-    most = max(_column(cells, "repetitions"), default=1)
-    return f"the last of up to {most} times measured" if most > 1 else ""
-
-
 def is_flagged(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
     """Return for each cell if it has a number above 0 in a column, which a run may lack."""
     return cells.get(column, pd.Series(pd.NA, cells.index)).astype("Float64") > 0
@@ -98,14 +95,6 @@ def _counted(found: pd.Series[bool], text: str) -> str:
     return f"{found.sum():,} of {cell_count(len(found))} {text}"
 
 
-def _unrequested(results: Results) -> str:
-    """Return how many cells the last command of the folder did not ask for (a lower bound)."""
-    asked, count = int(results.manifest.get("asked", 0)), len(results.cells)
-    if not 0 < asked < count:
-        return ""
-    return f"{count - asked:,} of {count:,} cells are from an earlier config or selection"
-
-
 def measured_days(cells: pd.DataFrame, form: str = "%Y-%m-%d") -> str:
     """Return the first and the last day of measuring, such as `2026-11-21 to 2026-11-24`."""
     started = pd.to_datetime(_column(cells, "started_at")).dropna()
@@ -113,3 +102,48 @@ def measured_days(cells: pd.DataFrame, form: str = "%Y-%m-%d") -> str:
         return ""
     ends = [day.strftime(form).lstrip("0") for day in (started.min(), started.max())]
     return " to ".join(dict.fromkeys(ends))
+
+
+def headline(results: Results) -> str:
+    """Return what was measured on what, for the heading of the page."""
+    cells = results.cells
+    if cells.empty or "task" not in cells:
+        return f"{results.manifest.get('name', 'run')}: nothing is measured yet"
+    tasks = set(cells["task"])
+    models: list[object] = list(cells["model"].unique()) if "model" in cells else []
+    is_one = len(models) == 1 and isinstance(models[0], str)
+    subject = "Attention"
+    if "train_step" in tasks:
+        subject = f"Training {models[0] if is_one else 'Transformers'}"
+    if not tasks & {"train_step", "attention"}:
+        subject = ", ".join(sorted(task.replace("_", " ") for task in tasks)).capitalize()
+    gpus, device = values_of(cells, "gpu"), ""
+    if gpus:
+        device = f" on one {gpus[0]}" if len(gpus) == 1 else f" on {len(gpus)} kinds of GPU"
+    elif "device" in cells and (cells["device"] == "cpu").all():
+        device = " on a CPU"
+    has_time = TIME in cells and cells[TIME].notna().any()
+    has_memory = cells.filter(items=_PEAKS).notna().any(axis=None)
+    has_limits = cells["status"].isin(OUT_OF_MEMORY).any()
+    parts = [("time", has_time), ("memory", has_memory), ("limits", has_limits)]
+    shown = ", ".join(name for name, present in parts if present)
+    return f"{subject}{device}{': ' if shown else ''}{shown}"
+
+
+def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:
+    """Return texts such as `1,265 measured`, each with its kind: ok, bad or quiet.
+
+    pending: number of cells without a result.
+    """
+    statuses = results.cells["status"]
+    ok, skipped = int((statuses == "ok").sum()), int((statuses == "skipped").sum())
+    oom = int(statuses.isin(OUT_OF_MEMORY).sum())
+    failed = len(statuses) - ok - skipped - oom
+    counts = [
+        (ok, "measured", "ok"),
+        (oom, "out of memory", "bad"),
+        (failed, "failed", "bad"),
+        (skipped, "impossible", "quiet"),
+        (pending, "not measured", "quiet"),
+    ]
+    return [(f"{count:,} {text}", kind) for count, text, kind in counts if count or kind == "ok"]

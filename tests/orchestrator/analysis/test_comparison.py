@@ -28,7 +28,7 @@ from orchestrator.analysis.noise import Noise, noise_per_cell, pooled_noise
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.text.comparison import comparison_table, describe_comparison
 from orchestrator.common.errors import RunError
-from orchestrator.report.formats.records import typed_columns
+from orchestrator.report.formats.files import typed_columns
 from orchestrator.report.formats.terminal import Screen
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run

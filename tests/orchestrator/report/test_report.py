@@ -20,8 +20,7 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.hardware.gpu_catalog import known_gpus, smallest_fitting
 from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.findings.registry import findings
-from orchestrator.report.formats.files import to_csv
-from orchestrator.report.formats.markdown import to_markdown
+from orchestrator.report.formats.files import to_csv, to_markdown
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.views import view_of
@@ -934,7 +933,7 @@ def test_no_table_has_a_name_twice_whatever_varies(results_of_every_kind: Result
     headers = {}
     for one in TABLES:
         grid = one.layout(replace(results, cells=one.cells(results.cells)))
-        headers[one.name] = [*grid.keys, *map(str, grid.measures)]
+        headers[one.name] = [column.full_name for column in grid.columns]
     assert {"optimizer", "attention"} <= set(headers["timings"]) & set(headers["kernel-classes"])
     assert {
         name: twice

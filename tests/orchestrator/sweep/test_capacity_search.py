@@ -24,7 +24,7 @@ from orchestrator.planning.attempt_queue import QueueState
 from orchestrator.planning.invocation import ExecutionOptions, last_command
 from orchestrator.planning.predicting_process import PredictingProcess
 from orchestrator.planning.request import SweepRequest
-from orchestrator.report.formats.records import typed_columns
+from orchestrator.report.formats.files import typed_columns
 from orchestrator.report.formats.terminal import Screen
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import read_states

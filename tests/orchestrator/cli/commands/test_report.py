@@ -38,7 +38,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
     """One with more cells than a terminal is shown, whose charts nobody waits for."""
-    monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: list)
+    monkeypatch.setattr("orchestrator.report.build.drawn_figures", lambda results: [])
     run = Run(tmp_path / "a run")
 
     def measure() -> None:

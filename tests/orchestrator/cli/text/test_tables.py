@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from orchestrator.cli.text.tables import in_gib, note_entry, text_table
 from orchestrator.common.units import GIB
 from orchestrator.report.formats.terminal import Screen, dense_table_text
+from orchestrator.report.tables.formatters import to_gib
+from orchestrator.report.tables.layouts import text_table
 from orchestrator.report.tables.table import Entry
 
 SETTINGS = {
@@ -25,11 +26,10 @@ def test_the_last_columns_are_left_out_and_no_number_is_shortened(width: int) ->
     reason = "a reason that is longer than the screen is wide " * 3
     rows = []
     for verdict in ("fits", "oom"):
-        entries = [Entry(verdict), in_gib(1234.5 * GIB), note_entry(reason, [reason])]
+        entries = {"verdict": Entry(verdict), "peak": to_gib(1234.5 * GIB), "note": Entry(reason)}
         settings = SETTINGS | {"precision": verdict}
-        rows.append((settings, [*entries, *(in_gib(GIB) for _ in range(5))]))
-    measures = ["verdict", "peak", "note", *"abcde"]
-    table = text_table("Example", measures, rows, "verdict", [reason])
+        rows.append((settings, entries | dict.fromkeys("abcde", to_gib(GIB))))
+    table = text_table("Example", rows, "verdict")
     text = dense_table_text(table, Screen(width), "all columns: --wide")
     assert max(map(len, text.splitlines())) <= width
     assert " ".join(text.split()).count(" ".join(f"1. {reason}".split())) == 1
@@ -38,8 +38,8 @@ def test_the_last_columns_are_left_out_and_no_number_is_shortened(width: int) ->
 
 
 def test_narrow_screens_say_how_many_columns_are_missing() -> None:
-    rows = [({"size": size}, [in_gib(GIB)] * 9) for size in ("small", "large")]
-    table = text_table("Example", [f"column {letter}" for letter in "abcdefghi"], rows)
+    entries = {f"column {letter}": to_gib(GIB) for letter in "abcdefghi"}
+    table = text_table("Example", [({"size": size}, entries) for size in ("small", "large")])
     wide, narrow = (dense_table_text(table, Screen(width), "--wide") for width in (100, 40))
     assert "more column" not in wide
     assert re.search(r"^\d more columns: --wide$", narrow, re.M)
@@ -62,9 +62,14 @@ def test_no_word_breaks_where_cells_differ_in_many_axes(width: int) -> None:
     for precision in ("fp32", "bf16"):
         for task, settings in (("train_step", OF_PRESETS), ("attention", OF_OWN_MODELS)):
             varying = {name: f"{value}{precision[0]}" for name, value in settings.items()}
-            entries = [in_gib(1234.5 * GIB), Entry("borderline"), Entry("tracked"), in_gib(GIB)]
+            entries = {
+                "peak": to_gib(1234.5 * GIB),
+                "on H200": Entry("borderline"),
+                "how": Entry("tracked"),
+                "reserved": to_gib(GIB),
+            }
             rows.append(({"task": task, "precision": precision, **varying}, entries))
-    table = text_table("Example", ["peak", "on H200", "how", "reserved"], rows, "on H200")
+    table = text_table("Example", rows, "on H200")
     text = dense_table_text(table, Screen(width), "--format json")
     assert max(map(len, text.splitlines())) <= width
     words = set(re.split(r"[\s=,.]+", text))

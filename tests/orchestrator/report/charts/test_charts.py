@@ -16,9 +16,9 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.bars import kernel_classes, longest_kernels, memory_parts
 from orchestrator.report.charts.chart import log_ticks
-from orchestrator.report.charts.registry import PLOTS, begin_drawing
+from orchestrator.report.charts.registry import PLOTS, drawn_figures
 from orchestrator.report.charts.theme import COLOURS, with_variables
-from orchestrator.report.text.slices import choose_slice, evenly
+from orchestrator.report.text.cell_names import choose_slice, evenly
 
 NO_ROWS = pd.DataFrame(columns=["cell", "attempt", "name", "total_ns", "steps"])
 AXES = ("size", "context_length", "precision", "compile", "attention", "pass", "batch_size", "run")
@@ -373,8 +373,8 @@ def test_bars_of_strategies_add_up_to_the_step_and_a_tick_is_the_step_without_th
     assert [panel["title"] for panel in chart.panels] == [
         "small, context 128, 2 GPUs", "small, context 128, 4 GPUs", "xl, context 128, 2 GPUs",
     ]  # fmt: skip
-    stacked, tick = chart.panels[0]["layer"]
-    bars = values_of(stacked)
+    *stacked, tick = chart.panels[0]["layer"]
+    bars = values_of({"layer": stacked})
     assert {bar["variant"] for bar in bars} == {"naive", "ddp"}
     sums = defaultdict(float)
     for bar in bars:
@@ -402,7 +402,7 @@ def test_charts_of_several_gpus_need_their_data(name: str) -> None:
 @pytest.mark.render
 def test_a_panel_for_the_page_follows_the_theme_and_links_to_cells() -> None:
     rows = [{"context_length": n, "precision": p} for n in (128, 512) for p in ("fp32", "bf16")]
-    figures = begin_drawing(results_of(*rows))()
+    figures = drawn_figures(results_of(*rows))
     assert [figure.picture.problem for figure in figures] == [""] * len(figures)
     (figure,) = (figure for figure in figures if figure.plot.name == "step-time")
     (panel,) = figure.picture.panels

@@ -1,4 +1,4 @@
-"""Drawing the charts of a large report in a separate process, and the size of their pictures."""
+"""Drawing charts: the size of their pictures, and letters that need a font of the machine."""
 
 from __future__ import annotations
 
@@ -12,26 +12,8 @@ import matplotlib
 import pytest
 from fontTools.ttLib import TTFont
 
-from orchestrator.report.charts.rendering import MANY, begin, draw, with_short_paths
+from orchestrator.report.charts.rendering import draw, with_short_paths
 from tests.conftest import ROOT
-
-
-def test_charts_of_many_cells_are_drawn_in_a_separate_process() -> None:
-    assert begin(MANY - 1, os.getpid)() == os.getpid()
-    assert begin(MANY, os.getpid)() != os.getpid()
-
-
-def test_several_drawings_can_be_begun_at_once() -> None:
-    first, second = begin(MANY, divmod, 7, 2), begin(MANY, divmod, 9, 2)
-    assert (second(), first()) == ((4, 1), (3, 1))
-
-
-def test_charts_of_few_cells_are_drawn_when_they_are_needed() -> None:
-    drawn: list[int] = []
-    picture = begin(1, drawn.append, 1)
-    assert drawn == []
-    picture()
-    assert drawn == [1]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +47,7 @@ def test_letters_that_no_svg_can_hold_are_replaced() -> None:
         "mark": "bar",
         "encoding": {"y": {"field": "name", "type": "nominal"}, "x": {"field": texts[2]}},
     }
-    (picture,) = draw([[chart, chart]])
+    picture = draw([chart, chart])
     assert picture.problem == ""
     assert picture.png.startswith(b"\x89PNG")
     assert all(text in picture.svg for text in ("␀&lt;&amp;", "␛&lt;", "\ufffd&lt;"))
@@ -92,7 +74,7 @@ def drawn_with(fonts: Path) -> str:
     values = [{"what": "small · fp32 · blocks · train_step", "much": 1}]
     chart = {"data": {"values": values}, "mark": "bar", "config": {"font": "Liberation Sans"}}
     chart["encoding"] = {"x": {"field": "much", "type": "quantitative"}, "color": legend}
-    program = f"from orchestrator.report.charts.rendering import draw; print(draw([[{json.dumps(chart)}]])[0].svg)"
+    program = f"from orchestrator.report.charts.rendering import draw; print(draw([{json.dumps(chart)}]).svg)"
     environment = {**os.environ, "FONTCONFIG_FILE": str(config)}
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -77,7 +77,7 @@ def runs(once: Path, tmp_path: Path, make_outcome: Callable[..., Outcome]) -> li
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which take seconds to draw."""
-    monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: list)
+    monkeypatch.setattr("orchestrator.report.build.drawn_figures", lambda results: [])
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import findings, first_screen
-from orchestrator.report.formats.markdown import findings_to_markdown
+from orchestrator.report.formats.files import findings_to_markdown
 from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import interval, number, percent, ratio
 
@@ -561,7 +561,7 @@ def test_a_run_without_data_has_no_finding_and_a_rule_that_fails_costs_no_other(
     def about_nothing(results: Results) -> Any:
         raise ZeroDivisionError("by zero")
 
-    (only,) = findings(results_of(step(10)), [about_nothing])
+    (only,) = findings(results_of(step(10)), {about_nothing: ""})
     assert only.sentence.startswith("The finding on nothing cannot be made: ZeroDivisionError: by")
 
 

@@ -19,20 +19,24 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.analysis.results import Results, load_results
-from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_json
+from orchestrator.report.formats.files import (
+    FORMATS,
+    files_of,
+    to_csv,
+    to_json,
+    to_markdown,
+    to_typst,
+    typed_columns,
+)
 from orchestrator.report.formats.fitting import TEXT_PT, estimated_pt, fitting_view
 from orchestrator.report.formats.latex import to_ascii_latex, to_latex
-from orchestrator.report.formats.markdown import to_markdown
-from orchestrator.report.formats.records import typed_columns
 from orchestrator.report.formats.terminal import Screen, table_text
-from orchestrator.report.formats.typst import to_typst
 from orchestrator.report.tables.registry import TABLES, lay_out
 from orchestrator.report.tables.table import (
     Entry,
-    Heading,
     RenderedTable,
     Table,
-    TableGrid,
+    grid_of_rows,
     milliseconds,
     quantity,
 )
@@ -82,7 +86,7 @@ def text_table(header: list[str], rows: list[list[str]]) -> RenderedTable:
     """A table of texts. The first column is a key."""
     key, *titles = header
     entries = [list(map(Entry, row)) for row in rows]
-    return RenderedTable(TABLES[0], TableGrid([key], list(map(Heading, titles)), entries), UGLY)
+    return RenderedTable(TABLES[0], grid_of_rows([key], titles, entries), UGLY)
 
 
 def test_every_page_is_there_in_every_format(pages: list[RenderedTable]) -> None:
@@ -116,9 +120,10 @@ def test_every_measure_of_every_table_is_numeric_in_csv(every_page: list[Rendere
         assert frame.columns.is_unique
         assert list(frame) == list(typed_columns(page))
         assert len(frame) == len(page.rows)
-        view = view_of(page, max_rows=None, max_columns=None)
         numeric = sum(frame[name].dtype.kind in "ifb" for name in frame)
-        assert numeric >= sum(not measure.is_text for measure in view.measures), page.table.name
+        assert numeric >= sum(not measure.is_text for measure in page.grid.measures), (
+            page.table.name
+        )
         assert [dict(zip(frame, row, strict=False)) for row in json.loads(to_json(page))]
 
 
@@ -164,8 +169,8 @@ def test_no_number_keeps_a_table_from_being_written(values: list[float]) -> None
         milliseconds(values[1]),
         quantity(values[2], ".1%"),
     ]
-    headings = [Heading("peak"), Heading("ms"), Heading("share")]
-    page = RenderedTable(TABLES[0], TableGrid(["size"], headings, [[Entry("small"), *entries]]), "")
+    grid = grid_of_rows(["size"], ["peak", "ms", "share"], [[Entry("small"), *entries]])
+    page = RenderedTable(TABLES[0], grid, "")
     for form in (*FORMATS.values(), to_json, lambda one: table_text(one, Screen(60), None, "")):
         assert "small" in form(page)
     assert all(len(entry.text) < 25 for entry in entries)
@@ -173,7 +178,7 @@ def test_no_number_keeps_a_table_from_being_written(values: list[float]) -> None
 
 
 def test_negative_numbers_of_a_csv_file_have_no_apostrophe() -> None:
-    grid = TableGrid(["name"], [Heading("more ms")], [[Entry("a"), quantity(-2.5, "+.3f", "ms")]])
+    grid = grid_of_rows(["name"], ["more ms"], [[Entry("a"), quantity(-2.5, "+.3f", "ms")]])
     assert to_csv(RenderedTable(TABLES[0], grid, "")) == "name,more_ms,status\na,-2.5,ok\n"
 
 
@@ -220,11 +225,11 @@ def test_printed_numbers_are_the_rounded_numbers_of_the_frame(
 def test_every_view_has_few_columns_and_rows(every_page: list[RenderedTable]) -> None:
     for page in every_page:
         view = view_of(page)
-        assert len(view.header) <= MAX_COLUMNS
+        assert len(view.titles) <= MAX_COLUMNS
         assert len(view.rows) <= MAX_ROWS
-        assert view.measures
+        assert view.grid.measures
         for row in view.rows:
-            assert len(row) == len(view.header)
+            assert len(row) == len(view.titles)
 
 
 def test_every_table_fits_a_page_and_a_terminal(every_page: list[RenderedTable]) -> None:
@@ -244,8 +249,8 @@ def named_rows(count: int) -> RenderedTable:
     numbers = [Entry(text, float(index)) for index, text in enumerate(values * 2)]
     name = Entry("autograd::engine::evaluate_function: AddmmBackward0")
     rows = [[Entry("forward + backward"), *numbers, name] for _ in range(count)]
-    headings = [*(Heading(f"measure {index}") for index in range(6)), Heading("name")]
-    return RenderedTable(TABLES[0], TableGrid(["phase"], headings, rows, label="name"), "")
+    titles = [*(f"measure {index}" for index in range(6)), "name"]
+    return RenderedTable(TABLES[0], grid_of_rows(["phase"], titles, rows, label="name"), "")
 
 
 @pytest.mark.parametrize("width", [40, 50, 60, 80, 100])
@@ -273,7 +278,7 @@ def test_a_document_has_the_optimizer_step_and_names_the_columns_that_it_leaves_
     (page,) = lay_out(load_results(Run(tmp_path / "run")), ["timings"])
     view = fitting_view(page, MAX_ROWS)
     assert "model=tinynet:Net" in view.caption
-    names = [measure.name for measure in view.measures]
+    names = [measure.name for measure in view.grid.measures]
     assert names[:4] == ["total", "forward", "backward", "optimizer step"]
     assert "The interval contains" not in view.caption
     for text, comment in ((to_latex(page, MAX_ROWS), "%"), (to_typst(page, MAX_ROWS), "//")):
@@ -354,7 +359,8 @@ def test_a_table_longer_than_a_latex_page_becomes_a_longtable(ugly: RenderedTabl
 
 
 def long(page: RenderedTable) -> RenderedTable:
-    return replace(page, grid=page.grid._replace(rows=page.rows * 41))
+    columns = [replace(one, entries=[*one.entries] * 41) for one in page.grid.columns]
+    return replace(page, grid=page.grid._replace(columns=columns))
 
 
 def test_latex_compiles_and_fits(
@@ -387,7 +393,7 @@ def test_points_of_a_column_in_latex_are_below_each_other() -> None:
         Entry("OOM", status="oom"),
     ]
     rows = [[Entry("a"), entry] for entry in entries]
-    grid = TableGrid(["name"], [Heading("ms")], rows)
+    grid = grid_of_rows(["name"], ["ms"], rows)
     text = to_latex(RenderedTable(Table("t", "Title", "Reading.", lambda results: grid), grid, ""))
     assert [line.partition(" & ")[2] for line in text.splitlines() if line.startswith("a &")] == [
         r"5.25\ensuremath{\dagger}\phantom{\ensuremath{\dagger}} \\",

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.results import load_results
-from orchestrator.report.charts.registry import begin_drawing
+from orchestrator.report.charts.registry import drawn_figures
 from orchestrator.report.findings.registry import findings
 from orchestrator.report.formats.files import copies_of
-from orchestrator.report.page.cell_details import read_details
+from orchestrator.report.page.cell_data import read_details
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_runs
@@ -56,7 +56,7 @@ def page_of(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = load_results(run)
     details = read_details(run, results)
     tables = lay_out(results)
-    figures = begin_drawing(results)()
+    figures = drawn_figures(results)
     report = RenderedReport(results, findings(results), tables, figures, "results/h200")
     copies = {table.table.name: copies_of(table) for table in tables}
     path = tmp_path_factory.mktemp("page") / "index.html"

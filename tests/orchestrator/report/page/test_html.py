@@ -20,10 +20,9 @@ import pytest
 import orchestrator
 from orchestrator.analysis.results import load_results
 from orchestrator.execution.child_environment import write_rerun_script
-from orchestrator.report.charts.registry import PLOTS, Plot, begin_drawing, figure_files
+from orchestrator.report.charts.registry import PLOTS, Plot, drawn_figures, figure_files
 from orchestrator.report.findings.registry import findings
-from orchestrator.report.page.cell_data import cell_columns
-from orchestrator.report.page.cell_details import read_details
+from orchestrator.report.page.cell_data import cell_columns, read_details
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
@@ -82,7 +81,7 @@ class Outline(HTMLParser):
 
 def page_of(run: Run, with_figures: bool = False) -> str:
     results = load_results(run)
-    figures = begin_drawing(results)() if with_figures else []
+    figures = drawn_figures(results) if with_figures else []
     details = read_details(run, results)
     report = RenderedReport(results, findings(results), lay_out(results), figures, "results/x")
     return "".join(to_html(report, details, {}))
@@ -272,7 +271,7 @@ def test_the_page_of_a_run_without_cells_says_nothing_is_measured(tmp_path: Path
 
 @pytest.mark.render
 def test_figures_are_files_of_their_kind(run: Run) -> None:
-    files = figure_files(begin_drawing(load_results(run))())
+    files = figure_files(drawn_figures(load_results(run)))
     assert {name for name in files if name.endswith(".svg")} >= {
         "figures/step-time.svg",
         "figures/precision-speed-up.svg",
@@ -300,7 +299,7 @@ def test_a_chart_that_fails_takes_nothing_with_it(
     text = page_of(run, with_figures=True)
     assert "could not be drawn: ValueError: &lt;b&gt;no" in text
     assert 'id="chart-step-time"' in text
-    assert not any("failing" in name for name in figure_files(begin_drawing(load_results(run))()))
+    assert not any("failing" in name for name in figure_files(drawn_figures(load_results(run))))
 
 
 @pytest.mark.render

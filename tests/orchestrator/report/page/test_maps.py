@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.page.fit_map import fit_panels
+from orchestrator.report.page.sections import fit_panels
 from orchestrator.report.text.heat_map import HeatMap, heat_map, shade_of
 from orchestrator.report.text.numbers import number
 from tests.orchestrator.report.findings.test_findings import results_of, step

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,12 @@ from orchestrator.cli.commands.option_types import ReferenceDevice
 from orchestrator.cli.main import main
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.reference_devices import DEVICES
-from orchestrator.report.formats.files import FORMATS, to_csv
+from orchestrator.report.formats.files import FORMATS, to_csv, to_markdown
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import to_markdown
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import lay_out
-from orchestrator.report.tables.table import RenderedTable, notes_of
+from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import view_of
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -80,6 +80,11 @@ def records(page: RenderedTable, quantity: str = "") -> list[dict[str, str]]:
     return [row for row in rows if row["quantity"].startswith(quantity)]
 
 
+def notes_of(page: RenderedTable, text: str) -> list[str]:
+    """Return the sentences that a row refers to by their numbers, such as `1, 3`."""
+    return [] if text == "–" else [page.grid.notes[int(one) - 1] for one in text.split(", ")]
+
+
 def column(page: RenderedTable, title: str, quantity: str = "") -> list[str]:
     return [row[title] for row in records(page, quantity)]
 
@@ -114,7 +119,7 @@ def test_a_mean_has_its_standard_deviation(run_of: MakeRun, make_outcome: MakeOu
 
 def test_notes_are_numbered_and_each_row_names_its_own(run: Run) -> None:
     page = reference(load_results(run))
-    rows = [notes_of(page.grid.notes, row[-1]) for row in texts_of(page)]
+    rows = [notes_of(page, row[-1]) for row in texts_of(page)]
     assert len(page.grid.notes) == len(set(page.grid.notes))
     assert set(page.grid.notes) == {note for notes in rows for note in notes}
     assert any("Not stated: precision (fp32 or tf32)" in note for note in rows[0])
@@ -196,7 +201,7 @@ def test_shares_and_parts_from_kernels(run_of: MakeRun, make_outcome: MakeOutcom
 
 def test_ranks_and_parts_of_kernels() -> None:
     from orchestrator.analysis.kernels import TimedKernel
-    from orchestrator.report.references.counterparts import NOT_GEMM, KernelFigures
+    from orchestrator.report.references.counterparts import COUNTERPARTS, NOT_GEMM
 
     rows = [
         ("a", "forward", "GEMM", "scores", 3.0),
@@ -204,13 +209,21 @@ def test_ranks_and_parts_of_kernels() -> None:
         ("c", "forward", "softmax", "softmax", 2.0),
         ("c", "backward", "softmax", "softmax", 2.0),
     ]
-    figures = KernelFigures([TimedKernel(*row, *[1.0] * 8) for row in rows])
-    assert figures.gemm_share == 0.5
-    assert [figures.share("forward", "", rank) for rank in (1, 2, 4)] == [0.5, 2 / 6, None]
-    assert figures.share("forward", NOT_GEMM, 1) == 2 / 6
-    assert figures.share("", "", 1) == 0.5  # both passes: `c` takes 4 of 8 ms
-    assert figures.part_ms("forward", "matmul") == 4.0
-    assert figures.part_ms("backward", "matmul") is None
+    figures: Any = SimpleNamespace(
+        kernels={"x": [TimedKernel(*row, *[1.0] * 8) for row in rows]}, results=None
+    )
+
+    def ours(metric: str, phase: str = "", **labels: str) -> float | None:
+        number: Any = SimpleNamespace(phase=phase, labels=labels)
+        return COUNTERPARTS[metric].ours(number, {"cell": "x"}, figures)
+
+    assert ours("gemm_share") == 0.5
+    shares = [ours("kernel_share", "forward", rank=rank) for rank in "124"]
+    assert shares == [0.5, 2 / 6, None]
+    assert ours("kernel_share", "forward", among=NOT_GEMM, rank="1") == 2 / 6
+    assert ours("kernel_share", rank="1") == 0.5  # both passes: `c` takes 4 of 8 ms
+    assert ours("part_time", "forward", part="matmul") == 4.0
+    assert ours("part_time", "backward", part="matmul") is None
 
 
 def test_every_format_prints_the_same_numbers(run: Run) -> None:
@@ -232,7 +245,7 @@ def test_markdown_has_numbered_notes_and_csv_has_them_in_full(run: Run) -> None:
     assert f"\n1. {page.grid.notes[0]}" in to_markdown(view_of(page))
     rows = list(csv.DictReader(io.StringIO(to_csv(page))))
     assert [row["note"] for row in rows] == [
-        " ".join(notes_of(page.grid.notes, row[-1])) for row in texts_of(page)
+        " ".join(notes_of(page, row[-1])) for row in texts_of(page)
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.charts.memory_timeline import live_memory
-from orchestrator.report.charts.registry import begin_drawing
+from orchestrator.report.charts.registry import drawn_figures
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -184,7 +184,7 @@ def test_without_snapshots_there_are_no_tables_of_allocations(
     results = results_of(make_outcome())
     for name in ("composition", "allocations", "memory-parts", "coverage"):
         assert table(results, name) == []
-    assert "memory-timeline" not in {figure.plot.name for figure in begin_drawing(results)()}
+    assert "memory-timeline" not in {figure.plot.name for figure in drawn_figures(results)}
 
 
 def test_coverage_of_a_memory_snapshot(
@@ -224,7 +224,7 @@ def test_live_memory_during_a_step_is_a_chart(
         replace(make_outcome(**{"pass": "forward"}), live=curve(0.5)),
     )
     results = results_of(training, forward)
-    figures = {figure.plot.name: figure for figure in begin_drawing(results)()}
+    figures = {figure.plot.name: figure for figure in drawn_figures(results)}
     figure = figures["memory-timeline"]
     assert figure.picture.problem == ""
     assert figure.picture.png.startswith(b"\x89PNG")

@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 
 import orchestrator as sweep
-from orchestrator.report.tables.registry import TABLES
-from orchestrator.report.text.column_docs import (
+from orchestrator.analysis.column_docs import (
     PARAMETER,
     ColumnDoc,
     cell_columns,
     describe_columns,
     parameter_columns,
 )
+from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.run import Run
 from tasks.snapshots.attribution import Role
 from tasks.snapshots.summary import AT_END_OF_RECORD, OUT_OF_MEMORY, PEAK

@@ -6,7 +6,7 @@ import pandas as pd
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.text.headline import counts_by_status, headline
+from orchestrator.report.text.provenance import counts_by_status, headline
 from tests.orchestrator.report.findings.test_findings import results_of, step
 
 
