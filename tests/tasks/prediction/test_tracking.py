@@ -174,7 +174,7 @@ def test_checkpoints_and_micro_batches_are_predicted() -> None:
 
     tokens_bytes = 2 * 8 * 2 * 256
     assert peak(1) < peak(2)
-    assert peak(8) - peak(2) == pytest.approx(6 * tokens_bytes, abs=1024)
+    assert peak(4) - peak(2) == pytest.approx(2 * tokens_bytes, abs=1024)
 
 
 def flops_of(metric: str = "flops", **values: Any) -> dict[str, float]:
@@ -189,7 +189,7 @@ def flops_of(metric: str = "flops", **values: Any) -> dict[str, float]:
         {},
         {"attention": "sdpa", "precision": "bf16"},
         {"attention": "sdpa", "num_kv_heads": 1, "precision": "bf16"},
-        {"gradient_accumulation": 5},
+        {"gradient_accumulation": 3},
         {"checkpointing": "blocks"},
         {"pass": "forward"},
     ],
