@@ -36,7 +36,7 @@ def _one_program() -> Iterator[None]:
         patch.setattr("orchestrator.planning.request.program_source", cache(program_source))
         patch.setattr("orchestrator.planning.request.git_commit", cache(git_commit))
         patch.setattr(results, "code_digest", cache(results.code_digest))
-        # Templates are compiled once: half of what a small page takes.
+        # Templates are compiled once, not for each page.
         patch.setattr(html, "_environment", cache(html._environment))
         yield
 
