@@ -125,8 +125,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if grouped and hasattr(item, "_id"):
             item._id = type(item._id).parse(grouped)
     # As the program does: the garbage collector would look at torch, pandas and 4,000 tests again
-    # and again, a tenth of the time.
-    gc.collect()
+    # and again, a tenth of the time. Even once takes more than a second, and finds little.
     gc.freeze()
     gc.set_threshold(50_000)
     gc.enable()
@@ -159,6 +158,15 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _frozen_imports() -> None:
+    """What is frozen stays so, as in a forked child: else the first pause for timing would unfreeze it,
+    and each later collection look at all of it, which takes a second."""
+    from tasks.process import gc_pause
+
+    gc_pause._imports_are_frozen = True
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import importlib.util
-import subprocess
-import sys
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from tests.support.imports import FOR_MEASURING, run_without_importing
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(
@@ -232,11 +231,11 @@ def test_no_two_classes_share_a_name(trees: dict[Path, ast.Module]) -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-FOR_MEASURING = {"torch", "ray", "transformers"}
 FOR_TABLES = FOR_MEASURING | {"pandas", "vl_convert", "jinja2", "rich"}
 FOR_HELP = FOR_TABLES | {"pyarrow", "numpy", "pydantic"}
 # The modules that a command must not import: most of them take longer than the command itself. The
-# commands of a group run in one process. Each may import what the one before it may, and more.
+# commands of a group run in one process. Each may import what the one before it may, and more. A page
+# and a publication are made by tests/test_seams.py, with the same check.
 FORBIDDEN_IMPORTS: list[dict[str, set[str]]] = [
     {
         "--help": FOR_HELP,
@@ -249,25 +248,12 @@ FORBIDDEN_IMPORTS: list[dict[str, set[str]]] = [
         # Its tables are those of the report. A prediction takes much longer than their import.
         "plan configs/demo.yaml --memory": FOR_MEASURING | {"vl_convert", "jinja2"},
         "schema": FOR_MEASURING,
-        "publish {run} --out {run}/../published": FOR_MEASURING,
-        "report {run} --reference h100": FOR_MEASURING,
-        "report {run}": FOR_MEASURING,
     },
     {
         # rich draws the table, and the axes of tasks are pydantic models.
         "report {run} --table timings": FOR_MEASURING | {"vl_convert", "jinja2", "psutil", "ruamel"}
     },
 ]
-RUN_COMMANDS = """
-import sys
-from orchestrator.cli.main import main
-for command, forbidden in {commands}.items():
-    try:
-        main(command.split(), prog_name="sweep")
-    except SystemExit as end:
-        assert not end.code, (command, end.code)
-    assert not forbidden & set(sys.modules), (command, forbidden & set(sys.modules))
-"""
 
 
 @pytest.mark.parametrize("group", FORBIDDEN_IMPORTS, ids=lambda group: next(iter(group)))
@@ -277,14 +263,7 @@ def test_a_command_imports_no_more_than_it_needs(
     run = a_run(tmp_path)
     cell = next(Run(run).rows("attempts", ["cell"]))[0][:6]
     commands = {line.format(run=run, cell=cell): names for line, names in group.items()}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_COMMANDS.format(commands=commands)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    run_without_importing(commands, ROOT)
 
 
 def a_run(tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""One real sweep for each seam: serial, Ray, resume, report and publish, each a process.
+"""One real sweep for each seam: serial, Ray and resume, each a process; report and publish, both in one.
 
 The other tests of the default tier run in one process or with fakes.
 """
@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
+from orchestrator.cli.main import main
 from tests.conftest import ROOT, sweep_command
+from tests.support.imports import FOR_MEASURING, run_without_importing
 from tests.support.pages import cells_of_page
 
 # One group: the sweeps share a folder, and each needs both cores.
@@ -86,14 +89,25 @@ def test_a_killed_serial_sweep_resumes_without_measuring_a_finished_cell_twice(
     assert_every_cell_is_measured_once(serial_run)
 
 
-def test_a_third_run_has_nothing_to_do(serial_run: Path, folder: Path) -> None:
-    printed = run_sweep(folder, "run", "seam.yaml", "--scheduler", "serial", "--out", "serial")
-    assert "start" not in printed
+def test_a_third_run_has_nothing_to_do(
+    serial_run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    words = ["run", "seam.yaml", "--scheduler", "serial", "--out", "serial"]
+    ended = CliRunner().invoke(main, words, prog_name="sweep")
+    assert ended.exit_code == 0, ended.output
+    assert "start" not in ended.stdout
     assert_every_cell_is_measured_once(serial_run)
 
 
-def test_a_report_of_the_run_is_printed_and_written(serial_run: Path, folder: Path) -> None:
-    printed = run_sweep(folder, "report", "serial")
+@pytest.fixture(scope="module")
+def printed(serial_run: Path, folder: Path) -> str:
+    """What publishing and reporting the run print. Neither imports what only measuring needs."""
+    commands = ("publish serial --out published", "report serial --reference h100")
+    return run_without_importing(dict.fromkeys(commands, FOR_MEASURING), folder)
+
+
+def test_a_report_of_the_run_is_printed_and_written(serial_run: Path, printed: str) -> None:
     # A mark follows a time that other processes disturbed.
     assert re.search(r"\nmodel +8 +16 +24\n +tiny( +[0-9.]+[^\w\s]?){3} *\n", printed), printed
     page = (serial_run / "report" / "index.html").read_text()
@@ -102,10 +116,10 @@ def test_a_report_of_the_run_is_printed_and_written(serial_run: Path, folder: Pa
     assert all(re.fullmatch("seam:[0-9a-f]{12}", key) for key in keys)
 
 
+@pytest.mark.usefixtures("printed")
 def test_the_run_is_published_and_the_publication_has_its_cells(
     serial_run: Path, folder: Path
 ) -> None:
-    run_sweep(folder, "publish", "serial", "--out", "published")
     measured = pd.read_parquet(serial_run / "cells.parquet").set_index("cell")
     published = pd.read_parquet(folder / "published" / "cells.parquet").set_index("cell")
     medians = {f"serial:{cell}": ms for cell, ms in measured["step_ms_median"].items()}

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.analysis import results
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.provenance import git_commit, program_source
+from orchestrator.report.page import html
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
@@ -35,6 +36,8 @@ def _one_program() -> Iterator[None]:
         patch.setattr("orchestrator.planning.request.program_source", cache(program_source))
         patch.setattr("orchestrator.planning.request.git_commit", cache(git_commit))
         patch.setattr(results, "code_digest", cache(results.code_digest))
+        # Templates are compiled once, not for each page.
+        patch.setattr(html, "_environment", cache(html._environment))
         yield
 
 

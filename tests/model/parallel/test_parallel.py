@@ -20,6 +20,9 @@ from model.parallel.zero1 import Zero1
 from tests.support.odd_models import Odd
 from tests.support.ranks import RankError, Ranks, often
 
+# One worker starts the server that ranks are forked from, which imports torch.
+pytestmark = pytest.mark.xdist_group("ranks")
+
 ROWS, STEPS = 4, 3
 WAYS: dict[str, Callable[..., Any]] = {
     "naive": Naive,

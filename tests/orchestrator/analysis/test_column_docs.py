@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,23 @@ def stored_rows(table: str, run: Run) -> pd.DataFrame:
 
 # One worker derives the columns of the published runs for both tests.
 @pytest.mark.xdist_group("every kind")
-def test_every_column_of_cells_is_described(run_of_every_kind: Run) -> None:
-    names = {*sweep.load(run_of_every_kind.folder).cells, *published()}
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda: sweep.load(ON_A_CPU).cells,
+        # Deriving the cells of all published runs takes seconds.
+        pytest.param(published, marks=pytest.mark.slow),
+    ],
+    ids=["of a CPU", "published"],
+)
+def test_every_column_of_cells_is_described(
+    run_of_every_kind: Run, more: Callable[[], Iterable[str]]
+) -> None:
+    names = {*sweep.load(run_of_every_kind.folder).cells, *more()}
     assert not {column.name for column in describe_columns(names) if column.doc == PARAMETER}
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("every kind")
 def test_every_described_column_exists(run_of_every_kind: Run) -> None:
     names = {*published(), *sweep.load(run_of_every_kind.folder).cells}

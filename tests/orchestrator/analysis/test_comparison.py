@@ -100,6 +100,7 @@ def test_at_most_one_of_a_hundred_equal_cells_is_called_faster_or_slower(
     assert differing(found) <= _at_most(len(found))
 
 
+@pytest.mark.fuzz
 def test_cells_with_different_noise_are_each_compared_with_their_own() -> None:
     rng = np.random.default_rng(0)
     deviations = [0.0003] * 20 + [0.01] * 10 + [0.1] * 10

@@ -8,7 +8,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -29,6 +31,15 @@ from tests.conftest import ROOT
 from tests.fuzz import mutants, outcome_of_config
 
 NOTHING = Selection({}, {})
+
+
+@cache
+def validator() -> Any:
+    """Return a validator of the schema, which is checked and compiled once."""
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    return jsonschema.Draft202012Validator(json_schema())
+
+
 GOOD = """
 name: test
 grids:
@@ -257,7 +268,7 @@ def test_unreadable_file(tmp_path: Path, write_config: Callable[..., Path]) -> N
 )
 def test_schema_accepts_every_config_that_is_shipped(path: Path) -> None:
     document = json.loads(json.dumps(YAML(typ="safe", pure=True).load(path)))
-    jsonschema.validate(document, json_schema())
+    validator().validate(document)
     config, source = load_config(path)
     assert expand(config, source, NOTHING).cells
 
@@ -270,7 +281,7 @@ def test_schema_refuses_what_the_loader_refuses() -> None:
     ):
         document = YAML(typ="safe", pure=True).load(wrong)
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(document, json_schema())
+            validator().validate(document)
 
 
 def test_schema_accepts_zipped_axes_keys_and_single_values() -> None:
@@ -283,10 +294,10 @@ def test_schema_accepts_zipped_axes_keys_and_single_values() -> None:
 """
     )
     document = YAML(typ="safe", pure=True).load(text)
-    jsonschema.validate(document, json_schema())
+    validator().validate(document)
     document["grids"][0]["zip"][0]["seed"] = 1
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, json_schema())
+        validator().validate(document)
 
 
 def test_schema_is_printed(sweep: Callable[..., subprocess.CompletedProcess[str]]) -> None:

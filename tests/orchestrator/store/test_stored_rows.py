@@ -8,7 +8,7 @@ import re
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -129,8 +129,16 @@ def empty(path: Path) -> None:
 HARMS = [delete, tear, flip, empty]
 
 
-@pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("table", MEASURED_TABLES)
+def harmed(tables: Iterable[str]) -> list[Any]:
+    """Return each table with each harm, all but each table and each harm once in a slow tier."""
+    return [
+        pytest.param(table, harm, marks=() if row % len(HARMS) == column else pytest.mark.slow)
+        for row, table in enumerate(tables)
+        for column, harm in enumerate(HARMS)
+    ]
+
+
+@pytest.mark.parametrize(("table", "harm"), harmed(MEASURED_TABLES))
 def test_cells_of_a_damaged_file_are_incomplete_and_measured_again(
     run: Run, request_of: Callable[[], SweepRequest], table: str, harm: Callable[[Path], None]
 ) -> None:
@@ -181,8 +189,7 @@ def test_attempts_of_a_damaged_file_are_refused_and_measured_again(
     assert (run.folder / "damaged" / "samples-0002.parquet").exists()
 
 
-@pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("table", ["attempts", *JOURNALLED])
+@pytest.mark.parametrize(("table", "harm"), harmed(["attempts", *JOURNALLED]))
 def test_a_damaged_file_is_built_again_from_journals(
     with_journals: Run,
     request_of: Callable[[], SweepRequest],

@@ -21,6 +21,8 @@ from orchestrator.common.errors import PlatformError, RunError
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
+from orchestrator.sweep import trace_import
+from orchestrator.sweep.outcome_log import store_cells
 from orchestrator.sweep.trace_import import ImportOptions, import_file
 from tasks.spec.outcome import Outcome
 from tests.support.tables import texts_of
@@ -31,6 +33,12 @@ SGEMM = "ampere_sgemm_128x64_tn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 ADAM = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<4>>"
 NS_PER_MS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _no_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing cells.parquet takes longer than an import; the reader derives the cells without it."""
+    monkeypatch.setattr(trace_import, "store_cells", lambda writer: {})
 
 
 @pytest.fixture
@@ -82,8 +90,12 @@ def test_an_imported_trace_joins_a_run_and_a_second_import_is_another_attempt(
 
 
 def test_an_import_writes_the_row_of_each_cell(
-    export: Path, tmp_path: Path, make_outcome: Callable[..., Outcome]
+    export: Path,
+    tmp_path: Path,
+    make_outcome: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(trace_import, "store_cells", store_cells)
     run = Run(tmp_path / "run")
     with open_for_writing(run) as writer:
         writer.write_manifest({"name": "run"})

@@ -173,8 +173,9 @@ def test_checkpoints_and_micro_batches_are_predicted() -> None:
         return prediction_of(**cell, gradient_accumulation=count).peak_bytes() or 0
 
     tokens_bytes = 2 * 8 * 2 * 256
-    assert peak(1) < peak(2)
-    assert peak(8) - peak(2) == pytest.approx(6 * tokens_bytes, abs=1024)
+    two = peak(2)
+    assert peaks["none"] < two
+    assert peak(4) - two == pytest.approx(2 * tokens_bytes, abs=1024)
 
 
 def flops_of(metric: str = "flops", **values: Any) -> dict[str, float]:
@@ -189,7 +190,7 @@ def flops_of(metric: str = "flops", **values: Any) -> dict[str, float]:
         {},
         {"attention": "sdpa", "precision": "bf16"},
         {"attention": "sdpa", "num_kv_heads": 1, "precision": "bf16"},
-        {"gradient_accumulation": 5},
+        {"gradient_accumulation": 3},
         {"checkpointing": "blocks"},
         {"pass": "forward"},
     ],

@@ -16,7 +16,7 @@ def _frozen_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gc_pause, "_imports_are_frozen", False)
     gc.unfreeze()
     yield
-    gc.unfreeze()
+    gc.freeze()
 
 
 def test_garbage_collection_is_off_and_frozen_only_during_the_pause() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tasks.process import log_file as log
 from tasks.process.log_file import END_BYTES, free_middle, remove_middle
 
-LINES = 3_000_000  # 24 MB, of which 8 MB stay
+LINES, WIDTH = 375_000, 64  # 24 MB, of which 8 MB stay
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def test_lines_written_while_a_log_is_thinned_keep_their_order(
 
     def flood() -> None:
         with path.open("ab") as file:
-            for start in range(0, LINES, 100_000):
-                file.write(b"".join(b"%07d\n" % number for number in range(start, start + 100_000)))
+            for start in range(0, LINES, 12_500):
+                file.write(b"".join(b"%063d\n" % number for number in range(start, start + 12_500)))
                 file.flush()
 
     writer = threading.Thread(target=flood)
@@ -52,11 +52,11 @@ def test_lines_written_while_a_log_is_thinned_keep_their_order(
         assert free_middle(path) == 0
     taken = remove_middle(path)
     lines = path.read_text().splitlines()
-    assert lines[0] == "0000000"
-    assert lines[-1] == f"{LINES - 1:07d}"
+    assert lines[0] == f"{0:063d}"
+    assert lines[-1] == f"{LINES - 1:063d}"
     numbers = [int(line) for line in lines if line.isdigit()]
     assert numbers == sorted(numbers)
-    assert taken == 8 * LINES - 2 * END_BYTES
+    assert taken == WIDTH * LINES - 2 * END_BYTES
     assert path.stat().st_size < 2 * END_BYTES + 100
 
 

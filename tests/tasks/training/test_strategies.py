@@ -15,6 +15,9 @@ from tests.support.odd_models import ODD
 from tests.support.rank_steps import SMALL, Trained, count, differ_after_a_step, train
 from tests.support.ranks import RankError, Ranks, often
 
+# One worker starts the server that ranks are forked from, which imports torch.
+pytestmark = pytest.mark.xdist_group("ranks")
+
 AVERAGING = ("naive", "flat", "overlap", "bucketed")
 STRATEGIES = (*AVERAGING, "ddp", "zero1", "zero1_torch", "fsdp2")
 # Ten times what was seen: sums in another order.

@@ -65,8 +65,15 @@ def checkpointed_gradients(how: str, attention: str, precision: str) -> dict[str
 
 
 @pytest.mark.parametrize("how", ["blocks", "groups:2", "groups:9", "selective", "selective:2"])
-@pytest.mark.parametrize("attention", ["naive", "sdpa"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "attention"),
+    [
+        ("fp32", "naive"),
+        ("bf16", "sdpa"),
+        pytest.param("fp32", "sdpa", marks=pytest.mark.slow),
+        pytest.param("bf16", "naive", marks=pytest.mark.slow),
+    ],
+)
 def test_checkpoints_leave_every_gradient_equal_to_the_bit(
     how: str, attention: str, precision: str
 ) -> None:

@@ -324,7 +324,7 @@ def test_runs_in_which_nothing_was_timed(
     assert command("report", tmp_path / "out", "--table", "failures").exit_code == 0
 
 
-def test_one_run_alone(runs: list[Path], tmp_path: Path) -> None:
+def test_one_run_alone(runs: list[Path], tmp_path: Path, no_charts: None) -> None:
     assert command("publish", runs[0], "--out", tmp_path / "one").exit_code == 0
     assert len(sweep.load(tmp_path / "one").cells) == 4
     assert "run" not in sweep.load(tmp_path / "one").table("timings")  # the same in all rows

@@ -28,6 +28,9 @@ RUNS = [
     *sorted(path.parent for path in PUBLISHED.glob("*/run.json")),
     *sorted(path.parent for path in SMALL.glob("*/run.json")),
 ]
+# These published runs have between them every kind of number that is recomputed here; a slow tier
+# reads the others.
+IN_BRIEF = {"full", "kernels", "numerics", "oom-map", "warmup"}
 # What differs together with an axis: an eager cell has no way to compile, and so on.
 TOGETHER = {
     "compile": {"compile_mode", "compile_cache"},
@@ -99,10 +102,12 @@ def found(folder: Path) -> list[Finding]:
 
 def names() -> list[Any]:
     """Return the runs. All tests of a run are for one worker, which finds its findings once."""
-    return [
-        pytest.param(folder, id=folder.name, marks=pytest.mark.xdist_group(folder.name))
-        for folder in RUNS
-    ]
+    runs = []
+    for folder in RUNS:
+        is_slow = folder.parent == PUBLISHED and folder.name not in IN_BRIEF
+        marks = [pytest.mark.xdist_group(folder.name), *(is_slow * [pytest.mark.slow])]
+        runs.append(pytest.param(folder, id=folder.name, marks=marks))
+    return runs
 
 
 def close_to(text: str, expected: float) -> bool:
