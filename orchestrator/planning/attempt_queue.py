@@ -159,6 +159,7 @@ class AttemptQueue:
             DurationConditions.of(settings, None),
         )
         self._inference = OomInference(plan.out_of_memory) if plan.inferable else None
+        self._has_limits = self._inference is not None or deadline is not None
         self._inferred_outcomes: list[Outcome] = []
         self._inferred_count = 0
         self._running: dict[tuple[str, int], RunningCell] = {}
@@ -192,14 +193,15 @@ class AttemptQueue:
         """Yield the waiting cells in the order in which they should start."""
         running = [running.cell for running in self._running.values()]
         # Otherwise a cell that is not measured would have GPUs reserved.
-        while (first := next(self._order.candidates(running, self._estimator), None)) is not None:
-            if not self._leave_out(first):
-                break
+        is_left_out = self._has_limits
+        while is_left_out:
+            first = next(self._order.candidates(running, self._estimator), None)
+            is_left_out = first is not None and self._leave_out(first)
         return self._order.candidates(running, self._estimator)
 
     def take(self, cell: Cell) -> Attempt | None:
         """Remove a waiting cell. Return its attempt, or None if it is not to be measured now."""
-        if self._leave_out(cell):
+        if self._has_limits and self._leave_out(cell):
             return None
         self._order.remove(cell)
         attempt = self._next_attempt(cell)
