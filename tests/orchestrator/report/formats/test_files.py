@@ -47,6 +47,7 @@ from orchestrator.store.run import Run
 from tasks.spec.messages import escape_controls
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
+from tests.conftest import ROOT
 from tests.support.tables import texts_of
 
 # One worker makes what these tests share.
@@ -188,14 +189,31 @@ def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
     results_of_every_kind: Results, every_page: list[RenderedTable], tmp_path: Path
 ) -> None:
     """Where the frame that was written comes back, every table in every format is the same to the letter."""
-    with open_for_writing(Run(tmp_path / "run")) as writer:
-        writer.write_cells(results_of_every_kind.cells, "", {})
-    from_file = replace(
-        results_of_every_kind, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet")
-    )
-    written = dict(files_of(lay_out(from_file)))
-    assert set(written) == {f"{table.name}.{suffix}" for table in TABLES for suffix in FORMATS}
+    written = dict(files_of(lay_out(read_back(results_of_every_kind, tmp_path))))
+    names = {table.name for table in TABLES} - {"collectives", "parallel", "ranks"}
+    assert set(written) == {f"{name}.{suffix}" for name in names for suffix in FORMATS}
     assert written == dict(files_of(every_page))
+
+
+@pytest.mark.render
+@pytest.mark.parametrize(
+    ("run", "names"),
+    [("collectives", ["collectives", "ranks"]), ("parallel", ["parallel", "ranks"])],
+)
+def test_tables_of_several_gpus_are_those_of_cells_parquet(
+    run: str, names: list[str], tmp_path: Path
+) -> None:
+    results = load_results(Run(ROOT / "results" / "published" / "h100x2" / run))
+    written = dict(files_of(lay_out(read_back(results, tmp_path))))
+    assert {f"{name}.{suffix}" for name in names for suffix in FORMATS} <= set(written)
+    assert written == dict(files_of(lay_out(results)))
+
+
+def read_back(results: Results, folder: Path) -> Results:
+    """Return the results with the cells as they come back from the file."""
+    with open_for_writing(Run(folder / "run")) as writer:
+        writer.write_cells(results.cells, "", {})
+    return replace(results, cells=pd.read_parquet(folder / "run" / "cells.parquet"))
 
 
 def test_printed_numbers_are_the_rounded_numbers_of_the_frame(
