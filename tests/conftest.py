@@ -162,8 +162,10 @@ def _has_cuda() -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def _frozen_imports() -> None:
-    """What is frozen stays so, as in a forked child: else the first pause for timing would unfreeze it,
-    and each later collection look at all of it, which takes a second."""
+    """Have a pause of the garbage collection leave frozen objects frozen, as in a forked child.
+
+    Otherwise the first pause would unfreeze all imports, and each later collection take a second.
+    """
     from tasks.process import gc_pause
 
     gc_pause._imports_are_frozen = True

@@ -221,19 +221,21 @@ def play(sweep: Sweep, strike: str, ranks: int, chance: random.Random) -> str:
     with suppress(psutil.NoSuchProcess):  # it has just ended
         victim.suspend() if how == "stopped" else victim.kill()
     stage = read_journal(rank.journal).stage
-    said = f"{strike} of {ranks} ranks, rank {rank.rank} in {stage or 'its first stage'}"
+    description = f"{strike} of {ranks} ranks, rank {rank.rank} in {stage or 'its first stage'}"
     if role == "driver":
         sweep.driver.wait()
         group = [*living, *processes_of(sweep.folder)]
     else:
         sweep.problems += wrong_row(sweep, role, how, rank)
     _, left = psutil.wait_procs(group, LEFT_S)
-    sweep.problems += [f"{said}: left: {describe(one)}" for one in left if not has_ended(one)]
+    sweep.problems += [
+        f"{description}: left: {describe(one)}" for one in left if not has_ended(one)
+    ]
     if role == "driver":
         sweep.start()
     if not sweep.await_good_cell(known):
-        sweep.problems.append(f"{said}: no cell was well after it")
-    return said
+        sweep.problems.append(f"{description}: no cell was well after it")
+    return description
 
 
 def wrong_row(sweep: Sweep, role: str, how: str, rank: RankProcess) -> list[str]:
@@ -278,11 +280,13 @@ def torture(folder: Path, rounds: int, seed: int) -> list[str]:
                 began, before = time.monotonic(), len(sweep.problems)
                 strike = STRIKES[turn % len(STRIKES)]
                 # All strikes on two ranks, then all on four.
-                said = play(sweep, strike, (2, 4)[turn // len(STRIKES) % 2], chance)
+                description = play(sweep, strike, (2, 4)[turn // len(STRIKES) % 2], chance)
                 counts[strike] += 1
                 problems = sweep.problems[before:] or ["well"]
                 print(
-                    f"{turn + 1}: {said}, {time.monotonic() - began:.1f} s", *problems, flush=True
+                    f"{turn + 1}: {description}, {time.monotonic() - began:.1f} s",
+                    *problems,
+                    flush=True,
                 )
             sweep.driver.send_signal(signal.SIGINT)
             sweep.driver.wait(_NEXT_S)

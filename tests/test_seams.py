@@ -102,7 +102,7 @@ def test_a_third_run_has_nothing_to_do(
 
 @pytest.fixture(scope="module")
 def printed(serial_run: Path, folder: Path) -> str:
-    """What publishing and reporting the run print. Neither imports what only measuring needs."""
+    """The output of publishing and reporting the run. Neither imports what only measuring needs."""
     commands = ("publish serial --out published", "report serial --reference h100")
     return run_without_importing(dict.fromkeys(commands, FOR_MEASURING), folder)
 

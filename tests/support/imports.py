@@ -1,4 +1,7 @@
-"""What commands import: those of a group run in one process, and each may import what the one before it may, and more."""
+"""Checks what commands import.
+
+The commands of a group run in one process: each may import the modules of the one before it, and more.
+"""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_cells_too_long_for_the_time_limit_are_skipped_for_shorter_ones(
 
 
 def test_a_cell_that_cannot_end_in_time_waits_for_nothing(tmp_path: Path) -> None:
-    """Otherwise GPUs would be reserved for it."""
+    """A cell that waits may have GPUs reserved."""
     long, short = cell(size="xl"), cell(size="small")
     history = {
         one.id: state_of((Status.OK,), (wall,)) for one, wall in ((long, 600.0), (short, 5.0))

@@ -20,7 +20,7 @@ TYPES = {"a": "H100", "b": "A100"}  # of the GPUs of each node
 
 
 class Ray:
-    """What Ray knows of a cluster. free: GPUs of each node that no program has taken."""
+    """A fake of the state that Ray has of a cluster. free: GPUs of each node that no program has taken."""
 
     def __init__(self, **free: float) -> None:
         self._private = SimpleNamespace(state=self)

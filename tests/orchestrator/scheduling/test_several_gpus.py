@@ -264,16 +264,16 @@ def hosts_with(*counts: int) -> FakeScheduler:
 def test_cells_that_no_host_has_enough_gpus_for_are_skipped(
     write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     def request(*sets: str) -> SweepRequest:
         return request_for(write_config(CONFIG), sets, [], tmp_path / "out")
 
-    result = go(request(), hosts_with(1, 2, 1), messages=said)
+    result = go(request(), hosts_with(1, 2, 1), messages=messages)
     assert result.counts == {Status.OK: 4}
     assert conclude(result, "again", "again")[1] == 0
     line = "2 cells need more GPUs than one host has: 4 GPUs (at most 2)"
-    assert f"skipped: {line}. The same command measures them on such a host" in said
+    assert f"skipped: {line}. The same command measures them on such a host" in messages
     status = status_lines(request().run)
     assert status[:2] == ["     4 ok", "     2 pending"]
     left = "nothing is left to measure of 6 cells; 2 cells need another host: sweep run "

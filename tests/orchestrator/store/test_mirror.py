@@ -145,7 +145,7 @@ def rows_in(bucket: Bucket) -> list[tuple[str, int]]:
 
 @pytest.fixture(autouse=True)
 def _no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a run lies changes no chart, and drawing them takes longer than all else."""
+    """Draw no charts: the location of a run changes none, and they take longer than all else."""
     monkeypatch.setattr("orchestrator.report.build.drawn_figures", lambda results: [])
 
 

@@ -235,7 +235,7 @@ def test_a_bus_bandwidth_is_compared_with_the_peak_of_the_link() -> None:
 def test_the_exchange_of_gradients_is_hidden_up_to_some_gpus(
     dtype: str, gpus: str, formula: str
 ) -> None:
-    """As problem data_parallel_calcs: 1 + B·W/C for gradients of two bytes."""
+    """The number is that of problem data_parallel_calcs: 1 + B·W/C for gradients of two bytes."""
     link = {"task": "collectives", "collective": "all_reduce", "size_mb": 100.0, "call_ms": 0.4}
     link |= {"busbw_gb_s": 250.0, "gpus": 2, "gpu": "H100"}
     one = {"tokens": 8000.0, "achieved_tflops": 400.0, "parameter_dtype": dtype, "gpus": 1}
