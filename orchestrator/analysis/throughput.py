@@ -63,6 +63,13 @@ DERIVED_FIELDS += [
         ("bus_bytes", "step_ms_median"),
         ratio=1e-6,
     ),
+    DerivedField(
+        "of_link",
+        "`busbw_gb_s` over `link_peak_gb_s`; above 1 where a switch reduces (NVLink SHARP)",
+        "ratio",
+        ("busbw_gb_s", "link_peak_gb_s"),
+        ratio=1,
+    ),
 ]
 
 
@@ -86,17 +93,6 @@ def tokens_per_s_per_gpu(cells: pd.DataFrame) -> pd.Series[float]:
 def link_peak(cells: pd.DataFrame) -> pd.Series[float]:
     """Return the peak of the link of each cell with several GPUs."""
     return cells["link"].map(link_peak_gb_s, na_action="ignore").astype("Float64")
-
-
-DERIVED_FIELDS += [
-    DerivedField(
-        "of_link",
-        "`busbw_gb_s` over `link_peak_gb_s`; above 1 where a switch reduces (NVLink SHARP)",
-        "ratio",
-        ("busbw_gb_s", "link_peak_gb_s"),
-        ratio=1,
-    ),
-]
 
 
 @derived(

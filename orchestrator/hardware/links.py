@@ -48,7 +48,8 @@ def _link(gpu: object, peer: object) -> tuple[str, bool]:
         if not links:
             return "NVLink, number of links unknown", False
         generation, is_direct = min(links)
-        is_slow = generation == "3" and not _has_full_speed(pynvml.nvmlDeviceGetName(gpu))
+        name = str(pynvml.nvmlDeviceGetName(gpu))
+        is_slow = generation == "3" and not any(one in name for one in _FULL_SPEED)
         note = ", graphics card" if is_slow else ""
         return f"NVLink {generation} × {len(links)}{note}", is_direct
     # An idle GPU reports a lower generation than it has under load, but not a lower width.
@@ -58,10 +59,6 @@ def _link(gpu: object, peer: object) -> tuple[str, bool]:
     access = pynvml.nvmlDeviceGetP2PStatus(gpu, peer, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     note = "" if access == pynvml.NVML_P2P_STATUS_OK else ", no peer access"
     return f"PCIe {generation}.0 × {width}{note}", False
-
-
-def _has_full_speed(name: str | bytes) -> bool:
-    return any(one in str(name) for one in _FULL_SPEED)
 
 
 def _nvlinks(gpu: object, peer: object) -> Iterator[tuple[str, bool]]:

@@ -159,7 +159,6 @@ class AttemptQueue:
             DurationConditions.of(settings, None),
         )
         self._inference = OomInference(plan.out_of_memory) if plan.inferable else None
-        self._has_limits = self._inference is not None or deadline is not None
         self._inferred_outcomes: list[Outcome] = []
         self._inferred_count = 0
         self._running: dict[tuple[str, int], RunningCell] = {}
@@ -193,15 +192,16 @@ class AttemptQueue:
         """Yield the waiting cells in the order in which they should start."""
         running = [running.cell for running in self._running.values()]
         # Otherwise a cell that is not measured would have GPUs reserved.
-        is_left_out = self._has_limits
-        while is_left_out:
+        while self._inference or self._deadline is not None:
             first = next(self._order.candidates(running, self._estimator), None)
-            is_left_out = first is not None and self._leave_out(first)
+            if first is None or not self._leave_out(first):
+                break
         return self._order.candidates(running, self._estimator)
 
     def take(self, cell: Cell) -> Attempt | None:
         """Remove a waiting cell. Return its attempt, or None if it is not to be measured now."""
-        if self._has_limits and self._leave_out(cell):
+        has_limits = self._inference or self._deadline is not None
+        if has_limits and self._leave_out(cell):
             return None
         self._order.remove(cell)
         attempt = self._next_attempt(cell)
@@ -258,13 +258,13 @@ class AttemptQueue:
         busy_s: list[float] = []  # of each slot that is taken, the time until it is free
         for one in running:
             left_s = self._estimator.seconds(one.cell) - (now - one.started_s)
-            busy_s += [max(0.0, left_s)] * _slot_count(one.cell)
+            busy_s += [max(0.0, left_s)] * one.cell.params.slots
         slots = max(len(busy_s), *self._slots.by_device.values(), 1)
         return makespan_s(
             self._estimator.seconds_in_order(waiting),
             slots,
             busy_s,
-            list(map(_slot_count, waiting)),
+            [cell.params.slots for cell in waiting],
         )
 
     def _next_attempt(self, cell: Cell) -> Attempt:
@@ -318,7 +318,3 @@ class AttemptQueue:
         self._order.remove_all(cell)
         self._measurements_left[cell.id] = 0
         return True
-
-
-def _slot_count(cell: Cell) -> int:
-    return max(1, cell.params.gpu_count)

@@ -61,7 +61,7 @@ class HostSlots:
         kind = cell.params.gpu_kind
         if (self.gpu_type is None) != (cell.params.gpu_count == 0):
             return False
-        return slots_of(cell) <= self.slots and (
+        return cell.params.slots <= self.slots and (
             kind is None or matches_kind(self.gpu_type or "", kind)
         )
 
@@ -81,18 +81,13 @@ class _Reservation:
 
     def admits(self, cell: Cell, host: HostSlots, expected_s: Estimate) -> bool:
         """Return True if the cell, started on this host now, would not delay the reserved one."""
-        if host.name != self.host or slots_of(cell) <= self.spare:
+        if host.name != self.host or cell.params.slots <= self.spare:
             return True
         seconds = expected_s(cell) if self.starts_in_s is not None else None
         # A duration that nobody knows may be any.
         if seconds is None or self.starts_in_s is None:
             return False
         return seconds * _MARGIN <= self.starts_in_s
-
-
-def slots_of(cell: Cell) -> int:
-    """Return how many slots a cell needs: its GPUs, or one on the CPU."""
-    return max(1, cell.params.gpu_count)
 
 
 def next_start(
@@ -111,7 +106,7 @@ def next_start(
         looked_at += reservation is not None
         if looked_at > _LOOK_AHEAD:
             return None
-        fitting = [host for host in hosts if slots_of(cell) <= host.free and host.suits(cell)]
+        fitting = [host for host in hosts if cell.params.slots <= host.free and host.suits(cell)]
         if reservation is not None:
             fitting = [host for host in fitting if reservation.admits(cell, host, expected_s)]
         elif not fitting:
@@ -124,7 +119,7 @@ def next_start(
 
 def _reserve(cell: Cell, hosts: Sequence[HostSlots]) -> _Reservation | None:
     """Return the earliest reservation for a cell, or None if no host suits it."""
-    found = [_reserve_on(host, slots_of(cell)) for host in hosts if host.suits(cell)]
+    found = [_reserve_on(host, cell.params.slots) for host in hosts if host.suits(cell)]
     return min(found, key=lambda one: _order(one.starts_in_s), default=None)
 
 

@@ -25,7 +25,6 @@ from orchestrator.scheduling.multi_gpu import (
     Occupied,
     gpu_count,
     require_gpus,
-    slots_of,
 )
 from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell
@@ -75,7 +74,9 @@ class RayPlacement:
             cell = one.attempt.cell
             seconds = expected_s(cell)
             left_s = None if seconds is None else max(0.0, seconds - (now - one.at_s))
-            ours[one.node if cell.params.gpu_count else ""].append(Occupied(slots_of(cell), left_s))
+            ours[one.node if cell.params.gpu_count else ""].append(
+                Occupied(cell.params.slots, left_s)
+            )
         # Ray counts the GPUs of an attempt a moment after it got them.
         fresh = {one.node for one in running if not one.host or now - one.at_s < _RELEASE_S}
         settled = [node for node in nodes if node["NodeID"] not in fresh]

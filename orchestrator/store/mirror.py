@@ -141,7 +141,7 @@ class RemoteRun(Run):
 
 
 @dataclass(frozen=True)
-class _Bucket(Stored):
+class _BucketTables(Stored):
     """The tables in a bucket: files that are in the copy, and those that have arrived."""
 
     arriving: Path
@@ -151,7 +151,7 @@ class _Bucket(Stored):
         return super().content(name) or arrived.content(name)
 
 
-def _stored_in(remote: RemoteFolder, folder: Path) -> _Bucket | None:
+def _stored_in(remote: RemoteFolder, folder: Path) -> _BucketTables | None:
     """Return what a bucket stores at one moment, None if it has no list."""
     arriving = folder / _ARRIVING
     shutil.rmtree(arriving, ignore_errors=True)
@@ -165,11 +165,11 @@ def _stored_in(remote: RemoteFolder, folder: Path) -> _Bucket | None:
         log = remote.read(listing.log) or b""
         # A driver on another host may have closed the log as a batch since.
         if remote.read(LISTING_FILE) == content:
-            return _Bucket(folder, str(remote), listing, log, arriving)
+            return _BucketTables(folder, str(remote), listing, log, arriving)
     raise RunUnreachable(f"{remote}: changes faster than it can be read", "Try again")
 
 
-def _merge(run: RemoteRun, bucket: _Bucket) -> None:
+def _merge(run: RemoteRun, bucket: _BucketTables) -> None:
     """Have the copy list what the bucket lists, and then what only the copy has.
 
     A kill between any two steps loses nothing: until all has arrived, the copy stays as it is.

@@ -156,6 +156,11 @@ class Params(Axes):
         """Number of GPUs that the cell has to itself: one for each rank."""
         return self.ranks if self.device == "cuda" else 0
 
+    @property
+    def slots(self) -> int:
+        """Number of slots that the cell takes: its GPUs, or one on the CPU."""
+        return max(1, self.gpu_count)
+
     def values(self) -> FrozenValues:
         """Return every parameter under its name in the config, as JSON can hold it."""
         return self._values
