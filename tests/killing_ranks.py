@@ -1,9 +1,11 @@
 """Kills or stops processes of cells with several ranks at random moments, and checks what follows.
 
     python -m tests.killing_ranks --rounds 50 --seed 1
+    python -m tests.killing_ranks --rounds 50 --gpus 2
+    python -m tests.killing_ranks --rounds 20 --gpus 2 --strike "driver killed"
 
 A real sweep without Ray measures training steps of two and four ranks on the CPU, which communicate
-by gloo. In each round, at a random moment of a cell, one process is struck: a rank is killed or
+by gloo, or with --gpus of so many GPUs each, which communicate by NCCL. In each round, at a random moment of a cell, one process is struck: a rank is killed or
 stopped, or its minder, the fork server or the driver is killed, all by SIGKILL. A rank is stopped
 after the warm-up only, because until then it may be late by 300 s.
 
@@ -14,10 +16,11 @@ It proves, for the moments that it has tried, that
 - a cell goes on if only its fork server dies, and ends with its driver;
 - no process of the cell, or of a driver that was killed, lives 5 s later;
 - the next cell is well;
+- the memory of all GPUs is free at last;
 - at last, each cell that all ranks had finished has one row with status ok.
 
 A rank that is struck when its journal has ended may leave a row with status ok. It proves nothing about
-NCCL, GPUs or Ray: tests/test_gpu_ranks.py and tests/killing.py do. Exit code 1 if anything is wrong;
+Ray: tests/killing.py does. Exit code 1 if anything is wrong;
 the folder then stays.
 """
 
@@ -35,13 +38,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pynvml
 
+from orchestrator.hardware.nvml import gpu_uuids
 from orchestrator.scheduling.ray_reaper import has_ended
 from orchestrator.store.run import Run
 from tasks.process.journal import read_journal
@@ -58,7 +63,7 @@ from tests.killing import (
     role_of,
 )
 
-COLLECTIVE_TIMEOUT_S = 2.0
+_COLLECTIVE_TIMEOUT_S = {"cpu": 2.0, "cuda": 4.0}
 # In this order. A new driver, and a new fork server, import torch, which takes most of the time.
 STRIKES = (
     "rank killed", "rank stopped", "minder killed", "rank killed", "rank stopped",
@@ -70,13 +75,13 @@ _CELL_S = 1.5
 _NOT_TIMED = ("", "start", "rendezvous", "build", "compile", "warm-up")
 CELLS = """
 name: killed
-limits: {timeout_s: 100, collective_timeout_s: %g, attempts: 1000}
+limits: {timeout_s: 100, collective_timeout_s: @limit, attempts: 1000}
 instruments: [timing]
-defaults: {device: cpu, context_length: 8, batch_size: 4, vocab_size: 100, warmup_steps: 1, measured_steps: 8}
+defaults: {device: @device, context_length: 8, batch_size: 4, vocab_size: 100, warmup_steps: 1, measured_steps: 8}
 grids:
   - task: train_step
     fixed: {model: "misbehaving:Model", model_args: {how: slowly, vocab_size: 100}, parallel: ddp}
-    axes: {seed: [%s], processes: [2, 4]}
+    axes: {seed: @seeds, @ranks}
 """
 
 Attempt = tuple[str, int]
@@ -114,13 +119,26 @@ class Sweep:
 
     folder: Path
     environment: Mapping[str, str]
+    widths: Sequence[int]
+    device: str
     cells: int
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        seeds = ", ".join(map(str, range(self.cells // 2)))
-        (self.folder / "killed.yaml").write_text(CELLS % (COLLECTIVE_TIMEOUT_S, seeds))
+        axis = "processes" if self.device == "cpu" else "gpus"
+        values = {
+            "@limit": f"{self.collective_timeout_s:g}",
+            "@device": self.device,
+            "@seeds": str(list(range(self.cells // len(self.widths)))),
+            "@ranks": f"{axis}: {list(self.widths)}",
+        }
+        text = re.sub(r"@\w+", lambda found: values[found[0]], CELLS)
+        (self.folder / "killed.yaml").write_text(text)
         self.start()
+
+    @property
+    def collective_timeout_s(self) -> float:
+        return _COLLECTIVE_TIMEOUT_S[self.device]
 
     @property
     def run(self) -> Path:
@@ -240,7 +258,7 @@ def play(sweep: Sweep, strike: str, ranks: int, chance: random.Random) -> str:
 
 def wrong_row(sweep: Sweep, role: str, how: str, rank: RankProcess) -> list[str]:
     """Wait for the row of the attempt that was struck, and return what is wrong about it."""
-    limit_s = ROW_S + (COLLECTIVE_TIMEOUT_S if how == "stopped" else 0.0)
+    limit_s = ROW_S + (sweep.collective_timeout_s if how == "stopped" else 0.0)
     goes_on = role == "server"
     row = sweep.await_row(rank.attempt, _NEXT_S if goes_on else limit_s)
     what = f"{role} {how}, rank {rank.rank} of {rank.attempt}"
@@ -259,6 +277,12 @@ def wrong_row(sweep: Sweep, role: str, how: str, rank: RankProcess) -> list[str]
     return []
 
 
+def used_gpu_bytes() -> list[int]:
+    """Return the memory in use on each GPU that this process may use, or [] without one."""
+    handles = map(pynvml.nvmlDeviceGetHandleByUUID, gpu_uuids().values())
+    return [pynvml.nvmlDeviceGetMemoryInfo(one).used for one in handles]
+
+
 def finished(run: Path) -> frozenset[Attempt]:
     """Return the attempts whose ranks have all ended well, by their journals."""
     found = set()
@@ -269,18 +293,28 @@ def finished(run: Path) -> frozenset[Attempt]:
     return frozenset(found)
 
 
-def torture(folder: Path, rounds: int, seed: int) -> list[str]:
-    """Play rounds and return what was wrong."""
+def torture(
+    folder: Path,
+    rounds: int,
+    seed: int,
+    widths: Sequence[int] = (2, 4),
+    device: str = "cpu",
+    strikes: Sequence[str] = STRIKES,
+) -> list[str]:
+    """Play rounds and return what was wrong. widths: numbers of ranks of the cells."""
     chance, counts = random.Random(seed), Counter[str]()
     with own_temporary_folder(folder) as environment:
         paths = os.pathsep.join([environment["PYTHONPATH"], str(ROOT / "tests" / "support")])
-        sweep = Sweep(folder, {**environment, "PYTHONPATH": paths}, 12 * rounds)
+        environment = {**environment, "PYTHONPATH": paths}
+        used_before = used_gpu_bytes()
+        sweep = Sweep(folder, environment, widths, device, 12 * rounds)
         try:
             for turn in range(rounds):
                 began, before = time.monotonic(), len(sweep.problems)
-                strike = STRIKES[turn % len(STRIKES)]
-                # All strikes on two ranks, then all on four.
-                description = play(sweep, strike, (2, 4)[turn // len(STRIKES) % 2], chance)
+                strike = strikes[turn % len(strikes)]
+                # All strikes on cells of one width, then all on those of the next.
+                width = widths[turn // len(strikes) % len(widths)]
+                description = play(sweep, strike, width, chance)
                 counts[strike] += 1
                 problems = sweep.problems[before:] or ["well"]
                 print(
@@ -293,6 +327,10 @@ def torture(folder: Path, rounds: int, seed: int) -> list[str]:
         finally:
             sweep.driver.kill()
             sweep.driver.wait()
+        time.sleep(LEFT_S)
+        more = [now - then for now, then in zip(used_gpu_bytes(), used_before, strict=True)]
+        if max(more, default=0) > 64 * 2**20:
+            sweep.problems.append(f"memory of GPUs is not free: {more} bytes")
         ended = finished(sweep.run)
         lost, repeated = lost_and_repeated(sweep.run, ended)
         statuses = Counter(status for status, _ in sweep.rows().values())
@@ -310,9 +348,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gpus", help="numbers of GPUs of the cells, as in 2,4; default: CPU")
+    parser.add_argument("--strike", action="append", choices=sorted(set(STRIKES)))
     options = parser.parse_args()
+    widths = tuple(int(one) for one in (options.gpus or "2,4").split(","))
+    device = "cuda" if options.gpus else "cpu"
+    strikes = options.strike or STRIKES
     folder = Path(tempfile.mkdtemp(prefix="killed-"))
-    if torture(folder, options.rounds, options.seed):
+    if torture(folder, options.rounds, options.seed, widths, device, strikes):
         sys.exit(f"see {folder}")
     shutil.rmtree(folder)
 

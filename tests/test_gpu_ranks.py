@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
-import pynvml
 import pytest
 import torch
 
@@ -19,10 +18,12 @@ from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
+from tests.killing_ranks import used_gpu_bytes
 
+GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+    pytest.mark.skipif(GPUS < 2, reason="needs two GPUs"),
     pytest.mark.timeout(300),
 ]
 Measure = Callable[..., Outcome]
@@ -46,12 +47,6 @@ def measure(make_attempt: Callable[..., Attempt]) -> Measure:
         return execute(make_attempt(task=task, settings=settings, **params))
 
     return run
-
-
-def used_bytes() -> list[int]:
-    pynvml.nvmlInit()
-    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(2))
-    return [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
 
 
 def test_nvml_reports_links_of_a_known_kind() -> None:
@@ -100,15 +95,22 @@ FAULTS: dict[str, tuple[Status, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("gpus", "culprit"),
+    [
+        (2, 0),
+        (2, 1),
+        pytest.param(4, 2, marks=pytest.mark.skipif(GPUS < 4, reason="needs four GPUs")),
+    ],
+)
 @pytest.mark.parametrize("how", FAULTS)
 def test_a_row_names_the_rank_at_fault_and_its_memory_is_free_afterwards(
-    measure: Measure, how: str, culprit: int
+    measure: Measure, how: str, gpus: int, culprit: int
 ) -> None:
-    before = used_bytes()
+    before = used_gpu_bytes()
     args = {"how": how, "step": 5, "rank": culprit}
-    own = {"size": None, "model": "misbehaving:Model", "model_args": args, "parallel": "ddp"}
-    outcome = measure(**{**TRAINED, **own})
+    own = {"size": None, "model": "misbehaving:Model", "model_args": args, "gpus": gpus}
+    outcome = measure(**{**TRAINED, **own, "parallel": "ddp"})
     status, evidence = FAULTS[how]
     found = {name: outcome.evidence.get(name) for name in evidence}
     assert (outcome.status, outcome.evidence.get("rank"), found) == (status, culprit, evidence), (
@@ -119,8 +121,8 @@ def test_a_row_names_the_rank_at_fault_and_its_memory_is_free_afterwards(
         assert outcome.wall_s < COLLECTIVE_TIMEOUT_S + 15
         assert outcome.evidence["arrived"]
     deadline = time.monotonic() + 5
-    while max(now - then for now, then in zip(used_bytes(), before, strict=True)) > 64 * 2**20:
-        assert time.monotonic() < deadline, (before, used_bytes())
+    while max(now - then for now, then in zip(used_gpu_bytes(), before, strict=True)) > 64 * 2**20:
+        assert time.monotonic() < deadline, (before, used_gpu_bytes())
         time.sleep(0.1)
     left = [one for one in psutil.Process().children(recursive=True) if "rank" in one.name()]
     assert left == []
