@@ -126,7 +126,9 @@ def join_group(params: Params, progress: Progress) -> tuple[Group, Values]:
         torch.cuda.synchronize()
         version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         facts["nccl"] = ".".join(map(str, version))
-        facts["nccl_device_bytes"] = free - torch.cuda.mem_get_info()[0]
+        taken = free - torch.cuda.mem_get_info()[0]
+        # Unknown if another process has freed memory of this GPU meanwhile.
+        facts["nccl_device_bytes"] = taken if taken > 0 else None
     # Whoever waits there is ended with the rank that fails, or by the limit of the attempt.
     store.set_timeout(timedelta(days=1))
     return Group(rank, params.ranks, PrefixStore("sweep", store), progress), facts
