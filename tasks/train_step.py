@@ -73,7 +73,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         optimizers=strategy.local_optimizers,
         optimizer_steps=counter,
         read_facts=strategy.read_facts,
-        without_communication=strategy.without_communication if strategy.is_separable else None,
+        without_transfers=strategy.without_transfers if strategy.is_separable else None,
         verify=partial(require_equal_ranks, model) if params.ranks > 1 else None,
     )
 

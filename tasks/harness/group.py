@@ -127,7 +127,7 @@ def join_group(params: Params, progress: Progress) -> tuple[Group, Values]:
         version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         facts["nccl"] = ".".join(map(str, version))
         taken = free - torch.cuda.mem_get_info()[0]
-        # Unknown if another process has freed memory of this GPU meanwhile.
+        # Unknown if another process has freed memory of this GPU at the same time.
         facts["nccl_device_bytes"] = taken if taken > 0 else None
     # Whoever waits there is ended with the rank that fails, or by the limit of the attempt.
     store.set_timeout(timedelta(days=1))

@@ -49,8 +49,8 @@ class Workload:
     optimizers: tuple[Optimizer, ...] = ()
     # Counts the steps in which the optimizer changed parameters.
     optimizer_steps: Callable[[], int] | None = None
-    # Returns a context in which steps do not communicate; None if they cannot compute without.
-    without_communication: Callable[[], AbstractContextManager[None]] | None = None
+    # Returns a context in which steps send nothing; None if they cannot compute without.
+    without_transfers: Callable[[], AbstractContextManager[None]] | None = None
     # Runs after the timed steps. Raises RuntimeError if the ranks do not have what they should.
     verify: Callable[[], None] | None = None
     # Facts that steps may change. They are read after each stage.

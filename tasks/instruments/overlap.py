@@ -2,8 +2,9 @@
 
 All ranks profile the same steps at the same time, device activity only. The k-th collective of all
 ranks is the same call, so that their durations separate transfer from waiting (see
-tasks/traces/overlap.py). Without a profiler, steps in which communication is switched off
-tell how much it adds; zero1_torch and fsdp2 have no such steps.
+tasks/traces/overlap.py). Without a profiler, steps in which the calls alone are left out tell how
+much they add. The steps of ddp without communication lack the copies into its buckets too;
+zero1_torch and fsdp2 have no such steps.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ def _why_not(session: Session) -> str:
 
 def _exposed_by_difference(session: Session) -> Iterator[Sample]:
     """Yield by how much communication lengthens a step without a profiler."""
-    switched_off = session.workload.without_communication
-    if switched_off is None:
+    without_transfers = session.workload.without_transfers
+    if without_transfers is None:
         yield _sample("exposed_off", None, "it cannot compute without communication")
         return
     with_it = timed_step_ms(session)
-    with switched_off():
+    with without_transfers():
         without = pipelined_step_ms(session)
     yield _sample("exposed_off", median(with_it) - median(without))
 

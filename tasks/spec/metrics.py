@@ -376,7 +376,10 @@ _OVERLAP_MS = {  # column and doc by metric
     "communication": ("comm_ms", "time in which a collective ran"),
     "transfer": ("transfer_ms", "all collectives, each as long as on the rank that came last"),
     "wait": ("wait_ms", "all collectives, what they took beyond `transfer_ms`"),
-    "exposed_off": ("exposed_off_ms", "median step less that of steps without communication"),
+    "exposed_off": (
+        "exposed_off_ms",
+        "median step less that of steps that send nothing to other ranks",
+    ),
 }
 _OVERLAP = tuple(
     Metric("overlap", name, "ms", doc, (CellColumn(column),))

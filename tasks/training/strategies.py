@@ -75,6 +75,10 @@ class Strategy:
         """
         return nullcontext()
 
+    def without_transfers(self) -> AbstractContextManager[None]:
+        """Return a context in which a step does what it does, but sends nothing to other ranks."""
+        return self.without_communication()
+
     def communicate(self) -> None:
         """Run the phase `communication`, between the backward pass and the optimizer."""
 
@@ -179,6 +183,9 @@ class _Averaging(Strategy):
     def without_communication(self) -> AbstractContextManager[None]:
         return self.collectives.switched_off()
 
+    def without_transfers(self) -> AbstractContextManager[None]:
+        return self.collectives.without_transfers()
+
     def communicate(self) -> None:
         self._way.communicate()
 
@@ -204,6 +211,9 @@ class _Zero1(Strategy):
 
     def without_communication(self) -> AbstractContextManager[None]:
         return self.collectives.switched_off()
+
+    def without_transfers(self) -> AbstractContextManager[None]:
+        return self.collectives.without_transfers()
 
     def communicate(self) -> None:
         self._zero.communicate()

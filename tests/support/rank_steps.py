@@ -103,7 +103,7 @@ def train(values: dict[str, Any], steps: int = 3) -> Trained:
 
 
 def count(values: dict[str, Any], is_separated: bool = False) -> Counted:
-    """Return the collectives of the third step; is_separated: of one without communication."""
+    """Return the collectives of the third step; is_separated: of one that sends nothing."""
     workload = make(values)
     collectives = getattr(workload.step._strategy, "collectives", None)  # type: ignore[attr-defined]
     for _ in range(2):
@@ -112,7 +112,7 @@ def count(values: dict[str, Any], is_separated: bool = False) -> Counted:
         collectives.calls.clear()
         collectives.payload_bytes.clear()
     before = {one["record_id"] for one in _flight_record()}
-    separated = workload.without_communication
+    separated = workload.without_transfers
     with separated() if is_separated and separated is not None else nullcontext():
         workload.step(lambda name: nullcontext())
     calls: Counter[str] = Counter()

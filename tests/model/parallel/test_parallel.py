@@ -166,6 +166,23 @@ def test_a_gradient_of_an_earlier_micro_batch_is_averaged(way: str, two: Ranks) 
     assert two(gradients_of_micro_batches, way) == [[0.5] * 6] * 2
 
 
+def share_of_a_mean(way: str) -> list[float]:
+    """Return the gradient of a step that does all that its average needs, but sends nothing."""
+    collectives, layer = Collectives(), nn.Linear(3, 2, bias=False)
+    strategy = WAYS[way](layer, collectives)
+    with collectives.without_transfers():
+        layer(torch.full((3,), 1.0 + collectives.rank)).sum().backward()
+        strategy.communicate()
+    assert not collectives.calls
+    assert layer.weight.grad is not None
+    return layer.weight.grad.flatten().tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_transfers_a_rank_keeps_its_share_of_the_mean(way: str, two: Ranks) -> None:
+    assert two(share_of_a_mean, way) == [[0.5] * 6, [1.0] * 6]
+
+
 def step_with_reentrant_checkpoints(way: str) -> None:
     model = nn.Linear(3, 3)
     strategy = WAYS[way](model, Collectives())
