@@ -38,9 +38,11 @@ from orchestrator.report.findings.finding import (
     Finding,
     basis_of_cells,
     basis_of_pairs,
+    best_of,
     by_precision,
     extreme,
     has_cell_with,
+    is_cpu_bound,
     least_gain,
     main_run,
     matched_on,
@@ -79,21 +81,17 @@ def about_precision(results: Results) -> Iterator[Finding]:
 
 def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
     is_free = is_gpu_bound(main)
-    candidates = main[is_free] if is_free.any() else main
-    clear = candidates[is_clear(candidates)]
-    best = extreme(clear if len(clear) else candidates, "ratio", largest=True)
+    best = best_of(main[is_free] if is_free.any() else main)
     label = f"{best['precision']} over {best['precision' + BASE]}"
     conclusion = tally(main, str(best["precision"]), f"{PASSES.get(best.get('pass'), 'step')}")
-    yield of_pair(best, label, conclusion, f"{_takes(best)}{_when_compiled(best, found)}")
+    takes = f"{subject_of(best)} takes {_times(best)}."
+    yield of_pair(best, label, conclusion, takes + _when_compiled(best, found))
     worst = extreme(main[is_clear(main)], "ratio", largest=False)
     if worst is not None and worst["ratio"] < 1 < best["ratio"]:
         conclusion = f"{worst['precision']} is slower for {scope_of(worst)}."
-        loss = of_pair(worst, label, conclusion, _takes(worst) + _reason(worst))
+        takes = f"{subject_of(worst)} takes {_times(worst)}."
+        loss = of_pair(worst, label, conclusion, takes + _reason(worst))
         yield replace(loss, section="where")
-
-
-def _takes(pair: Row) -> str:
-    return f"{subject_of(pair)} takes {_times(pair)}."
 
 
 def _times(pair: Row) -> str:
@@ -188,7 +186,7 @@ def about_attention(results: Results) -> Iterator[Finding]:
 
 
 def _of_attention(joined: pd.DataFrame) -> Finding:
-    best = _best_attention(joined, fullest_context(joined, "attention"))
+    best = best_of(joined[joined[LENGTH] == fullest_context(joined, "attention")])
     name = str(best["attention"])
     conclusion = f"{name} attention makes no clear difference."
     if is_clear(best):
@@ -202,19 +200,12 @@ def _of_attention(joined: pd.DataFrame) -> Finding:
         more = "less" if saved >= 0 else "more"
         detail += f" It needs {gibibytes(abs(saved))} {more} memory"
         detail += f" ({gibibytes(best[_PEAK])} and {gibibytes(best[_PEAK + BASE])})."
-    longest = _best_attention(joined, joined[LENGTH].max())
+    longest = best_of(joined[joined[LENGTH] == joined[LENGTH].max()])
     if longest[LENGTH] > best[LENGTH]:
         detail += f" At {longest[LENGTH]:,}, where fewer were measured, {longest['attention']} is"
         detail += f" {ratio(longest['ratio'])} as fast as naive."
     finding = of_pair(best, f"{name} over naive", conclusion, detail)
     return replace(finding, scope=f"context {best[LENGTH]:,}, {best['precision']}")
-
-
-def _best_attention(joined: pd.DataFrame, length: int) -> Row:
-    """Return the pair with the largest ratio at a context, of those with a clear one if any has."""
-    own = joined[joined[LENGTH] == length]
-    clear = own[is_clear(own)]
-    return extreme(clear if len(clear) else own, "ratio", largest=True)
 
 
 def _growth(cells: pd.DataFrame) -> Iterator[Finding]:
@@ -249,19 +240,21 @@ def about_options(results: Results) -> Iterator[Finding]:
     for option, row, baseline in option_pairs(replace(results, cells=steps)):
         found[option].append((row, baseline))
     for option, members in found.items():
-        known = []
-        for pair in members:
-            own, base = map(peak_of, pair)
-            if own and base:
-                known.append((1 - own[0] / base[0], pair))
+        known = [pair for pair in members if all(map(peak_of, pair))]
         if known:
-            share, pair = max(known, key=lambda one: one[0])
-            yield _of_option(option, share, pair, len(known))
+            yield _of_option(option, max(known, key=_saving), len(known))
 
 
-def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> Finding:
+def _saving(pair: tuple[Row, Row]) -> float:
+    """Return the share of its peak that a cell saves, by that of its counterpart."""
+    own, base = (peak[0] for peak in map(peak_of, pair) if peak)
+    return 1 - own / base
+
+
+def _of_option(option: str, pair: tuple[Row, Row], count: int) -> Finding:
     row, baseline = pair
     own, base = (peak[0] for peak in map(peak_of, pair) if peak)
+    share = _saving(pair)
     name = option.replace("_", " ")
     longer = row[TIME] / baseline[TIME]
     gain = "saves" if share > 0 else "costs"
@@ -277,7 +270,7 @@ def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> 
         scope_of(row),
         max(share, 0.0),
         [(row["cell"], baseline["cell"])],
-        bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+        is_cpu_bound(row),
     )
 
 
@@ -333,9 +326,10 @@ def about_warm_up(results: Results) -> Iterator[Finding]:
         return
     shares = (same[spread] / same["step_synced_ms_mean"]).groupby(same["warmup_steps"]).median()
     by_count = dict(zip(map(int, shares.index), map(float, shares), strict=True))
-    first, last = next(iter(by_count)), list(by_count)[-1]
+    first, *_, last = by_count
     enough = next(count for count, share in by_count.items() if share <= 2 * by_count[last])
-    texts = [f"{_percent_of_spread(share)} after {count}" for count, share in by_count.items()]
+    shown = {count: f"{number(100 * share, 2)}%" for count, share in by_count.items()}
+    texts = [f"{share} after {count}" for count, share in shown.items()]
     count = len(same) // len(by_count)
     conclusion = f"{counted(enough, 'warm-up step')} {'is' if enough == 1 else 'are'} enough."
     if enough == last:
@@ -343,15 +337,10 @@ def about_warm_up(results: Results) -> Iterator[Finding]:
     yield Finding(
         "steps of warm-up",
         f"{enough}",
-        f"{_percent_of_spread(by_count[first])} to {_percent_of_spread(by_count[enough])}",
+        f"{shown[first]} to {shown[enough]}",
         conclusion,
         f"Standard deviation over mean of a step, median of {counted(count, 'cell')}:"
         f" {', '.join(texts)}.",
         counted(count, "cell"),
         basis=basis_of_cells(same),
     )
-
-
-def _percent_of_spread(share: float) -> str:
-    """Return a share of a few percent with two digits, such as `0.39%`."""
-    return f"{number(100 * share, 2)}%"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,6 @@ from tasks.spec.status import OUT_OF_MEMORY
 
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 _RESIDENT = "peak_rss_bytes"
-_ROLE = re.compile(r"^predicted_of_(\w+)_bytes$")
 _MOST_PARTS = 4
 _MOST_MODELS = 5  # of the table of what fits in each memory limit
 
@@ -152,7 +150,7 @@ def about_parts(results: Results) -> Iterator[Finding]:
     position = int(whole.argmax())
     row, largest = cells.iloc[position], parts.iloc[position].dropna()
     shares = (largest / whole.max()).sort_values(ascending=False).head(_MOST_PARTS)
-    names = [_ROLE.sub(r"\1", str(name)).replace("_", " ") for name in shares.index]
+    names = list(shares.index.str.slice(len("predicted_of_"), -len("_bytes")).str.replace("_", " "))
     listed = [f"{name} {percent(share)}" for name, share in zip(names, shares, strict=True)]
     yield Finding(
         names[0],

@@ -13,7 +13,13 @@ from orchestrator.analysis.axes import RANK_AXES, each, has_value, ranks_of, ran
 from orchestrator.analysis.pairs import is_gpu_bound, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.findings.finding import Finding, basis_of_cells, extreme, of_pair
+from orchestrator.report.findings.finding import (
+    Finding,
+    basis_of_cells,
+    extreme,
+    is_cpu_bound,
+    of_pair,
+)
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number, percent
 
@@ -78,7 +84,7 @@ def about_stragglers(results: Results) -> Iterator[Finding]:
             f"It is the one that comes last in {len(found)} of {counted(count, 'cell')}.",
             scope_of(row),
             basis=[(row["cell"],)],
-            is_cpu_bound=bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+            is_cpu_bound=is_cpu_bound(row),
         )
 
 
@@ -134,7 +140,7 @@ def about_hiding(results: Results) -> Iterator[Finding]:
         f"{number(row['achieved_tflops'])} TFLOP/s of a whole step on one GPU.",
         scope_of(row),
         basis=[(row["cell"],), *basis_of_cells(link)],
-        is_cpu_bound=bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+        is_cpu_bound=is_cpu_bound(row),
     )
 
 
