@@ -86,7 +86,7 @@ def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
 
 def to_gib(nbytes: float | None, form: str = ".2f") -> Entry:
     """Return an entry in GiB; the missing one for None."""
-    return MISSING if nbytes is None else quantity(nbytes / GIB, form, "GiB")
+    return quantity(None if nbytes is None else nbytes / GIB, form, "GiB")
 
 
 def to_mib(nbytes: float, form: str = ",.2f") -> Entry:
@@ -191,11 +191,6 @@ def of_whole_step(make: Callable[[str], Value]) -> Value:
     return show
 
 
-def tokens_per_s(stem: str) -> Value:
-    """Return a formatter of the tokens per second, from the median of some steps."""
-    return ratio("tokens", f"{stem}_median", ",.0f", 1e3)
-
-
 def median_interval(stem: str) -> Value:
     """Return a formatter of a median with its 95 % interval, which a single sample does not have."""
     median_ms = ms(f"{stem}_median")
@@ -235,12 +230,12 @@ def speed_up(row: Row, baseline: Row) -> Entry:
 
 def kernels_speed_up(row: Row, baseline: Row) -> Entry:
     """Return the speed-up of the kernels of a step, which does not depend on the CPU."""
-    if not has_value(row, KERNEL_TIME):
-        return missing(row, KERNEL_TIME)
     return _times_faster(KERNEL_TIME, row, baseline)
 
 
 def _times_faster(column: str, row: Row, baseline: Row) -> Entry:
+    if not has_value(row, column):
+        return missing(row, column)
     if not has_value(baseline, column):
         return MISSING
     factor = quotient(baseline[column], row[column])
@@ -281,27 +276,31 @@ def peak_gib(stem: str = "") -> Value:
     return lambda row: on_cpu(row) if has_value(row, f"{stem}peak_rss_bytes") else on_gpu(row)
 
 
+def first_of(*values: Value) -> Value:
+    """Return a formatter of the first value that a row has, such as a measured or a predicted one."""
+
+    def show(row: Row) -> Entry:
+        found = (value(row) for value in values)
+        return next((one for one in found if not (one.is_missing or one.status)), MISSING)
+
+    return show
+
+
 def saving_operation(stem: str) -> Value:
     """Return a formatter of the operation at a rank of saved bytes: measured, or else predicted."""
-    return lambda row: Entry(_saving_operation(row, stem) or NOTHING)
-
-
-def _saving_operation(row: Row, stem: str) -> str:
-    columns = (f"{stem}_operation", f"predicted_{stem}_operation")
-    return next((str(row[column]) for column in columns if has_value(row, column)), "")
+    return first_of(text(f"{stem}_operation"), text(f"predicted_{stem}_operation"))
 
 
 def saved_mib_predicted(stem: str) -> Value:
     """Return a formatter of the predicted bytes of the operation that `saving_operation` names."""
 
     def show(row: Row) -> Entry:
-        operation, stems = _saving_operation(row, stem), [f"predicted_{stem}"]
-        if operation:
+        operation, stems = saving_operation(stem)(row), [f"predicted_{stem}"]
+        if not operation.is_missing:
             # The prediction may give this operation another rank than the measurement does.
             ranks = [f"predicted_saved_{rank}" for rank in SAVED_RANKS]
-            stems = [one for one in ranks if str(row.get(f"{one}_operation")) == operation]
-        column = f"{stems[0]}_bytes" if stems else ""
-        return to_mib(row[column]) if has_value(row, column) else MISSING
+            stems = [one for one in ranks if str(row.get(f"{one}_operation")) == operation.text]
+        return predicted(f"{stems[0]}_bytes", to_mib)(row) if stems else MISSING
 
     return show
 
@@ -312,32 +311,26 @@ def share_of_block(stem: str) -> Value:
         ratio(f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes", ".1%")
         for prefix in ("", "predicted_")
     ]
-
-    def show(row: Row) -> Entry:
-        found = (share(row) for share in shares)
-        return next((entry for entry in found if entry.number is not None), MISSING)
-
-    return show
+    return first_of(*shares)
 
 
 def peak_bytes_per_pair(row: Row) -> Entry:
     """Return an attention cell's peak in bytes per pair of positions of one sequence."""
     if row["task"] != "attention":
         return MISSING
-    column = "peak_allocated_bytes"
-    if not has_value(row, column):
-        return missing(row, column)
-    return quantity(row[column] / row["batch_size"] / row["context_length"] ** 2, ".1f", "bytes")
+    pairs = row["batch_size"] * row["context_length"] ** 2
+    per_pair = measured("peak_allocated_bytes", lambda peak: quantity(peak / pairs, ".1f", "bytes"))
+    return per_pair(row)
 
 
 def memory_need(row: Row) -> Entry:
     """Return a cell's peak with the smallest GPU that has this memory, or OOM; and the prediction."""
-    need = _measured_need(row)
-    if not has_value(row, "predicted_peak_reserved_bytes"):
+    need, expected = _measured_need(row), "predicted_peak_reserved_bytes"
+    if not has_value(row, expected):
         return need
     verdict = f", {row['predicted_verdict']}" if has_value(row, "predicted_verdict") else ""
-    predicted_gib = to_gib(row["predicted_peak_reserved_bytes"], ".1f")
-    return need._replace(spread=f"{need.spread}; predicted {predicted_gib} GiB{verdict}")
+    spread = f"{need.spread}; predicted {to_gib(row[expected], '.1f')} GiB{verdict}"
+    return need._replace(spread=spread)
 
 
 def _measured_need(row: Row) -> Entry:

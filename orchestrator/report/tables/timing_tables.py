@@ -73,11 +73,14 @@ def _exponent(row: Row, previous: Row | None, column: str) -> Entry:
     """Return log(y2 / y1) / log(x2 / x1) for y along x."""
     if previous is None or not (has_value(row, column) and has_value(previous, column)):
         return MISSING
-    ends = (previous[column], row[column])
-    if min(ends) <= 0 or math.inf in ends:
+    if not 0 < row[column] * previous[column] < math.inf:
         return MISSING
     growth = math.log(row[column]) - math.log(previous[column])
     return quantity(growth / math.log(row[_LENGTH] / previous[_LENGTH]), ".2f")
+
+
+def _tokens_per_s(stem: str) -> Value:
+    return show.ratio("tokens", f"{stem}_median", ",.0f", 1e3)
 
 
 TIMING_TABLES: tuple[Table, ...] = (
@@ -91,7 +94,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             ("over repetitions", show.of_steps(show.over_repetitions)),
             # One slow step would move a quotient of means, and hardly a quotient of medians.
             ("backward / forward", show.ratio("backward_ms_median", "forward_ms_median")),
-            ("tokens/s", show.of_whole_step(show.tokens_per_s)),
+            ("tokens/s", show.of_whole_step(_tokens_per_s)),
             show.col("sm_clock_after", "SM MHz"),
             show.col("power_capped_ns", "capped s"),
             ("synced", show.of_steps(show.mean_sd("step_synced_ms"))),
