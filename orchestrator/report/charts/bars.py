@@ -276,7 +276,7 @@ def memory_parts(results: Results) -> Drawn | None:
         layers = [*_cards(own["shown"].max()), *layers]
         panels.append(_panel(f"{precision}, context {context:,}", layers, own_order))
     entries = [*legend("box", _PART_COLOURS), LegendEntry("tick", "measured peak", "ink")]
-    if cards := _cards_near(cells["shown"].max()):
+    if cards := [card for card in _CARDS if card < cells["shown"].max() * _NEAR]:
         entries.append(LegendEntry("dash", f"GPUs with {', '.join(map(str, cards))} GiB"))
     return Drawn(panels, entries, "; ".join(filter(None, (note, few, few_panels))))
 
@@ -304,12 +304,8 @@ def _ticks(own: pd.DataFrame, order: Sequence[str], column: str, unit: str) -> L
     return with_data(ticks, marks("tick", encoding, thickness=2.5, height=20))
 
 
-def _cards_near(peak_gib: float) -> list[int]:
-    return [card for card in _CARDS if card < peak_gib * _NEAR]
-
-
 def _cards(peak_gib: float) -> list[Layer]:
     """Return a line at the memory of each GPU that is not much larger than a peak."""
-    cards = pd.DataFrame({"card": _cards_near(peak_gib)})
+    cards = pd.DataFrame({"card": [card for card in _CARDS if card < peak_gib * _NEAR]})
     rule = marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))
     return [with_data(cards, rule)] if len(cards) else []

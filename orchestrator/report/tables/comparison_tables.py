@@ -22,11 +22,11 @@ from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import (
     Measure,
-    PhaseRows,
     both,
     grid_of,
     having,
     of_task,
+    phase_rows,
     shown_by,
     varying,
 )
@@ -114,7 +114,8 @@ ATTENTION_MEMORY = Table(
     "GiB of tensors of length × length: saved for the backward pass, and the peak of each pass"
     " above what was allocated after the build, which includes all other tensors. The formula"
     " counts tensors of B sequences of n × n, in the dtype of the inputs (math: fp32).",
-    PhaseRows(
+    phase_rows(
+        "what",
         (("saved", "saved"), ("forward", "in forward"), ("backward", "in backward")),
         (
             (
@@ -128,7 +129,6 @@ ATTENTION_MEMORY = Table(
             ("measured GiB", lambda what: show.gib(f"{what}_squares_bytes")),
         ),
         ("formula_{}_squares",),
-        "what",
     ),
     both(of_task("attention"), having("square_bytes")),
 )

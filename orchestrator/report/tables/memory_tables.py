@@ -14,7 +14,6 @@ from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.formatters import Value, predicted, to_gib, to_mib
 from orchestrator.report.tables.layouts import (
     Measure,
-    PhaseRows,
     both,
     cell_rows,
     child_rows,
@@ -22,6 +21,7 @@ from orchestrator.report.tables.layouts import (
     groups,
     having,
     of_task,
+    phase_rows,
 )
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 from tasks.spec.status import OUT_OF_MEMORY
@@ -156,7 +156,8 @@ def _predictions_of_phases() -> Iterator[tuple[str, Value]]:
             yield f"{name} ratio", _prediction_ratio(column)
 
 
-_parts_of = PhaseRows(
+_parts_of = phase_rows(
+    "source",
     (("measured", "measured"), ("predicted", "predicted"), ("closed_form", "formula")),
     (
         ("in all", lambda source: show.gib_predicted(_WHOLE[source])),
@@ -166,7 +167,6 @@ _parts_of = PhaseRows(
         ("ratio", lambda source: show.ratio(_WHOLE[source], _WHOLE["measured"], ".4f")),
     ),
     ("{}_of_parameters_bytes",),
-    "source",
 )
 
 
@@ -250,7 +250,8 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "MiB of one block, each storage once; the five operations that save most, by the part of"
         " the block and the node of the graph; and what the block passes on to the next one."
         " Compiled code is predicted as if it were eager, and is not examined.",
-        PhaseRows(
+        phase_rows(
+            "what",
             (
                 ("saved_block", "one block"),
                 *((f"saved_{rank}", f"{rank}.") for rank in show.SAVED_RANKS),
@@ -263,7 +264,6 @@ MEMORY_TABLES: tuple[Table, ...] = (
                 ("of the block", show.share_of_block),
             ),
             ("{}_bytes", "predicted_{}_bytes"),
-            "what",
         ),
         both(of_task("train_step"), having("saved_block_bytes", "predicted_saved_block_bytes")),
     ),

@@ -10,10 +10,10 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import (
-    CompareColumns,
     Measure,
     both,
     cell_rows,
+    compare_columns,
     compiled_with_eager,
     grid_of,
     groups,
@@ -127,7 +127,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         "Warm-up",
         "The whole step after different numbers of warm-up steps. A step that is not warm has a"
         " larger spread.",
-        CompareColumns(
+        compare_columns(
             "warmup_steps",
             ("warm-up: mean ± sd", show.of_steps(show.mean_sd("step_synced_ms"))),
             extra=(("std/mean", show.ratio("step_synced_ms_sd", "step_synced_ms_mean", ".2%")),),
@@ -138,7 +138,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         "precision",
         "Precision",
         "Median of the whole step in milliseconds.",
-        CompareColumns(
+        compare_columns(
             "precision",
             ("ms", show.step_ms),
             _SPEED_UPS,
@@ -184,7 +184,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         "compile",
         "Eager and compiled",
         "Median of the whole step in milliseconds.",
-        CompareColumns(
+        compare_columns(
             "compile",
             ("ms", show.step_ms),
             (_SPEED_UPS[0], ("breaks even after", show.break_even), _SPEED_UPS[1]),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from orchestrator.analysis.axes import COMPILE_AXES, MAIN, RUN, Row, axis_text, has_value
+from orchestrator.analysis.axes import COMPILE_AXES, RUN, Row, axis_text, has_value
 from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
@@ -33,6 +33,7 @@ from orchestrator.report.text.cell_names import (
     scope_of,
     setting_text,
     shared_settings,
+    usual_value,
     value_text,
 )
 from orchestrator.report.text.numbers import number, ratio
@@ -155,8 +156,12 @@ def heat_map(results: Results) -> HeatMap | None:
     cells = cells[cells["status"] != "skipped"]
     if cells.empty:
         return None
-    # Runs may repeat cells: those of the run with most times are shown.
-    cells, timing, notes = _with_one_timing(_best_first(cells), results.axes)
+    # Runs may repeat cells: the last of equal ones, which is shown, is of the run with most times.
+    has_time = cells[TIME].notna()
+    size = has_time.groupby(cells[RUN]).transform("sum") if RUN in cells else has_time
+    ranks = pd.DataFrame({"time": has_time, "size": size})
+    cells = cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
+    cells, timing, notes = _with_one_timing(cells, results.axes)
     others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
     free = free_axes(cells, (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing))
     places, switched = _places(cells, free, row_axis)
@@ -168,30 +173,20 @@ def heat_map(results: Results) -> HeatMap | None:
     grid = {}
     for axis, most in places.items():
         # The values that most cells have, in their order.
-        fullest = first[axis].map(axis_text).value_counts().index[:most]
-        values = [one for one in axis_values(axis, first) if axis_text(one) in fullest]
-        grid[axis] = values
-        cells = cells[cells[axis].map(axis_text).isin(map(axis_text, values))]
-        total = first[axis].nunique(dropna=False)
-        if len(values) < total:
-            notes.append(f"{len(values)} of {total} values of {axis_title(axis)}")
+        fullest = first[axis].map(axis_text).value_counts().index
+        grid[axis] = [one for one in axis_values(axis, first) if axis_text(one) in fullest[:most]]
+        cells = cells[cells[axis].map(axis_text).isin(map(axis_text, grid[axis]))]
+        if most < len(fullest):
+            notes.append(f"{most} of {len(fullest)} values of {axis_title(axis)}")
     # The only cells with another value may be outside of the grid.
     switched = [axis for axis in switched if cells[axis].nunique(dropna=False) > 1]
     if RUN in cells and results.cells[RUN].nunique() > 1:
         main, *rest = cells[RUN].value_counts().index
-        count = int((cells[RUN] != main).sum())
-        notes.append(
-            f"run {main}" + (f", and {count} cells of {', '.join(sorted(rest))}" * bool(rest))
-        )
+        notes.append(f"run {main}")
+        if rest:
+            count = int((cells[RUN] != main).sum())
+            notes.append(f"and {count} cells of {', '.join(sorted(rest))}")
     return _map(cells, grid, switched, ", ".join(filter(None, (note, *notes))))
-
-
-def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells so that the last of equal ones is of the run with most times."""
-    has_time = cells[TIME].notna()
-    size = has_time.groupby(cells[RUN]).transform("sum") if RUN in cells else has_time
-    ranks = pd.DataFrame({"time": has_time, "size": size})
-    return cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
 
 
 def _with_one_timing(
@@ -269,10 +264,10 @@ def _map(
             record[_SPEED_UP] = base[TIME] / record[TIME]
     first = _first_view(cells, switched)
     # The shades of all views have the range of the first one, so that they can be compared.
-    ranges = {measure.name: _range(first, measure) for measure in measures}
+    ranges = {measure: _range(first, measure) for measure in measures}
     views = {}
     for position, record in positions.items():
-        views[position] = {m.name: _cell(record, m, ranges[m.name]) for m in measures}
+        views[position] = {one.name: _cell(record, one, ranges[one]) for one in measures}
         if not measures:
             views[position] = {"": _cell(record, None, (0.0, 1.0))}
     return HeatMap(
@@ -300,12 +295,10 @@ def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:
 
 def _switch(axis: str, cells: pd.DataFrame) -> Switch:
     """Return the switch of an axis. The usual value is first; of timing, the most steps are."""
-    values, texts = axis_values(axis, cells), cells[axis].map(axis_text)
-    first = axis_text(MAIN[axis]) if axis in MAIN else ""
-    if axis in TIMING_AXES:
-        first = axis_text(values[-1])
-    if first not in set(texts):
-        first = texts.value_counts().index[0]
+    values = axis_values(axis, cells)
+    first = axis_text(values[-1])
+    if axis not in TIMING_AXES:
+        first = usual_value(axis, cells[axis].map(axis_text))
     values.sort(key=lambda value: axis_text(value) != first)
     show = setting_text if axis in _SWITCHED else value_text
     options = [(axis_text(value), show(axis, value).removeprefix("limit ")) for value in values]
@@ -324,23 +317,23 @@ def _range(cells: pd.DataFrame, measure: HeatMeasure) -> tuple[float, float]:
 
 def _cell(row: Row, measure: HeatMeasure | None, ends: tuple[float, float]) -> HeatCell:
     """Return a cell of the map as a measure shows it."""
-    name = row["label"]
-    if row["status"] in OUT_OF_MEMORY:
+    name, status = row["label"], row["status"]
+    if status in OUT_OF_MEMORY:
         where = f" in {row['phase']}" if row.get("phase") else ""
         phase = _SHORT_PHASES.get(str(row.get("phase")), "out")
         return HeatCell(phase, f"{name}: out of memory{where}", row["key"], 0, "bad")
-    if row["status"] != "ok":
-        return HeatCell(row["status"], f"{name}: {row['status']}", row["key"], 0, "bad")
+    if status != "ok":
+        return HeatCell(status, f"{name}: {status}", row["key"], 0, "bad")
     if measure is None or not has_value(row, measure.column):
         return HeatCell("ran", f"{name}: ran", row["key"], _LEAST_SHADE)
     value = float(row[measure.column]) * measure.scale
     text = ratio(value) if measure.column == _SPEED_UP else number(value, measure.digits)
     shade = shade_of(value, ends, measure.is_log)
-    is_time = measure.column != _PEAK
-    is_cpu = is_time and has_value(row, "cpu_bound") and row["cpu_bound"]
+    # No peak depends on the CPU.
+    is_cpu = measure.column != _PEAK and has_value(row, "cpu_bound") and row["cpu_bound"]
     label = f"{name}: {text} {measure.unit}{', CPU-bound' if is_cpu else ''}"
-    styles = {"cpu": is_cpu, "dark": shade > _DARK_SHADE}
-    return HeatCell(text, label, row["key"], shade, " ".join(filter(styles.get, styles)))
+    styles = ["cpu"] * bool(is_cpu) + ["dark"] * (shade > _DARK_SHADE)
+    return HeatCell(text, label, row["key"], shade, " ".join(styles))
 
 
 def shade_of(value: float, ends: Sequence[float], is_log: bool) -> int:
