@@ -25,10 +25,9 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
-from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.table import Column, Entry, RenderedTable
-from orchestrator.report.tables.views import view_of
+from orchestrator.report.tables.views import heads, narrowed, view_of
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import HOST_MARK
