@@ -8,22 +8,14 @@ from itertools import product
 from typing import Any
 
 from orchestrator.analysis.results import Results
+from orchestrator.report.charts import chart
 from orchestrator.report.charts.bars import (
     kernel_classes,
     longest_kernels,
     memory_parts,
     step_parts,
 )
-from orchestrator.report.charts.chart import (
-    CONFIG,
-    PANEL_CONFIG,
-    ChartLayout,
-    Drawn,
-    bandwidths,
-    of_column,
-    ratios,
-    step_times,
-)
+from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
 from orchestrator.report.charts.lines import RATIO, Lines, attention_dots, over_commits
 from orchestrator.report.charts.memory_timeline import live_memory
 from orchestrator.report.charts.rendering import Picture, draw
@@ -68,14 +60,14 @@ PLOTS: tuple[Plot, ...] = (
         "time",
         "Step time",
         "median ms of a step; bars: 95% interval",
-        Lines(step_times("train_step"), " ms", "ms of a step"),
+        Lines(chart.step_times("train_step"), " ms", "ms of a step"),
     ),
     Plot(
         "precision-speed-up",
         "time",
         "Speed-up over fp32",
         "times as fast as in fp32; bars: interval from both medians",
-        Lines(ratios("precision", "fp32", _NARROW), RATIO, "times as fast as in fp32"),
+        Lines(chart.ratios("precision", "fp32", _NARROW), RATIO, "times as fast as in fp32"),
     ),
     Plot(
         "commits",
@@ -89,14 +81,14 @@ PLOTS: tuple[Plot, ...] = (
         "where",
         "Share of the step in which GPU kernels run",
         "kernel time over step time",
-        Lines(of_column("train_step", "busy_timed"), "", "GPU busy", is_log=False, top=1.0),
+        Lines(chart.of_column("train_step", "busy_timed"), "", "GPU busy", is_log=False, top=1.0),
     ),
     Plot(
         "mfu",
         "where",
         "Share of the GPU's peak that a step reaches",
         "model FLOPs over the dense peak in that precision (MFU)",
-        Lines(of_column("train_step", "mfu"), "", "MFU", is_log=False, dashed=True),
+        Lines(chart.of_column("train_step", "mfu"), "", "MFU", is_log=False, dashed=True),
     ),
     Plot(
         "kernel-classes",
@@ -112,7 +104,7 @@ PLOTS: tuple[Plot, ...] = (
         "Speed-up of compiled steps",
         "times as fast as eager; bars: interval from both medians",
         Lines(
-            ratios("compile", "eager", ("blocks", "model")),
+            chart.ratios("compile", "eager", ("blocks", "model")),
             RATIO,
             "times as fast as eager",
             colour=NAME,
@@ -146,7 +138,7 @@ PLOTS: tuple[Plot, ...] = (
         "Bus bandwidth",
         "GB/s that each link must carry, from the median of all calls",
         Lines(
-            bandwidths,
+            chart.bandwidths,
             " GB/s",
             "bus bandwidth, GB/s",
             colour="collective",
@@ -169,7 +161,7 @@ PLOTS: tuple[Plot, ...] = (
         "attention",
         "Attention",
         "median ms; n^: exponent of the three longest contexts",
-        Lines(step_times("attention"), " ms", "ms", colour="attention", has_slopes=True),
+        Lines(chart.step_times("attention"), " ms", "ms", colour="attention", has_slopes=True),
     ),
 )
 

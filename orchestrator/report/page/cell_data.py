@@ -24,15 +24,8 @@ from orchestrator.common.text import evidence_text
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.memory_timeline import timelines
 from orchestrator.report.tables.formatters import end_location
-from orchestrator.report.text.cell_names import (
-    LENGTH,
-    NAME,
-    SCOPE_COLUMNS,
-    cell_keys,
-    names_of,
-    ordered,
-    scopes_of,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import LENGTH, NAME, SCOPE_COLUMNS
 from orchestrator.report.text.numbers import rounded
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
@@ -65,14 +58,14 @@ _TEXTS = ("task", "status", "stage", "phase", "gpu", "cpu", "torch", "host", "co
 def cell_columns(results: Results) -> dict[str, Any]:
     """Return the columns of all cells: texts as indices of ordered words, numbers, and axes."""
     cells = results.cells
-    named = cells.filter(items=SCOPE_COLUMNS).assign(**{NAME: names_of(cells)})
+    named = cells.filter(items=SCOPE_COLUMNS).assign(**{NAME: cell_names.names_of(cells)})
     run = str(results.manifest.get("name", "run"))
     runs = cells.get(RUN, pd.Series(run, cells.index)).fillna(run)
     columns = {
-        "key": {"v": list(cell_keys(results))},
-        "title": {"v": scopes_of(cells)},
+        "key": {"v": list(cell_names.cell_keys(results))},
+        "title": {"v": cell_names.scopes_of(cells)},
         "run": _words(runs, ordered_values(RUN, runs)),
-        "name": _words(named[NAME], ordered(NAME, named)),
+        "name": _words(named[NAME], cell_names.ordered(NAME, named)),
     }
     for column in _TEXTS:
         if column in cells:

@@ -14,15 +14,8 @@ from orchestrator.common.units import GIB
 from orchestrator.report.charts.registry import Figure
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.text.cell_names import (
-    LENGTH,
-    NAME,
-    SCOPE_COLUMNS,
-    cell_keys,
-    evenly,
-    names_of,
-    ordered,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import LENGTH, NAME, SCOPE_COLUMNS
 from orchestrator.report.text.numbers import number
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -57,19 +50,21 @@ def fit_panels(results: Results) -> list[FitPanel]:
     cells = results.cells
     if not {"task", _LIMIT, LENGTH} <= set(cells) or cells[_LIMIT].nunique() < 2:
         return []
-    cells = cells.filter(items=_READ).assign(**{NAME: names_of(cells), "key": cell_keys(results)})
+    cells = cells.filter(items=_READ).assign(
+        **{NAME: cell_names.names_of(cells), "key": cell_names.cell_keys(results)}
+    )
     cells = cells[(cells["task"] == "train_step") & cells["status"].isin(("ok", *OUT_OF_MEMORY))]
     cells = preferring(cells, {"pass": "train_step", "compile": "eager", "attention": "naive"})
     grid = cells[cells[_LIMIT].notna()].drop_duplicates([NAME, LENGTH, "precision"])
     if len(grid) < 2:
         return []
     limits = sorted(cells[_LIMIT].dropna().unique())
-    contexts = evenly(ordered(LENGTH, grid), _MOST_COLUMNS)
+    contexts = cell_names.evenly(cell_names.ordered(LENGTH, grid), _MOST_COLUMNS)
     by_place = dict(iter(cells.groupby(["precision", NAME, LENGTH], observed=True)))
     panels = []
-    for precision in evenly(ordered("precision", grid), _MOST_PANELS):
+    for precision in cell_names.evenly(cell_names.ordered("precision", grid), _MOST_PANELS):
         rows = []
-        for name in evenly(ordered(NAME, grid), _MOST_ROWS):
+        for name in cell_names.evenly(cell_names.ordered(NAME, grid), _MOST_ROWS):
             found = [by_place.get((precision, name, context)) for context in contexts]
             rows.append((name, [_cell(own, limits) for own in found]))
         panels.append(FitPanel(str(precision), [f"{context:,}" for context in contexts], rows))

@@ -22,8 +22,8 @@ from orchestrator.analysis.kernels import (
 )
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables import layouts
 from orchestrator.report.tables.formatters import kernel_name
-from orchestrator.report.tables.layouts import cell_rows, each_cell, grid_of, groups, having
 from orchestrator.report.tables.table import (
     MISSING,
     Entry,
@@ -71,7 +71,7 @@ def top_kernels(results: Results) -> TableGrid:
         for name in dict.fromkeys([*names[:_TOP], *longest_other]):
             same = [one for one in own if one.name == name]
             found.append((cell, {PHASE: Entry(scope), **_kernel_entries(same, total_ms)}))
-    return grid_of(key_axes(results), found, [PHASE], label=_NAME)
+    return layouts.grid_of(key_axes(results), found, [PHASE], label=_NAME)
 
 
 def by_class(results: Results) -> TableGrid:
@@ -91,7 +91,7 @@ def by_class(results: Results) -> TableGrid:
         # The most important ones come first, since a screen may be too narrow for others.
         first = {title: entries[title] for title in _FIRST_TITLES if title in entries}
         found.append((cell, {PHASE: Entry(scope), **first, **entries}))
-    return grid_of(key_axes(results), found, [PHASE])
+    return layouts.grid_of(key_axes(results), found, [PHASE])
 
 
 def by_module(results: Results) -> TableGrid:
@@ -110,7 +110,7 @@ def by_module(results: Results) -> TableGrid:
                 entries[f"{phase or OUTSIDE_PHASES} ms"] = milliseconds(times_ms.get(phase))
             entries["share"] = quotient(by_module[module], total_ms, ".1%")
             found.append((cell, entries))
-    return grid_of(key_axes(results), found, ["module"], "module")
+    return layouts.grid_of(key_axes(results), found, ["module"], "module")
 
 
 def difference(results: Results) -> TableGrid:
@@ -164,7 +164,7 @@ def _pair(results: Results) -> tuple[Row, Row] | None:
         return cells[0], cells[1]
     for axis in [axis for axis in _PAIRING_AXES if axis in axes]:
         others = [other for other in axes if other != axis]
-        for members in groups(results.cells, others, (axis,)):
+        for members in layouts.groups(results.cells, others, (axis,)):
             if len(members) > 1:
                 return members[0], members[1]
     return None
@@ -177,7 +177,7 @@ def _by_cell(
     inside = inside_operators(kernels)
     by_cell = rows_by_cell(inside)
     unknown = set(inside.loc[inside["steps"].isna(), "cell"])
-    for cell in each_cell(results):
+    for cell in layouts.each_cell(results):
         if cell["cell"] in by_cell:
             yield cell, WHOLE_TRACE if cell["cell"] in unknown else "", by_cell[cell["cell"]]
 
@@ -282,7 +282,7 @@ def _us(ns: float) -> Entry:
     return quantity(ns / 1e3, ".1f", "µs")
 
 
-_WITH_KERNELS = having("attributed_to_phase")
+_WITH_KERNELS = layouts.having("attributed_to_phase")
 
 KERNEL_TABLES: tuple[Table, ...] = (
     Table(
@@ -336,7 +336,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "coverage",
         "Coverage of the kernel trace and of the memory snapshot",
         "Kernels: shares of kernel time that have a phase, a module, a class.",
-        cell_rows(
+        layouts.cell_rows(
             show.col("attributed_to_phase", "phase known"),
             show.col("attributed_to_module", "module known"),
             show.col("attributed_to_class", "class known"),
@@ -360,7 +360,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
             show.col("snapshot_events", "events"),
             ("wrapped", show.yes_or_no("snapshot_wrapped")),
         ),
-        having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
+        layouts.having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
         column_notes={
             "busy": "Busy: share of the time from the first kernel to the last, with the profiler,"
             " which slows the CPU.",

@@ -19,23 +19,8 @@ from orchestrator.analysis.axes import COMPILE_AXES, RUN, Row, axis_text, has_va
 from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.text.cell_names import (
-    LENGTH,
-    NAME,
-    NOT_SHOWN,
-    SCOPE_COLUMNS,
-    axis_title,
-    axis_values,
-    cell_keys,
-    choose_slice,
-    free_axes,
-    main_cells,
-    scope_of,
-    setting_text,
-    shared_settings,
-    usual_value,
-    value_text,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import LENGTH, NAME, NOT_SHOWN, SCOPE_COLUMNS
 from orchestrator.report.text.numbers import number, ratio
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.status import OUT_OF_MEMORY
@@ -131,7 +116,10 @@ class HeatMap:
     @property
     def is_usual(self) -> bool:
         """True if the headings of rows and columns say of what they are: models and contexts."""
-        return (self.row_title, self.column_title) == (axis_title(NAME), axis_title(LENGTH))
+        return (self.row_title, self.column_title) == (
+            cell_names.axis_title(NAME),
+            cell_names.axis_title(LENGTH),
+        )
 
     def first_view(self, place: Sequence[int], measure: str = "") -> HeatCell:
         """Return what a place shows before a switch is used, of a measure or of the first one."""
@@ -149,10 +137,10 @@ def heat_map(results: Results) -> HeatMap | None:
     # Of several hundred columns: copies of all cells would be most of the report's memory.
     read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_READ))
     results = replace(results, cells=results.cells.reindex(columns=list(read)))
-    cells, row_axis = main_cells(results)
+    cells, row_axis = cell_names.main_cells(results)
     # The resident set on a CPU. A column that no run has is of another type, which pandas refuses.
     peaks = cells["peak_rss_bytes"].astype("Float64").fillna(cells[_PEAK])
-    cells = cells.assign(key=cell_keys(results), **{_PEAK: peaks})
+    cells = cells.assign(key=cell_names.cell_keys(results), **{_PEAK: peaks})
     cells = cells[cells["status"] != "skipped"]
     if cells.empty:
         return None
@@ -163,21 +151,25 @@ def heat_map(results: Results) -> HeatMap | None:
     cells = cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
     cells, timing, notes = _with_one_timing(cells, results.axes)
     others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
-    free = free_axes(cells, (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing))
+    free = cell_names.free_axes(
+        cells, (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing)
+    )
     places, switched = _places(cells, free, row_axis)
     if len(places) < 2:
         return None
     axes = (*others, *timing, "seed")
-    cells, note = choose_slice(cells, axes, [*places, *switched])
+    cells, note = cell_names.choose_slice(cells, axes, [*places, *switched])
     first = _first_view(cells, switched)
     grid = {}
     for axis, most in places.items():
         # The values that most cells have, in their order.
         fullest = first[axis].map(axis_text).value_counts().index
-        grid[axis] = [one for one in axis_values(axis, first) if axis_text(one) in fullest[:most]]
+        grid[axis] = [
+            one for one in cell_names.axis_values(axis, first) if axis_text(one) in fullest[:most]
+        ]
         cells = cells[cells[axis].map(axis_text).isin(map(axis_text, grid[axis]))]
         if most < len(fullest):
-            notes.append(f"{most} of {len(fullest)} values of {axis_title(axis)}")
+            notes.append(f"{most} of {len(fullest)} values of {cell_names.axis_title(axis)}")
     # The only cells with another value may be outside of the grid.
     switched = [axis for axis in switched if cells[axis].nunique(dropna=False) > 1]
     if RUN in cells and results.cells[RUN].nunique() > 1:
@@ -209,7 +201,7 @@ def _with_one_timing(
         else:
             usual = own[axis].mode().iloc[0]
             cells = cells[(cells[axis] == usual).fillna(False) | cells[TIME].isna()]
-            notes.append(setting_text(axis, usual))
+            notes.append(cell_names.setting_text(axis, usual))
     return cells, switched, notes
 
 
@@ -257,7 +249,10 @@ def _map(
     for record in cells.to_dict("records"):
         place = [of_axis.index(axis_text(record[axis])) for axis, of_axis in texts.items()]
         options = [axis_text(record[axis]) for axis in switched]
-        positions[_position(place, options)] = {**record, "label": scope_of(record, named)}
+        positions[_position(place, options)] = {
+            **record,
+            "label": cell_names.scope_of(record, named),
+        }
     for position, record in positions.items():
         base = positions.get(_position([0], [position.partition(",")[2]]), {})
         if has_value(base, TIME) and has_value(record, TIME) and record[TIME] > 0:
@@ -271,16 +266,16 @@ def _map(
         if not measures:
             views[position] = {"": _cell(record, None, (0.0, 1.0))}
     return HeatMap(
-        row_title=axis_title(row_axis),
-        column_title=axis_title(column_axis),
-        panels=[setting_text(panel_axis, value) for value in values[0]],
-        rows=[value_text(row_axis, value) for value in values[1]],
-        columns=[value_text(column_axis, value) for value in values[2]],
+        row_title=cell_names.axis_title(row_axis),
+        column_title=cell_names.axis_title(column_axis),
+        panels=[cell_names.setting_text(panel_axis, value) for value in values[0]],
+        rows=[cell_names.value_text(row_axis, value) for value in values[1]],
+        columns=[cell_names.value_text(column_axis, value) for value in values[2]],
         measures=measures,
         switches=[_switch(axis, cells) for axis in switched],
         views=views,
         note=note,
-        first_note=shared_settings(first, grid, named),
+        first_note=cell_names.shared_settings(first, grid, named),
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known=bool(cells["cpu_bound"].notna().any()),
     )
@@ -295,14 +290,14 @@ def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:
 
 def _switch(axis: str, cells: pd.DataFrame) -> Switch:
     """Return the switch of an axis. The usual value is first; of timing, the most steps are."""
-    values = axis_values(axis, cells)
+    values = cell_names.axis_values(axis, cells)
     first = axis_text(values[-1])
     if axis not in TIMING_AXES:
-        first = usual_value(axis, cells[axis].map(axis_text))
+        first = cell_names.usual_value(axis, cells[axis].map(axis_text))
     values.sort(key=lambda value: axis_text(value) != first)
-    show = setting_text if axis in _SWITCHED else value_text
+    show = cell_names.setting_text if axis in _SWITCHED else cell_names.value_text
     options = [(axis_text(value), show(axis, value).removeprefix("limit ")) for value in values]
-    return Switch(axis, axis_title(axis), options, is_labelled=axis not in _SWITCHED)
+    return Switch(axis, cell_names.axis_title(axis), options, is_labelled=axis not in _SWITCHED)
 
 
 def _range(cells: pd.DataFrame, measure: HeatMeasure) -> tuple[float, float]:
