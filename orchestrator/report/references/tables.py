@@ -11,19 +11,8 @@ from operator import attrgetter
 from orchestrator.analysis.axes import NOTHING, Row, axis_texts, each, key_axes, sort_cells
 from orchestrator.analysis.results import Results
 from orchestrator.common.reference_devices import ALL, DEVICES
-from orchestrator.report.references.counterparts import (
-    COUNTERPARTS,
-    DURATION,
-    Counterpart,
-    Figures,
-    phase_ms,
-)
-from orchestrator.report.references.matching import (
-    is_first_forward,
-    matches,
-    states_shape,
-    unstated,
-)
+from orchestrator.report.references import counterparts, matching
+from orchestrator.report.references.counterparts import COUNTERPARTS, DURATION
 from orchestrator.report.references.records import ReferenceNumber, published_on, writeups
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
 from orchestrator.report.tables.layouts import grid_of
@@ -74,8 +63,8 @@ def _rows(numbers: Numbers, results: Results) -> TableGrid:
 
     The rows are in the order of our cells.
     """
-    figures, pairs = Figures(results), []
-    for number, row in matches(numbers, each(results.cells)):
+    figures, pairs = counterparts.Figures(results), []
+    for number, row in matching.matches(numbers, each(results.cells)):
         ours = COUNTERPARTS[number.metric].ours(number, row, figures)
         if ours is not None or row["status"] != "ok":
             pairs.append((number, row, ours))
@@ -106,9 +95,9 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str,
     is_duration = number.metric == DURATION
     is_bound = is_cpu_bound(row) if is_duration else None
     has_sd = is_duration and number.statistic == "mean"
-    our_sd = phase_ms(row, number.phase, "sd") if has_sd else None
+    our_sd = counterparts.phase_ms(row, number.phase, "sd") if has_sd else None
     ratio = MISSING
-    if ours is not None and theirs and states_shape(number):
+    if ours is not None and theirs and matching.states_shape(number):
         ratio = quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
     ours_entry = missing(row)
     if ours is not None:
@@ -130,14 +119,14 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str,
     }
 
 
-def _with_sd(counterpart: Counterpart, value: float, sd: float | None) -> Entry:
+def _with_sd(counterpart: counterparts.Counterpart, value: float, sd: float | None) -> Entry:
     spread = "" if sd is None else f" ± {counterpart.show(sd)}"
     return Entry(counterpart.show(value), value / counterpart.unit, spread=spread, deviation=sd)
 
 
 def _notes(number: ReferenceNumber, row: Row) -> list[str]:
-    notes = [*number.notes, unstated(number)]
-    if is_first_forward(number, row):
+    notes = [*number.notes, matching.unstated(number)]
+    if matching.is_first_forward(number, row):
         notes.insert(0, "Ours is the forward pass of the first step, before there are gradients.")
     return list(filter(None, notes))
 
