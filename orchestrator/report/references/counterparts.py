@@ -141,11 +141,8 @@ def _own(column: str) -> OurValue:
 
 def phase_ms(row: Row, phase: str, statistic: str) -> float | None:
     """Return a time of a phase. Published steps end synchronized, like `step_synced`."""
-    stems = ("step_synced", "step") if phase == "step" else (phase,)
-    for stem in stems:
-        if _column(row, f"{stem}_ms_median"):
-            return _column(row, f"{stem}_ms_{statistic}")
-    return None
+    is_synced = phase == "step" and _column(row, "step_synced_ms_median")
+    return _column(row, f"{'step_synced' if is_synced else phase}_ms_{statistic}")
 
 
 def _call_ms(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -156,11 +153,6 @@ def _call_ms(number: ReferenceNumber, row: Row, figures: Figures) -> float | Non
 def _peak(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     first = "first_forward_" if is_first_forward(number, row) else ""
     return _column(row, f"{first}peak_allocated_bytes")
-
-
-def _error(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    error = _column(row, "error")
-    return None if error is None else abs(error)
 
 
 def _gemm_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -247,5 +239,9 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "part_time": Counterpart("{part} in {phase}, {each} (ms)", _part_time),
     "softmax_over_matmul": Counterpart("softmax / matmul in {phase}", _softmax_over_matmul, ".1%"),
     "sum": Counterpart("sum", _own("sum"), ".9f"),
-    "absolute_error": Counterpart("error of the sum", _error, ".9f"),
+    "absolute_error": Counterpart(
+        "error of the sum",
+        lambda number, row, figures: abs(row["error"]) if has_value(row, "error") else None,
+        ".9f",
+    ),
 }

@@ -145,20 +145,14 @@ def without_repetitions(numbers: Iterable[ReferenceNumber]) -> Numbers:
 def nothing_in_common(device: str) -> str:
     """Return what was published for a device, for a run that has no such cell."""
     numbers = published_on(device)
-    tasks = dict.fromkeys(map(attrgetter("task"), numbers))
-    covered = "; ".join(f"{task} {_covered_axes(numbers, task)}" for task in tasks)
+    covered = []
+    for task in dict.fromkeys(map(attrgetter("task"), numbers)):
+        words, own = [task], [number for number in numbers if number.task == task]
+        for axis in ("size", "d_head", "context_length", "precision", "compile"):
+            values = dict.fromkeys(str(value) for one in own for value in one.axes.get(axis, ()))
+            words += [f"{axis}={','.join(values)}"] if values else []
+        covered.append(" ".join(words))
     return (
         f"--reference {device}: none of its {len(numbers)} published numbers "
-        "belongs to a cell of this run. "
-        f"They cover {covered}"
+        f"belongs to a cell of this run. They cover {'; '.join(covered)}"
     )
-
-
-def _covered_axes(numbers: Numbers, task: str) -> str:
-    texts = []
-    own = [number for number in numbers if number.task == task]
-    for axis in ("size", "d_head", "context_length", "precision", "compile"):
-        values = dict.fromkeys(str(value) for one in own for value in one.axes.get(axis, ()))
-        if values:
-            texts.append(f"{axis}={','.join(values)}")
-    return " ".join(texts)
