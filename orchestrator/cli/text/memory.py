@@ -81,7 +81,12 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
             yield from _explain_memory(label(cell), cell, predictions[cell.id], screen)
     used = {prediction.how for prediction in predictions.values() if prediction.how}
     if used and card:
-        yield from _explain_limit(card)
+        yield (
+            f"on {card.name}: {to_gib(card.usable_bytes)} GiB without the CUDA context; oom: torch's"
+            " allocator would find no room in them, even after it has returned unused blocks"
+        )
+        if card.is_amd:
+            yield UNTESTED_ON_AMD
         if any(cap_bytes(cell, None) == cap_bytes(cell, card) for cell in cells):
             yield "the verdict on a cell with a lower memory_limit_gib is for that limit"
     explained = [f"`{how}`: {meaning}" for how, meaning in _HOW.items() if how in used]
@@ -91,16 +96,6 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     yield from _not_predicted(request.expansion.cells, card)
     if cells:
         yield _count_verdicts(cells, predictions, card)
-
-
-def _explain_limit(card: GpuModel) -> Iterator[str]:
-    """Return how much memory a GPU has for tensors, and when a cell runs out of it."""
-    yield (
-        f"on {card.name}: {to_gib(card.usable_bytes)} GiB without the CUDA context; oom: torch's"
-        " allocator would find no room in them, even after it has returned unused blocks"
-    )
-    if card.is_amd:
-        yield UNTESTED_ON_AMD
 
 
 def _weights_in_fp32(cells: Iterable[Cell], predictions: Mapping[str, Prediction]) -> Iterator[str]:
@@ -141,11 +136,11 @@ def _count_verdicts(
         if prediction.least_bytes() is not None and cap_bytes(cell, card) is not None:
             without_verdict = "bounded"
         counts[verdict_of(cell, prediction, card) or without_verdict] += 1
-    texts = []
-    for name, (one, several) in _COUNTED.items():
-        if count := counts[name]:
-            texts.append(f"{count} {one if count == 1 else several}")
-    return ", ".join(texts)
+    return ", ".join(
+        f"{counts[name]} {one if counts[name] == 1 else several}"
+        for name, (one, several) in _COUNTED.items()
+        if counts[name]
+    )
 
 
 def _memory_table(
@@ -190,9 +185,8 @@ def _explain_memory(
     label: str, cell: Cell, prediction: Prediction, screen: Screen
 ) -> Iterator[str]:
     """Return the peak of one cell by role: by the closed form, if there is one, and as predicted."""
-    found = None
-    if isinstance(cell.params, TrainStepParams):
-        found = closed_form(cell.params)
+    params = cell.params
+    found = closed_form(params) if isinstance(params, TrainStepParams) else None
     found = found or ClosedForm(())
     formulas = {term.name: term.formula for term in found.terms}
     by_formula: Mapping[str, float] = {term.name: term.nbytes for term in found.terms}

@@ -57,8 +57,14 @@ def describe_plan(
     # Cells that run come first: of a large sweep, only the first cells are shown.
     decisions = [decision for decision in plan.decisions if decision.cell.id not in plan.too_wide]
     chosen = sorted(decisions, key=lambda decision: not decision.repetitions)
+    width = len("infer" if plan.inferred else "keep")
+    lines = []
+    for one in chosen[:shown]:
+        action, reason = _action(one, plan)
+        if action == "run" and one.repetitions > 1:
+            reason += f", {one.repetitions} times"
+        lines.append(f"  {action:{width}} {one.cell.id} {label(one.cell)}  ({reason})")
     if shown:
-        lines = [_decision_line(one, plan, label(one.cell)) for one in chosen[:shown]]
         yield from _first_of(len(chosen), lines, ": --all prints them")
     yield from _too_wide(plan, label, shown)
 
@@ -118,14 +124,6 @@ def _action(decision: Decision, plan: Plan) -> tuple[str, str]:
     return "run" if decision.repetitions else "keep", decision.reason
 
 
-def _decision_line(decision: Decision, plan: Plan, label: str) -> str:
-    action, reason = _action(decision, plan)
-    if action == "run" and decision.repetitions > 1:
-        reason += f", {decision.repetitions} times"
-    width = len("infer" if plan.inferred else "keep")
-    return f"  {action:{width}} {decision.cell.id} {label}  ({reason})"
-
-
 def repetition_note(plan: Plan) -> str:
     """Return how many attempts will run, or nothing if each cell runs once."""
     times = len(plan.to_measure)
@@ -172,41 +170,33 @@ def _why_unknown(
     gpu: the name that the driver gives; None if only the memory of the GPU is known.
     name: the GPU's name for the reader; None without a GPU.
     """
-    later = "an estimate is available when the first of these cells has ended"
-    without_formula = next(filter(estimator.lacks_formula, cells), None)
     on_gpu = [cell for cell in cells if cell.params.device == "cuda"]
-    precisions = estimator.precisions_without_peak(on_gpu)
-    if without_formula is not None:
-        model = without_formula.params.values().get("model") or without_formula.task
-        reason = f"no formula is known for {model}; {later}"
+    later = "; an estimate is available when the first of these cells has ended"
+    if unknown := next(filter(estimator.lacks_formula, cells), None):
+        model = unknown.params.values().get("model") or unknown.task
+        reason = f"no formula is known for {model}{later}"
     elif not on_gpu:
         return ""
     elif name is None:
         reason = "no GPU is here; add --gpu H200 for an estimate"
     elif gpu is None:
         reason = "--gpu gave only a memory size; name the GPU, for example --gpu 'RTX 4090'"
-    elif precisions:
+    elif precisions := estimator.precisions_without_peak(on_gpu):
         peaks = f"the peak speed of {name} in {' and '.join(precisions)}"
-        reason = f"no source was found for {peaks}; {later}"
+        reason = f"no source was found for {peaks}{later}"
     else:
-        reason = f"some cells run on the CPU; {later}"
+        reason = f"some cells run on the CPU{later}"
     return f"expected time: unknown, {reason}"
 
 
 def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], widest: int) -> str:
     devices = device_types(cells)
-    if devices == ["cpu"]:
-        return "the CPU"
     if "cuda" not in devices:
-        return "this machine"
+        return "the CPU" if devices == ["cpu"] else "this machine"
     if card is not None:
-        if widest > 1:
-            return f"{widest} × {card.name},"
-        return f"one {card.name},"
+        return f"{widest} × {card.name}," if widest > 1 else f"one {card.name},"
     if len(gpus) < widest:
-        if widest > 1:
-            return f"a host with {widest} GPUs,"
-        return "one GPU,"
+        return f"a host with {widest} GPUs," if widest > 1 else "one GPU,"
     return f"this machine's {counted(len(gpus), 'GPU')},"
 
 
