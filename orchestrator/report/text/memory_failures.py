@@ -42,9 +42,7 @@ def memory_failures(results: Results) -> list[TextTable]:
         is_out=cells["status"].isin(OUT_OF_MEMORY), named=cell_names.names_of(cells)
     )
     limits = contexts_by_limit(limited_steps(results), results.axes)
-    of_limits: dict[str, Sequence[str]] = {}
-    if len(limits.header) > 2:
-        of_limits = {name: texts for name, *texts in limits.rows}
+    of_limits = {name: texts for name, *texts in limits.rows if len(texts) > 1}
     by_model = dict(iter(cells.groupby("named", sort=False)))
     shares = cells.groupby("named", sort=False)["is_out"].mean()
     limited, unlimited = [], []
