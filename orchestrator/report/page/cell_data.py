@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -111,15 +113,10 @@ def packed(texts: Iterable[str]) -> str:
 
 
 def packed_json(values: Iterable[object]) -> str:
-    """Return values as a packed JSON list."""
-
-    def texts() -> Iterable[str]:
-        yield "["
-        for index, value in enumerate(values):
-            yield f"{',' if index else ''}{json.dumps(value, separators=(',', ':'))}"
-        yield "]"
-
-    return packed(texts())
+    """Return values as a packed JSON list, of which at least one is there."""
+    texts = (json.dumps(value, separators=(",", ":")) for value in values)
+    parts = (f"{',' if index else '['}{text}" for index, text in enumerate(texts))
+    return packed(chain(parts, "]"))
 
 
 _ATTEMPT_COLUMNS = ["cell", "attempt", "status", "stage", "phase", "wall_s", "evidence"]
@@ -155,16 +152,13 @@ def read_details(run: Run, results: Results) -> Iterator[dict[str, object]]:
 
 
 def _attempt(row: Row) -> dict[str, object]:
-    evidence = {}
-    for name, value in json.loads(row["evidence"]).items():
-        if value != "":
-            evidence[name] = evidence_text(name, value)
+    evidence = json.loads(row["evidence"]).items()
     return {
         "number": int(row["attempt"]),
         "status": row["status"],
         "where": str(end_location(row)),
         "wall_s": round(row["wall_s"], 1),
-        "evidence": evidence,
+        "evidence": {name: evidence_text(name, one) for name, one in evidence if one != ""},
     }
 
 
@@ -179,7 +173,6 @@ def _step_samples(run: Run, shown: pd.DataFrame) -> dict[str, list[float | None]
         own = samples[samples["mode"] == mode]
         for cell, values in own.groupby("cell", observed=True)["value"]:
             times = values.to_numpy()[:_MOST_SAMPLES]
-            found[str(cell)] = [
-                None if time != time else float(f"{time:.{_DIGITS}g}") for time in times
-            ]
+            rounded_times = [float(f"{time:.{_DIGITS}g}") for time in times]
+            found[str(cell)] = [None if math.isnan(one) else one for one in rounded_times]
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -26,8 +27,7 @@ _SHADES = 4  # classes f0 to f4
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 2
 
 
-@dataclass(frozen=True)
-class FitCell:
+class FitCell(NamedTuple):
     """The smallest limit, and the peak below it. style: the shade, or `bad` if no limit is enough."""
 
     limit: str = ""
@@ -36,8 +36,7 @@ class FitCell:
     key: str = ""
 
 
-@dataclass(frozen=True)
-class FitPanel:
+class FitPanel(NamedTuple):
     """The map of one precision."""
 
     title: str
@@ -78,11 +77,12 @@ def _cell(cells: pd.DataFrame | None, limits: list[float]) -> FitCell:
     if ran.empty:
         return FitCell("out of memory", "", "bad", cells.iloc[-1]["key"])
     first, free = ran.iloc[0], ran.iloc[-1]
-    text = number(float(free[_PEAK]) / GIB) if has_value(free, _PEAK) else ""
-    if is_null(first[_LIMIT]):
-        return FitCell("no limit", text, f"f{_SHADES}", first["key"])
-    shade = round((_SHADES - 1) * limits.index(first[_LIMIT]) / max(len(limits) - 1, 1))
-    return FitCell(f"{first[_LIMIT]:g}", text, f"f{shade}", first["key"])
+    peak = number(float(free[_PEAK]) / GIB) if has_value(free, _PEAK) else ""
+    limit, shade = "no limit", _SHADES
+    if not is_null(first[_LIMIT]):
+        limit = f"{first[_LIMIT]:g}"
+        shade = round((_SHADES - 1) * limits.index(first[_LIMIT]) / max(len(limits) - 1, 1))
+    return FitCell(limit, peak, f"f{shade}", first["key"])
 
 
 @dataclass(frozen=True)
@@ -164,11 +164,11 @@ def sections(
     by_name = {page.table.name: page for page in tables}
     named = {name for question in QUESTIONS for name in question.tables}
     others = tuple(name for name in by_name if name not in named)
-    found = []
     questions = list(QUESTIONS)
     statuses = set(results.cells["status"])
     if statuses and "ok" not in statuses:  # the reason is all that there is to say
         questions.sort(key=lambda question: question.name != "failures")
+    found = []
     for question in questions:
         names = question.tables + (others if question is _LAST else ())
         section = Section(
