@@ -99,19 +99,7 @@ def to_html(
     found = sections(results, report.findings, report.figures, report.pages)
     invocations = results.manifest.get("invocations", [])
     commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
-    environment = Environment(
-        loader=PackageLoader("orchestrator.report.page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "with_code": _with_code,
-        "as_markup": Markup,
-        "view_of": view_of,
-        "columns_of": _columns_of,
-    }
+    environment = _environment()
     script = environment.get_template("page.js").render()
     return environment.get_template("index.html").generate(
         script=Markup(script),
@@ -143,6 +131,23 @@ def to_html(
         copies=Markup(packed([json.dumps(copies)])),
         details=Markup(packed_json(details)) if len(results.cells) else "",
     )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("orchestrator.report.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "with_code": _with_code,
+        "as_markup": Markup,
+        "view_of": view_of,
+        "columns_of": _columns_of,
+    }
+    return environment
 
 
 def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
