@@ -20,20 +20,9 @@ from orchestrator.report.formats.terminal import Screen, dense_table_text, folde
 from orchestrator.report.tables.formatters import to_gib
 from orchestrator.report.tables.layouts import text_table
 from orchestrator.report.tables.table import MISSING, NOTES, Entry, RenderedTable, at_least
+from tasks.prediction import records
 from tasks.prediction.closed_form import ClosedForm, closed_form
-from tasks.prediction.records import (
-    AS_BLOCKS,
-    AS_EAGER,
-    CLOSED_FORM,
-    COMPILED,
-    INCOMPLETE,
-    MARGIN,
-    MAY_TAKE_MORE,
-    MOST_OVERGUESS,
-    Prediction,
-    predictable,
-    unsupported_reason,
-)
+from tasks.prediction.records import Prediction
 from tasks.spec.cell import Cell
 from tasks.training.parameters import TrainStepParams
 
@@ -43,19 +32,20 @@ _EXPLAINED = 3  # a sweep of more cells gets only the table
 _HOW = {
     "tracked": "every tensor is followed",
     "modelled": "every tensor is followed, and those within fused attention are modelled",
-    INCOMPLETE: "every tensor is followed, but not the memory of the kernels that its note names",
-    COMPILED: "every tensor of the code that torch's compiler generates is followed",
-    AS_BLOCKS: "compiled as a whole, predicted as compiled blocks: borderline is within 6 %",
-    AS_EAGER: "compiled, but predicted as eager for the reason in its note: it usually needs less",
-    MAY_TAKE_MORE: "compiled, but predicted as eager for the reason in its note: it may take more",
-    CLOSED_FORM: "only parameters, gradients and AdamW's moments: a lower bound",
+    records.INCOMPLETE: "every tensor is followed, but not the memory of the kernels that its note names",
+    records.COMPILED: "every tensor of the code that torch's compiler generates is followed",
+    records.AS_BLOCKS: "compiled as a whole, predicted as compiled blocks: borderline is within 6 %",
+    records.AS_EAGER: "compiled, but predicted as eager for the reason in its note: it usually needs less",
+    records.MAY_TAKE_MORE: "compiled, but predicted as eager for the reason in its note: it may take more",
+    records.CLOSED_FORM: "only parameters, gradients and AdamW's moments: a lower bound",
 }
 # How the last line counts cells with each verdict, in its order: one cell, and several.
 _COUNTED = {
     "fits": ("fits", "fit"),
-    "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
+    "borderline": 2 * (f"borderline (within {100 * records.MARGIN:g} %)",),
     "perhaps": 2 * ("perhaps (see its note)",),
-    "unlikely": 2 * (f"unlikely (predicted as eager: more than {MOST_OVERGUESS} times the limit)",),
+    "unlikely": 2
+    * (f"unlikely (predicted as eager: more than {records.MOST_OVERGUESS} times the limit)",),
     "oom": ("does not fit", "do not fit"),
     "bounded": 2 * ("with only a lower bound, which fits; whether activations fit is not known",),
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
@@ -69,7 +59,7 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     card: the GPU whose memory is the limit; None: only the limit of the cell. The tables fit the
     screen.
     """
-    cells = predictable(request.expansion.cells)
+    cells = records.predictable(request.expansion.cells)
     predictions = predict_memory(cells, card, request.import_paths)
     label = request.expansion.label
     yield ""
@@ -115,7 +105,7 @@ def _weights_in_fp32(cells: Iterable[Cell], predictions: Mapping[str, Prediction
 
 def _not_predicted(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str]:
     """Return a line per reason for which the memory of cells is not predicted."""
-    reasons = Counter((cell.params.device, unsupported_reason(cell)) for cell in cells)
+    reasons = Counter((cell.params.device, records.unsupported_reason(cell)) for cell in cells)
     for (device, reason), count in reasons.items():
         if f"on {device} " in reason:  # on a GPU, the same cell would be predicted
             remedy = "add --set device=cuda"

@@ -8,16 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from orchestrator.common.text import (
-    cell_count,
-    cells_and_verb,
-    counted,
-    end_location,
-    failure_reason,
-    format_counts,
-    format_seconds,
-    shell_path,
-)
+from orchestrator.common import text
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.host import gpus_of
 from orchestrator.hardware.nvml import gpu_names
@@ -47,8 +38,8 @@ def describe_plan(
     shown: number of cells that get a line.
     shared: the line of the settings that all cells have, empty for none.
     """
-    statuses = format_counts(sorted(plan.statuses().items()))
-    yield f"{cell_count(len(plan.decisions))}: {statuses}"
+    statuses = text.format_counts(sorted(plan.statuses().items()))
+    yield f"{text.cell_count(len(plan.decisions))}: {statuses}"
     to_run = f"{len(set(plan.to_measure))} to run{repetition_note(plan)}"
     if plan.inferred:
         to_run += f", and {len(plan.inferred)} are inferred to run out of memory"
@@ -75,7 +66,7 @@ def _too_wide(plan: Plan, label: Callable[[Cell], str], shown: int) -> Iterator[
         return
     cells = plan.too_wide.values()
     by_width = Counter(cell.params.gpu_count for cell in cells)
-    counts = [f"{cell_count(by_width[width])} with {width} GPUs" for width in sorted(by_width)]
+    counts = [f"{text.cell_count(by_width[width])} with {width} GPUs" for width in sorted(by_width)]
     yield f"needs more GPUs than a host has: {', '.join(counts)}"
     if shown:
         lines = [f"  {cell.id} {label(cell)}" for cell in islice(cells, shown)]
@@ -158,7 +149,7 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     expected = expect(estimator, cells, {"cuda": max(1, len(gpus), widest)})
     if expected:
         where = _where(cells, card, gpus, widest)
-        return f"expected: {format_seconds(expected.wall_s)} on {where} {expected}"
+        return f"expected: {text.format_seconds(expected.wall_s)} on {where} {expected}"
     return _why_unknown(estimator, cells, gpu, name)
 
 
@@ -197,7 +188,7 @@ def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], wi
         return f"{widest} × {card.name}," if widest > 1 else f"one {card.name},"
     if len(gpus) < widest:
         return f"a host with {widest} GPUs," if widest > 1 else "one GPU,"
-    return f"this machine's {counted(len(gpus), 'GPU')},"
+    return f"this machine's {text.counted(len(gpus), 'GPU')},"
 
 
 def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
@@ -212,13 +203,16 @@ def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
     for status, count in sorted(counts.items()):
         yield f"{count:>6} {status}"
     if others and not is_closed:
-        cells, by_status = cell_count(others.total()), format_counts(sorted(others.items()))
+        cells, by_status = (
+            text.cell_count(others.total()),
+            text.format_counts(sorted(others.items())),
+        )
         yield f"and {cells} that the last command did not ask for: {by_status}"
     yield from _failures(request, plan)
     to_run = list(dict.fromkeys(plan.to_measure))
     if is_closed:
         measured = counts.total() - counts[PENDING]
-        share = f"{measured} of {cells_and_verb(counts.total(), 'was', 'were')} measured"
+        share = f"{measured} of {text.cells_and_verb(counts.total(), 'was', 'were')} measured"
         yield f"this run is published and closed: {share}"
         yield from _continuation_in_copy(request.run, plan)
     else:
@@ -238,11 +232,11 @@ def _first_of(count: int, lines: Sequence[str], more: str = "") -> Iterator[str]
 
 def _continuation(run: Run, plan: Plan, to_run: int) -> str:
     """Return how many cells are left to measure, and the command that measures them."""
-    requested = cell_count(len(plan.decisions))
+    requested = text.cell_count(len(plan.decisions))
     if not to_run:
         left = f"nothing is left to measure of {requested}{_given_up(run, plan)}"
         if plan.too_wide:
-            wider = cells_and_verb(len(plan.too_wide), "needs", "need")
+            wider = text.cells_and_verb(len(plan.too_wide), "needs", "need")
             left += f"; {wider} another host: {last_command(run)}"
         return left
     left = f"{to_run} of {requested}{repetition_note(plan)}"
@@ -256,7 +250,7 @@ def _given_up(run: Run, plan: Plan) -> str:
         return ""
     statuses = sorted({str(plan.state(cell).since_mark.status) for cell in exhausted})
     retry = " ".join(f"--retry {status}" for status in statuses)
-    failed = f"{cell_count(len(exhausted))} failed too often"
+    failed = f"{text.cell_count(len(exhausted))} failed too often"
     return f"; {failed}. To try again: {last_command(run)} {retry}"
 
 
@@ -267,9 +261,9 @@ def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
         # `cp -r` into an existing folder would create a folder inside it.
         if copy.exists():
             copy = copy.with_name(f"{copy.name}-copy")
-        yield f"to continue, copy it: cp -r {shell_path(run)} {shell_path(copy)}"
+        yield f"to continue, copy it: cp -r {text.shell_path(run)} {text.shell_path(copy)}"
         yield f"then: {command_in_copy(run, copy)}"
-        yield f"which measures {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
+        yield f"which measures {text.cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
 
 
 def _failures(request: SweepRequest, plan: Plan) -> Iterator[str]:
@@ -284,8 +278,8 @@ def _failures(request: SweepRequest, plan: Plan) -> Iterator[str]:
         count += 1
         if count <= SHOWN_CELLS:
             stage, phase, evidence = ends[shown.cell, shown.number]
-            where = end_location(stage, phase) or "start"
-            reason = failure_reason(json.loads(evidence))
+            where = text.end_location(stage, phase) or "start"
+            reason = text.failure_reason(json.loads(evidence))
             label = request.expansion.label(cell)
             lines.append(f"  {shown.status} {cell.id} {label} in {where}: {reason}")
     yield from _first_of(count, lines, " that did not end well")

@@ -14,17 +14,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
 from orchestrator.report.charts import chart
-from orchestrator.report.charts.chart import (
-    KEY,
-    MOST_PANELS,
-    NUMBER_FORMAT,
-    Channel,
-    Drawn,
-    Layer,
-    LegendEntry,
-    Panel,
-    Points,
-)
+from orchestrator.report.charts.chart import Channel, Drawn, Layer, LegendEntry, Panel
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colours_of, light
 from orchestrator.report.text import cell_names
 from orchestrator.report.text.cell_names import COMPILED, LENGTH, NAME, NOT_SHOWN
@@ -62,7 +52,7 @@ class Lines:
     of a line. rule: what the values of the column `rule` are, for the legend.
     """
 
-    points: Points
+    points: chart.Points
     unit: str
     title: str
     colour: str = "precision"
@@ -98,7 +88,10 @@ class Lines:
         # Numbers of Python, which a specification can hold, not those of NumPy.
         points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
         names: dict[str, list[str]] = {}
-        for role, axis, most in (("part", colour, MOST_COLOURS), ("panel", panel, MOST_PANELS)):
+        for role, axis, most in (
+            ("part", colour, MOST_COLOURS),
+            ("panel", panel, chart.MOST_PANELS),
+        ):
             noun = f"values of {cell_names.axis_title(axis)}"
             values, few = chart.some_of(cell_names.axis_values(axis, points), most, noun)
             notes.append(few)
@@ -193,7 +186,7 @@ class Lines:
         values = _numbers(points)
         if self.is_log:
             scale, ticks = chart.log_scale(values[values > 0])
-            axis: Channel = {"values": ticks, "format": NUMBER_FORMAT}
+            axis: Channel = {"values": ticks, "format": chart.NUMBER_FORMAT}
         else:
             highest = max(float(one.max()) for one in (values, _rules(points)) if len(one))
             low, high = float(values.min()), self.top or highest * 1.05
@@ -220,7 +213,7 @@ def _across(values: pd.Series[Any], title: str) -> Channel:
     pad = (high / low) ** _MARGIN if is_log else (high - low) * _MARGIN
     domain = [low / pad, high * pad] if is_log else [low - pad, high + pad]
     scale = {"type": "log" if is_log else "linear", "domain": domain, "nice": False, "zero": False}
-    axis |= {"values": ticks, "format": NUMBER_FORMAT if high < _HUGE else "~s"}
+    axis |= {"values": ticks, "format": chart.NUMBER_FORMAT if high < _HUGE else "~s"}
     return chart.channel("x:Q", title=title, scale=scale, axis=axis)
 
 
@@ -237,7 +230,7 @@ def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Return the points with rounded numbers, and what `_points` draws: label, link and filling."""
     is_bound = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
     labels = [chart.mark_label(row, unit) for row in points.to_dict("records")]
-    points = points.assign(label=labels, href="#cell=" + points[KEY], hollow=is_bound)
+    points = points.assign(label=labels, href="#cell=" + points[chart.KEY], hollow=is_bound)
     numbers = points.columns.intersection(list(_NUMBERS))
     points[numbers] = points[numbers].apply(rounded)
     return points
@@ -301,7 +294,7 @@ def _dots(cells: pd.DataFrame, unit: str) -> Panel:
     data = _mark_data(data, f" {unit}")
     order = list(data["attention"])
     scale, ticks = chart.log_scale(_numbers(data))
-    axis = {"values": ticks, "format": NUMBER_FORMAT}
+    axis = {"values": ticks, "format": chart.NUMBER_FORMAT}
     shared = {
         "x": chart.channel("shown:Q", title=unit, scale=scale, axis=axis),
         "y": chart.channel("attention:N", sort=order, title=None, axis={"labelLimit": 140}),

@@ -8,13 +8,7 @@ from itertools import product
 from typing import Any
 
 from orchestrator.analysis.results import Results
-from orchestrator.report.charts import chart
-from orchestrator.report.charts.bars import (
-    kernel_classes,
-    longest_kernels,
-    memory_parts,
-    step_parts,
-)
+from orchestrator.report.charts import bars, chart
 from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
 from orchestrator.report.charts.lines import RATIO, Lines, attention_dots, over_commits
 from orchestrator.report.charts.memory_timeline import live_memory
@@ -95,9 +89,9 @@ PLOTS: tuple[Plot, ...] = (
         "where",
         "Kernel time by class of work",
         "ms of kernels in a step",
-        kernel_classes,
+        bars.kernel_classes,
     ),
-    Plot("top-kernels", "where", "The longest kernels", "ms in a step", longest_kernels),
+    Plot("top-kernels", "where", "The longest kernels", "ms in a step", bars.longest_kernels),
     Plot(
         "compile-speed-up",
         "compile",
@@ -116,7 +110,7 @@ PLOTS: tuple[Plot, ...] = (
         "memory",
         "What the peak is made of",
         "GiB by part, predicted",
-        memory_parts,
+        bars.memory_parts,
     ),
     Plot(
         "memory-timeline",
@@ -154,7 +148,7 @@ PLOTS: tuple[Plot, ...] = (
         "What a step on several GPUs consists of",
         "ms of a step under the profiler, on the rank with the slowest steps; exposed: no kernel"
         " computes at the same time",
-        step_parts,
+        bars.step_parts,
     ),
     Plot(
         "attention-scaling",

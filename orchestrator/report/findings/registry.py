@@ -8,14 +8,7 @@ from dataclasses import replace
 
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
-from orchestrator.report.findings import (
-    breakdown,
-    comparisons,
-    memory,
-    numerics,
-    parallel,
-    trust,
-)
+from orchestrator.report.findings import breakdown, comparisons, memory, numerics, parallel, trust
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import MODEL_ARGS
 from tasks.spec.messages import typed_error_text

@@ -6,18 +6,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from orchestrator.analysis import pairs
 from orchestrator.analysis.axes import MAIN, has_value
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu, ran_with_others
-from orchestrator.analysis.pairs import (
-    COVERAGE,
-    HIGH,
-    LOW,
-    MIN_COVERAGE,
-    TIME,
-    measured,
-    preferring,
-    select,
-)
+from orchestrator.analysis.pairs import HIGH, LOW, TIME, measured, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.findings import finding
@@ -74,13 +66,13 @@ def about_times(results: Results) -> Iterator[Finding]:
     else:
         return
     row = finding.extreme(cells, TIME, largest=True)
-    coverage = float(row[COVERAGE]) if has_value(row, COVERAGE) else 1.0
+    coverage = float(row[pairs.COVERAGE]) if has_value(row, pairs.COVERAGE) else 1.0
     detail = ""
     if len(cells) > 1:
         shortest = finding.extreme(cells, TIME, largest=False)
         detail = f"It is the longest of {len(cells):,}; the shortest takes"
         detail += f" {number(shortest[TIME])} ms ({scope_of(shortest)})."
-    if coverage < MIN_COVERAGE:
+    if coverage < pairs.MIN_COVERAGE:
         detail += f" Its few steps give an interval with {percent(coverage)} confidence only."
     yield Finding(
         "longest step" if len(cells) > 1 else "step",

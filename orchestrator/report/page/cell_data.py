@@ -113,7 +113,7 @@ def packed(texts: Iterable[str]) -> str:
 
 
 def packed_json(values: Iterable[object]) -> str:
-    """Return values as a packed JSON list, of which at least one is there."""
+    """Return values, at least one, as a packed JSON list."""
     texts = (json.dumps(value, separators=(",", ":")) for value in values)
     parts = (f"{',' if index else '['}{text}" for index, text in enumerate(texts))
     return packed(chain(parts, "]"))

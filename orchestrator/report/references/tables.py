@@ -14,17 +14,10 @@ from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.report.references import counterparts, matching
 from orchestrator.report.references.counterparts import COUNTERPARTS, DURATION
 from orchestrator.report.references.records import ReferenceNumber, published_on, writeups
+from orchestrator.report.tables import table
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
 from orchestrator.report.tables.layouts import grid_of
-from orchestrator.report.tables.table import (
-    MISSING,
-    NOTES,
-    Entry,
-    Table,
-    TableGrid,
-    note_entries,
-    quantity,
-)
+from orchestrator.report.tables.table import MISSING, NOTES, Entry, Table, TableGrid
 from tasks.spec.messages import shorten
 
 Numbers = tuple[ReferenceNumber, ...]
@@ -76,7 +69,7 @@ def _rows(numbers: Numbers, results: Results) -> TableGrid:
     position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
     pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
     found = []
-    numbers_of_notes, notes = note_entries(_notes(number, row) for number, row, _ in pairs)
+    numbers_of_notes, notes = table.note_entries(_notes(number, row) for number, row, _ in pairs)
     for (number, row, ours), own in zip(pairs, numbers_of_notes, strict=True):
         texts = zip(axes, axis_texts(row, axes), strict=True)
         words = [row["task"], *(f"{axis}={text}" for axis, text in texts if text != NOTHING)]
@@ -98,7 +91,7 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str,
     our_sd = counterparts.phase_ms(row, number.phase, "sd") if has_sd else None
     ratio = MISSING
     if ours is not None and theirs and matching.states_shape(number):
-        ratio = quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
+        ratio = table.quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
     ours_entry = missing(row)
     if ours is not None:
         ours_entry = _with_sd(counterpart, ours, our_sd)._replace(is_cpu_bound=is_bound)

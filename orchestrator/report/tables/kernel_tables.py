@@ -22,19 +22,9 @@ from orchestrator.analysis.kernels import (
 )
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.tables import layouts
+from orchestrator.report.tables import layouts, table
 from orchestrator.report.tables.formatters import kernel_name
-from orchestrator.report.tables.table import (
-    MISSING,
-    Entry,
-    Table,
-    TableGrid,
-    at_least,
-    grid_of_rows,
-    milliseconds,
-    quantity,
-    quotient,
-)
+from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid
 from tasks.spec.tables import UNKNOWN_CLASS
 
 PHASES = ("forward", "backward", "optimizer", "")
@@ -86,8 +76,8 @@ def by_class(results: Results) -> TableGrid:
     for cell, scope, own in _by_scope(results, kernels):
         entries = {**_class_shares(own, present), **_softmax_entries(cell, scope, own)}
         ms, counts = sums(own, "kernel_class"), sums(own, "kernel_class", "kernels")
-        entries |= {f"ms of {name}": milliseconds(ms.get(name)) for name in present}
-        entries |= {f"kernels of {name}": quantity(counts.get(name), "g") for name in present}
+        entries |= {f"ms of {name}": table.milliseconds(ms.get(name)) for name in present}
+        entries |= {f"kernels of {name}": table.quantity(counts.get(name), "g") for name in present}
         # The most important ones come first, since a screen may be too narrow for others.
         first = {title: entries[title] for title in _FIRST_TITLES if title in entries}
         found.append((cell, {PHASE: Entry(scope), **first, **entries}))
@@ -107,8 +97,8 @@ def by_module(results: Results) -> TableGrid:
             times_ms = sums([one for one in named if one.module == module], "phase")
             entries = {"module": Entry((module or "not attributed") + suffix)}
             for phase in phases:
-                entries[f"{phase or OUTSIDE_PHASES} ms"] = milliseconds(times_ms.get(phase))
-            entries["share"] = quotient(by_module[module], total_ms, ".1%")
+                entries[f"{phase or OUTSIDE_PHASES} ms"] = table.milliseconds(times_ms.get(phase))
+            entries["share"] = table.quotient(by_module[module], total_ms, ".1%")
             found.append((cell, entries))
     return layouts.grid_of(key_axes(results), found, ["module"], "module")
 
@@ -150,11 +140,14 @@ def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> T
     for row in each(both.loc[order].reset_index()):
         entries = [Entry(row["phase"] or OUTSIDE_PHASES), Entry(row["kernel_class"])]
         for side in ("left", "right"):
-            entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
-        more = quantity(row["more_ms"], "+.3f", "ms")
+            entries += [
+                table.quantity(row[f"kernels_{side}"], "g"),
+                table.milliseconds(row[f"ms_{side}"]),
+            ]
+        more = table.quantity(row["more_ms"], "+.3f", "ms")
         rows.append([*entries, more, kernel_name(row["name"])])
     counts = [(name, title) for name in titles for title in ("kernels", "ms")]
-    return grid_of_rows([PHASE, "class"], [*counts, "more ms", _NAME], rows, label=_NAME)
+    return table.grid_of_rows([PHASE, "class"], [*counts, "more ms", _NAME], rows, label=_NAME)
 
 
 def _pair(results: Results) -> tuple[Row, Row] | None:
@@ -211,11 +204,11 @@ def _class_shares(kernels: list[TimedKernel], classes: list[str]) -> dict[str, E
     by_class = sums(kernels, "kernel_class")
     # Smaller than the last printed digit: it changes no share.
     is_bound = by_class.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms
-    entries = {"kernel ms": milliseconds(total_ms)}
+    entries = {"kernel ms": table.milliseconds(total_ms)}
     for name in classes:
-        share = quotient(by_class.get(name, math.nan), total_ms, ".1%")
+        share = table.quotient(by_class.get(name, math.nan), total_ms, ".1%")
         is_lower = is_bound and name != UNKNOWN_CLASS
-        entries[f"{name} share"] = at_least(share) if is_lower else share
+        entries[f"{name} share"] = table.at_least(share) if is_lower else share
     return entries
 
 
@@ -225,11 +218,14 @@ def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> dict[
     matmul_ms = ms_of_parts(products, ATTENTION_MATMULS)
     ratio, flops = MISSING, MISSING
     if softmax_ms is not None and matmul_ms is not None:
-        ratio = quotient(softmax_ms, matmul_ms)
+        ratio = table.quotient(softmax_ms, matmul_ms)
         # The closed forms count the forward pass: five FLOPs an element for the softmax.
         if phase == "forward" and has_value(cell, "softmax_flops"):
-            flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
-    times = {"softmax ms": milliseconds(softmax_ms), "matmul ms": milliseconds(matmul_ms)}
+            flops = table.quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
+    times = {
+        "softmax ms": table.milliseconds(softmax_ms),
+        "matmul ms": table.milliseconds(matmul_ms),
+    }
     return {**times, _RATIO_TITLE: ratio, "in FLOPs": flops}
 
 
@@ -264,9 +260,9 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str
     if len(modules) > _SHOWN_MODULES:
         modules[_SHOWN_MODULES:] = [f"{len(modules) - _SHOWN_MODULES} more"]
     return {
-        "time": quantity(ms / total_ms, ".1%"),
-        "total ms": milliseconds(ms),
-        "instances": quantity(math.fsum(one.kernels for one in kernels), "g"),
+        "time": table.quantity(ms / total_ms, ".1%"),
+        "total ms": table.milliseconds(ms),
+        "instances": table.quantity(math.fsum(one.kernels for one in kernels), "g"),
         "class": Entry(kernels[0].kernel_class),
         _NAME: kernel_name(kernels[0].name),
         "modules": Entry(", ".join(modules)),
@@ -279,7 +275,7 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str
 
 
 def _us(ns: float) -> Entry:
-    return quantity(ns / 1e3, ".1f", "µs")
+    return table.quantity(ns / 1e3, ".1f", "µs")
 
 
 _WITH_KERNELS = layouts.having("attributed_to_phase")
