@@ -27,6 +27,7 @@ _MOST_ROWS, _MOST_PANELS, _TOP = 8, 4, 10
 _MOST_AXES = 2  # that name a bar
 _LONGEST_NAME = 32  # characters of a kernel's name
 _NEAR = 1.15  # a GPU with up to this much more memory than the largest peak is marked
+_BEHIND_BARS = {"align": "left", "dx": 4, "fontSize": 11, "color": light("ink2"), "aria": False}
 _OTHER = "other"
 _CLASSES: Mapping[str, tuple[str, str]] = {
     "GEMM": ("matrix products", "k1"),
@@ -81,8 +82,7 @@ def kernel_classes(results: Results) -> Drawn | None:
         panels.append(_panel(title, _stacked(bars, order, _CLASS_COLOURS, " ms"), order))
     occurring = set(own["part"])
     colours = {part: colour for part, colour in _CLASS_COLOURS.items() if part in occurring}
-    notes = "; ".join(filter(None, (note, few, few_bars)))
-    return Drawn(panels, chart.legend("box", colours), notes)
+    return Drawn(panels, chart.legend("box", colours), chart.joined(note, few, few_bars))
 
 
 def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -153,15 +153,8 @@ def _stacked(
         "href": "href:N",
     }
     drawn = chart.with_data(data, chart.marks("bar", encoding, height=16))
-    numbers = _texts({"x": "value:Q", "y": y, "text": "text:N"})
+    numbers = chart.marks("text", {"x": "value:Q", "y": y, "text": "text:N"}, **_BEHIND_BARS)
     return [drawn, chart.with_data(totals, numbers)]
-
-
-def _texts(encoding: Mapping[str, object]) -> Layer:
-    """Return a layer of texts behind bars."""
-    return chart.marks(
-        "text", encoding, align="left", dx=4, fontSize=11, color=light("ink2"), aria=False
-    )
 
 
 def step_parts(results: Results) -> Drawn | None:
@@ -187,11 +180,8 @@ def step_parts(results: Results) -> Drawn | None:
             layers = _stacked(_parts_of(own, names), order, colours, " ms")
             layers.append(_ticks(own, order, TIME, " ms without the profiler"))
             panels.append(_panel(str(title), layers, order))
-    entries = [
-        *chart.legend("box", colours),
-        LegendEntry("tick", "step without the profiler", "ink"),
-    ]
-    return Drawn(panels, entries, "; ".join(filter(None, (note, few))))
+    tick = LegendEntry("tick", "step without the profiler", "ink")
+    return Drawn(panels, [*chart.legend("box", colours), tick], chart.joined(note, few))
 
 
 def longest_kernels(results: Results) -> Drawn | None:
@@ -228,7 +218,7 @@ def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     }
     linked = {**shared, "description": "label:N", "href": "href:N"}
     bars = chart.marks("bar", linked, height=11, color=light("k1"))
-    layers = [bars, _texts({**shared, "text": "text:N"})]
+    layers = [bars, chart.marks("text", {**shared, "text": "text:N"}, **_BEHIND_BARS)]
     size = {"width": _WIDTH - 90, "height": 17 * len(data)}
     return chart.with_data(data, {"layer": layers, **size})
 
@@ -258,16 +248,17 @@ def memory_parts(results: Results) -> Drawn | None:
     for precision in precisions:
         own = cells[cells["precision"] == precision]
         own_order = [one for one in order if one in set(own["variant"])]
-        layers = _stacked(
-            _parts_of(own, _PART_COLUMNS, GIB), own_order, _PART_COLOURS, " GiB predicted"
-        )
-        layers.append(_ticks(own, own_order, "shown", " GiB measured"))
-        layers = [*_cards(own["shown"].max()), *layers]
+        bars = _parts_of(own, _PART_COLUMNS, GIB)
+        layers = [
+            *_cards(own["shown"].max()),
+            *_stacked(bars, own_order, _PART_COLOURS, " GiB predicted"),
+            _ticks(own, own_order, "shown", " GiB measured"),
+        ]
         panels.append(_panel(f"{precision}, context {context:,}", layers, own_order))
     entries = [*chart.legend("box", _PART_COLOURS), LegendEntry("tick", "measured peak", "ink")]
     if cards := [card for card in _CARDS if card < cells["shown"].max() * _NEAR]:
         entries.append(LegendEntry("dash", f"GPUs with {', '.join(map(str, cards))} GiB"))
-    return Drawn(panels, entries, "; ".join(filter(None, (note, few, few_panels))))
+    return Drawn(panels, entries, chart.joined(note, few, few_panels))
 
 
 def _parts_of(own: pd.DataFrame, parts: Mapping[str, str], unit: float = 1.0) -> pd.DataFrame:

@@ -142,6 +142,11 @@ def some_of(values: Iterable[Any], most: int, noun: str) -> tuple[list[Any], str
     return chosen, f"{len(chosen)} of {len(known)} {noun}" if len(chosen) < len(known) else ""
 
 
+def joined(*notes: str) -> str:
+    """Return the notes that are not empty as one."""
+    return "; ".join(filter(None, notes))
+
+
 def channel(shorthand: str, **properties: object) -> Channel:
     """Return what a channel encodes: a field and its type, such as `value:Q` or `part:N`."""
     field, _, letter = shorthand.partition(":")

@@ -81,9 +81,9 @@ class Lines:
         if points.empty:
             return None
         notes = [_SCALES[_is_log(points[across]), self.is_log], note]
-        notes += [
-            f"{counted(nowhere, 'cell')} without {cell_names.axis_title(across)} left out"
-        ] * bool(nowhere)
+        if nowhere:
+            where = cell_names.axis_title(across)
+            notes.append(f"{counted(nowhere, 'cell')} without {where} left out")
         points = cell_names.sort_by(points, (across,))
         # Numbers of Python, which a specification can hold, not those of NumPy.
         points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
@@ -105,7 +105,7 @@ class Lines:
         points["dash"] = points["compile"] if dash else ""
         points["scope"] = cell_names.scopes_of(points, shown)
         drawn = self.draw(points, colours, names["panel"], cell_names.axis_title(across))
-        return replace(drawn, note="; ".join(filter(None, notes)))
+        return replace(drawn, note=chart.joined(*notes))
 
     def _axes(self, points: pd.DataFrame, axes: Sequence[str]) -> tuple[str, str, str]:
         """Return the axes across, of colours and of panels; the first is empty without a chart."""

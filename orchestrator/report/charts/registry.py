@@ -185,7 +185,7 @@ def _specs(figure: Figure) -> list[dict[str, object]]:
         specs.append({**_untitled(panel), "description": text, "config": PANEL_CONFIG})
     # Vega draws the legend of colours only.
     signs = [f"{_SIGNS[one.mark]} {one.text}" for one in drawn.legend if one.mark in _SIGNS]
-    read = "; ".join(filter(None, (figure.plot.read, drawn.note)))
+    read = chart.joined(figure.plot.read, drawn.note)
     lines = list(filter(None, (read, " · ".join(signs))))
     whole = {
         "config": {**CONFIG, "background": "#ffffff"},

@@ -180,19 +180,14 @@ def _by_scope(
 ) -> Iterator[tuple[Row, str, list[TimedKernel]]]:
     """Yield each cell with its kernels by phase, of both passes, and of the step."""
     for cell, suffix, own in _by_cell(results, kernels):
-        for scope, phases in _scopes({one.phase for one in own}).items():
-            yield cell, scope + suffix, [one for one in own if one.phase in phases]
-
-
-def _scopes(phases: Collection[str]) -> dict[str, Collection[str]]:
-    """Return the phases that rows of a cell are about: each one, both passes, and the step."""
-    present = _present_phases(phases)
-    scopes: dict[str, Collection[str]] = {phase or OUTSIDE_PHASES: (phase,) for phase in present}
-    if {"forward", "backward"} < set(present):
-        scopes[BOTH_PASSES] = ("forward", "backward")
-    if len(present) > 1:
-        scopes[WHOLE_STEP] = phases
-    return scopes
+        phases = {one.phase for one in own}
+        scopes = {phase or OUTSIDE_PHASES: {phase} for phase in _present_phases(phases)}
+        if {"forward", "backward"} < scopes.keys():
+            scopes[BOTH_PASSES] = {"forward", "backward"}
+        if len(_present_phases(phases)) > 1:
+            scopes[WHOLE_STEP] = phases
+        for scope, shown in scopes.items():
+            yield cell, scope + suffix, [one for one in own if one.phase in shown]
 
 
 def _present_phases(phases: Collection[str]) -> list[str]:
