@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.analysis import kernels as kernel_rows
 from orchestrator.analysis.axes import MAIN, ordered_values
 from orchestrator.analysis.cpu_bound import depends_on_cpu
-from orchestrator.analysis.kernels import (
-    ATTENTION_MATMULS,
-    GEMM,
-    inside_operators,
-    ms_of_parts,
-    rows_by_cell,
-    sums,
-)
 from orchestrator.analysis.pairs import TIME, measured, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
@@ -104,8 +97,10 @@ def about_kernels(results: Results) -> Iterator[Finding]:
     precision = cells.set_index("cell")["precision"].astype(str).reindex(shares.index)
     medians = shares.groupby(precision).median()
     order = [name for name in ordered_values("precision", precision) if name in medians.index]
-    products = medians[GEMM] if GEMM in medians else medians.iloc[:, 0] * 0.0
-    others = medians.drop(columns=GEMM, errors="ignore").loc[order[-1]]
+    products = (
+        medians[kernel_rows.GEMM] if kernel_rows.GEMM in medians else medians.iloc[:, 0] * 0.0
+    )
+    others = medians.drop(columns=kernel_rows.GEMM, errors="ignore").loc[order[-1]]
     texts = [f"{percent(products[name])} in {name}" for name in order]
     time = "kernel time" if finding.has_cell_with(cells, "device", "cuda") else "time of operators"
     median = finding.median_of(len(shares) // len(order), "cell")
@@ -129,15 +124,15 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     """Yield how long the softmax of attention takes, compared with its two matrix products."""
     if _WITH_KERNELS not in results.cells:
         return
-    kernels = inside_operators(results.kernels())
+    kernels = kernel_rows.inside_operators(results.kernels())
     kernels = kernels[kernels["phase"] == "forward"]
     cells = select(results.cells, results.cells["cell"].isin(kernels["cell"]))
     cells = finding.main_run(preferring(select(cells, cells["task"] == "train_step"), MAIN))
-    ratios, rows = {}, rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])])
+    ratios, rows = {}, kernel_rows.rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])])
     for cell, own in rows.items():
-        softmax = ms_of_parts(own, ("softmax",))
-        products = [one for one in own if one.kernel_class == GEMM]
-        matmul = ms_of_parts(products, ATTENTION_MATMULS)
+        softmax = kernel_rows.ms_of_parts(own, ("softmax",))
+        products = [one for one in own if one.kernel_class == kernel_rows.GEMM]
+        matmul = kernel_rows.ms_of_parts(products, kernel_rows.ATTENTION_MATMULS)
         if softmax and matmul:
             ratios[cell] = softmax / matmul
     cells = select(cells, cells["cell"].isin(list(ratios)))
@@ -146,7 +141,9 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     cells = cells.assign(softmax_ratio=cells["cell"].map(ratios))
     row = finding.extreme(cells, "softmax_ratio", largest=True)
     own = rows[row["cell"]]
-    share = (ms_of_parts(own, ("softmax",)) or 0.0) / sum(sums(own, "phase").values())
+    share = (kernel_rows.ms_of_parts(own, ("softmax",)) or 0.0) / sum(
+        kernel_rows.sums(own, "phase").values()
+    )
     more = "longer than" if row["softmax_ratio"] > 1 else "less time than"
     yield Finding(
         "softmax / its products",

@@ -9,17 +9,8 @@ from operator import attrgetter
 import numpy as np
 import pandas as pd
 
+from orchestrator.analysis import kernels as kernel_rows
 from orchestrator.analysis.axes import Row, each, has_value, is_null, key_axes
-from orchestrator.analysis.kernels import (
-    ATTENTION_MATMULS,
-    GEMM,
-    TimedKernel,
-    inside_operators,
-    ms_of_parts,
-    per_step,
-    rows_by_cell,
-    sums,
-)
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables import layouts, table
@@ -54,9 +45,11 @@ def top_kernels(results: Results) -> TableGrid:
     found = []
     for cell, scope, own in _by_scope(results, results.kernels()):
         total_ms = float(np.sum([one.ms for one in own]))
-        names = _largest_first(sums(own, "name"))
+        names = _largest_first(kernel_rows.sums(own, "name"))
         # A kernel of unknown class may be a matrix product.
-        others = {one.name for one in own if one.kernel_class not in (GEMM, UNKNOWN_CLASS)}
+        others = {
+            one.name for one in own if one.kernel_class not in (kernel_rows.GEMM, UNKNOWN_CLASS)
+        }
         longest_other = [name for name in names if name in others][:1]
         for name in dict.fromkeys([*names[:_TOP], *longest_other]):
             same = [one for one in own if one.name == name]
@@ -75,7 +68,10 @@ def by_class(results: Results) -> TableGrid:
     found = []
     for cell, scope, own in _by_scope(results, kernels):
         entries = {**_class_shares(own, present), **_softmax_entries(cell, scope, own)}
-        ms, counts = sums(own, "kernel_class"), sums(own, "kernel_class", "kernels")
+        ms, counts = (
+            kernel_rows.sums(own, "kernel_class"),
+            kernel_rows.sums(own, "kernel_class", "kernels"),
+        )
         entries |= {f"ms of {name}": table.milliseconds(ms.get(name)) for name in present}
         entries |= {f"kernels of {name}": table.quantity(counts.get(name), "g") for name in present}
         # The most important ones come first, since a screen may be too narrow for others.
@@ -92,9 +88,9 @@ def by_module(results: Results) -> TableGrid:
     for cell, suffix, own in _by_cell(results, kernels):
         total_ms = math.fsum(one.ms for one in own)
         named = [one for one in own if not is_null(one.module)]
-        by_module = sums(named, "module")
+        by_module = kernel_rows.sums(named, "module")
         for module in _largest_first(by_module):
-            times_ms = sums([one for one in named if one.module == module], "phase")
+            times_ms = kernel_rows.sums([one for one in named if one.module == module], "phase")
             entries = {"module": Entry((module or "not attributed") + suffix)}
             for phase in phases:
                 entries[f"{phase or OUTSIDE_PHASES} ms"] = table.milliseconds(times_ms.get(phase))
@@ -123,14 +119,14 @@ def difference(results: Results) -> TableGrid:
 
 def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> TableGrid:
     """Return the kernels that differ most between two cells, which may be of different runs."""
-    sides = list(map(inside_operators, cells))
+    sides = list(map(kernel_rows.inside_operators, cells))
     if not all(kernels["phase"].any() for kernels in sides):
         # A trace without phases is compared as a whole.
         sides = [kernels.assign(phase=WHOLE_STEP) for kernels in sides]
     titles, sums_of_sides = [], []
     for name, own in zip(names, sides, strict=True):
         titles.append(name + (WHOLE_TRACE if own["steps"].isna().any() else ""))
-        by_kernel = per_step(own).groupby(["phase", "kernel_class", "name"])
+        by_kernel = kernel_rows.per_step(own).groupby(["phase", "kernel_class", "name"])
         sums_of_sides.append(by_kernel[["kernels", "ms"]].sum())
     left, right = sums_of_sides
     both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
@@ -165,10 +161,10 @@ def _pair(results: Results) -> tuple[Row, Row] | None:
 
 def _by_cell(
     results: Results, kernels: pd.DataFrame
-) -> Iterator[tuple[Row, str, list[TimedKernel]]]:
+) -> Iterator[tuple[Row, str, list[kernel_rows.TimedKernel]]]:
     """Yield each cell with WHOLE_TRACE if its steps are unknown, and with its kernels."""
-    inside = inside_operators(kernels)
-    by_cell = rows_by_cell(inside)
+    inside = kernel_rows.inside_operators(kernels)
+    by_cell = kernel_rows.rows_by_cell(inside)
     unknown = set(inside.loc[inside["steps"].isna(), "cell"])
     for cell in layouts.each_cell(results):
         if cell["cell"] in by_cell:
@@ -177,7 +173,7 @@ def _by_cell(
 
 def _by_scope(
     results: Results, kernels: pd.DataFrame
-) -> Iterator[tuple[Row, str, list[TimedKernel]]]:
+) -> Iterator[tuple[Row, str, list[kernel_rows.TimedKernel]]]:
     """Yield each cell with its kernels by phase, of both passes, and of the step."""
     for cell, suffix, own in _by_cell(results, kernels):
         phases = {one.phase for one in own}
@@ -194,9 +190,9 @@ def _present_phases(phases: Collection[str]) -> list[str]:
     return [phase for phase in PHASES if phase in phases]
 
 
-def _class_shares(kernels: list[TimedKernel], classes: list[str]) -> dict[str, Entry]:
+def _class_shares(kernels: list[kernel_rows.TimedKernel], classes: list[str]) -> dict[str, Entry]:
     total_ms = float(np.sum([one.ms for one in kernels]))
-    by_class = sums(kernels, "kernel_class")
+    by_class = kernel_rows.sums(kernels, "kernel_class")
     # Smaller than the last printed digit: it changes no share.
     is_bound = by_class.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms
     entries = {"kernel ms": table.milliseconds(total_ms)}
@@ -207,10 +203,12 @@ def _class_shares(kernels: list[TimedKernel], classes: list[str]) -> dict[str, E
     return entries
 
 
-def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> dict[str, Entry]:
-    softmax_ms = ms_of_parts(kernels, ("softmax",))
-    products = [one for one in kernels if one.kernel_class == GEMM]
-    matmul_ms = ms_of_parts(products, ATTENTION_MATMULS)
+def _softmax_entries(
+    cell: Row, phase: str, kernels: list[kernel_rows.TimedKernel]
+) -> dict[str, Entry]:
+    softmax_ms = kernel_rows.ms_of_parts(kernels, ("softmax",))
+    products = [one for one in kernels if one.kernel_class == kernel_rows.GEMM]
+    matmul_ms = kernel_rows.ms_of_parts(products, kernel_rows.ATTENTION_MATMULS)
     ratio, flops = MISSING, MISSING
     if softmax_ms is not None and matmul_ms is not None:
         ratio = table.quotient(softmax_ms, matmul_ms)
@@ -229,7 +227,9 @@ def _largest_first(values: Mapping[str, float]) -> list[str]:
     return sorted(sorted(values), key=lambda name: -values[name])
 
 
-def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str, Entry]:
+def _kernel_entries(
+    kernels: Sequence[kernel_rows.TimedKernel], total_ms: float
+) -> dict[str, Entry]:
     """Return the columns of nsys's cuda_gpu_kern_sum with class and modules, for one kernel.
 
     It has a row for each module that launches it.
@@ -251,7 +251,9 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str
         median = median._replace(text=f"≈{median.text}")
     ms = np.nansum([one.ms for one in kernels])
     known = [one for one in kernels if not is_null(one.module)]
-    modules = [name or "not attributed" for name in _largest_first(sums(known, "module"))]
+    modules = [
+        name or "not attributed" for name in _largest_first(kernel_rows.sums(known, "module"))
+    ]
     if len(modules) > _SHOWN_MODULES:
         modules[_SHOWN_MODULES:] = [f"{len(modules) - _SHOWN_MODULES} more"]
     return {

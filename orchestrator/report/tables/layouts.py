@@ -23,21 +23,9 @@ from orchestrator.analysis.axes import (
 )
 from orchestrator.analysis.pairs import select
 from orchestrator.analysis.results import Results
+from orchestrator.report.tables import table
 from orchestrator.report.tables.formatters import Value, missing
-from orchestrator.report.tables.table import (
-    MISSING,
-    NOTES,
-    CellFilter,
-    Entry,
-    RenderedTable,
-    Table,
-    TableGrid,
-    TableLayout,
-    Title,
-    axis_entry,
-    grid_of_rows,
-    note_entries,
-)
+from orchestrator.report.tables.table import MISSING, Entry, RenderedTable, Table, TableGrid
 
 Measure = tuple[str, Value]  # the title of a column, and how each of its values is made
 # Titles, and functions that compare a row with its baseline.
@@ -69,18 +57,18 @@ def grid_of(
 
     Raise ValueError if the rows do not have the same entries.
     """
-    names: dict[Title, Entry] = {}
+    names: dict[table.Title, Entry] = {}
     rows = []
     for cell, named in found:
         names = names or {**dict.fromkeys(keys, MISSING), **named}
         if named.keys() != names.keys():
             raise ValueError(f"two rows differ in {sorted(map(str, named.keys() ^ names.keys()))}")
-        keys_of_cell = (axis_entry(cell[axis]) for axis in axes)
+        keys_of_cell = (table.axis_entry(cell[axis]) for axis in axes)
         rows.append([*keys_of_cell, *map(named.__getitem__, names)])
-    return grid_of_rows([*axes, *keys], list(names)[len(keys) :], rows, compared, label)
+    return table.grid_of_rows([*axes, *keys], list(names)[len(keys) :], rows, compared, label)
 
 
-def cell_rows(*columns: Measure) -> TableLayout:
+def cell_rows(*columns: Measure) -> table.TableLayout:
     """Return the layout with one row per cell."""
 
     def lay_out(results: Results) -> TableGrid:
@@ -108,7 +96,7 @@ def phase_rows(
     phases: Sequence[tuple[str, str]],
     columns: Sequence[tuple[str, Callable[[str], Value]]],
     known_by: Sequence[str],
-) -> TableLayout:
+) -> table.TableLayout:
     """Return the layout with one row per cell and phase that has a value in one of `known_by`.
 
     A cell without such a phase has one row that shows its status.
@@ -139,7 +127,7 @@ def compare_columns(
     against: Comparisons = (),
     extra: tuple[Measure, ...] = (),
     baseline: str = "",
-) -> TableLayout:
+) -> table.TableLayout:
     """Return the layout with one row per combination of the other axes, and columns per value.
 
     value, extra: shown for each value of the axis. against: comparisons with the baseline, which is
@@ -164,7 +152,7 @@ def compare_columns(
             # With a named baseline, other values stand for themselves.
             if len(rows) < 2 and (not baseline or baseline in rows):
                 continue
-            entries: dict[Title, Entry] = {}
+            entries: dict[table.Title, Entry] = {}
             for one in values:
                 own = entries_of(rows.get(one), rows.get(baseline or values[0]))
                 entries |= {(one, title): entry for title, entry in own.items()}
@@ -193,14 +181,16 @@ def text_table(
     NOTES is a note as a text; the table has its number.
     """
     keys = list(dict.fromkeys(chain.from_iterable(settings for settings, _ in rows)))
-    texts = [measures[NOTES].text if NOTES in measures else "" for _, measures in rows]
-    numbers, notes = note_entries([text] if text else [] for text in texts)
+    texts = [measures[table.NOTES].text if table.NOTES in measures else "" for _, measures in rows]
+    numbers, notes = table.note_entries([text] if text else [] for text in texts)
     entries = []
     for (settings, measures), number in zip(rows, numbers, strict=True):
         own = [Entry(settings[key]) if key in settings else MISSING for key in keys]
-        entries.append([*own, *(number if name == NOTES else measures[name] for name in measures)])
+        entries.append(
+            [*own, *(number if name == table.NOTES else measures[name] for name in measures)]
+        )
     titles = list(rows[0][1]) if rows else []
-    grid = grid_of_rows(keys, titles, entries, label=label)._replace(notes=notes)
+    grid = table.grid_of_rows(keys, titles, entries, label=label)._replace(notes=notes)
     grid = grid.without_empty_columns()
     return RenderedTable(Table(title.lower(), title, "", lambda results: grid), grid, "")
 
@@ -208,12 +198,12 @@ def text_table(
 # ---------------------------------------------------------------------- filters of cells
 
 
-def of_task(*names: str) -> CellFilter:
+def of_task(*names: str) -> table.CellFilter:
     """Return a filter for the cells of one or several tasks."""
     return lambda cells: select(cells, cells["task"].isin(names)) if "task" in cells else cells
 
 
-def varying(axis: str, *tasks: str) -> CellFilter:
+def varying(axis: str, *tasks: str) -> table.CellFilter:
     """Return a filter for the cells of tasks with an axis, if it has at least two values."""
 
     def choose(cells: pd.DataFrame) -> pd.DataFrame:
@@ -223,12 +213,12 @@ def varying(axis: str, *tasks: str) -> CellFilter:
     return choose
 
 
-def both(first: CellFilter, second: CellFilter) -> CellFilter:
+def both(first: table.CellFilter, second: table.CellFilter) -> table.CellFilter:
     """Return a filter that applies two filters."""
     return lambda cells: second(first(cells))
 
 
-def having(*columns: str) -> CellFilter:
+def having(*columns: str) -> table.CellFilter:
     """Return a filter for the cells that have a value in at least one of these columns."""
     return lambda cells: select(cells, cells.filter(items=columns).notna().any(axis=1))
 
