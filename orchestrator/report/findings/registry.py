@@ -42,6 +42,7 @@ RULES: Mapping[Rule, str] = {
     breakdown.about_backward: "where",
     memory.about_parts: "memory",
     memory.about_predictions: "memory",
+    trust.about_endings: "failures",
     trust.about_trust: "trust",
 }
 

@@ -16,7 +16,7 @@ from orchestrator.report.findings import finding
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import confidence, number, percent, ratio
-from orchestrator.report.text.provenance import is_flagged
+from orchestrator.report.text.provenance import counts_by_status, is_flagged
 from tasks.spec.status import OUT_OF_MEMORY
 
 _STEADY = 0.05  # attempts that differ by less agree
@@ -44,6 +44,22 @@ def about_failures(results: Results) -> Iterator[Finding]:
         listed,
         len(failed) / len(cells),
         finding.basis_of_cells(failed),
+    )
+
+
+def about_endings(results: Results) -> Iterator[Finding]:
+    """Yield how many cells have no result, of a run in which others have one."""
+    cells = results.cells
+    unmeasured = select(cells, cells["status"] != "ok")
+    if not 0 < len(unmeasured) < len(cells):
+        return
+    listed = ", ".join(text for text, kind in counts_by_status(results, 0) if kind != "ok")
+    yield Finding(
+        "without a result",
+        f"{len(unmeasured):,}",
+        f"of {counted(len(cells), 'cell')}",
+        f"{counted(len(unmeasured), 'cell')} ended without a result: {listed}.",
+        basis=finding.basis_of_cells(unmeasured),
     )
 
 

@@ -563,3 +563,10 @@ def test_a_run_without_data_has_no_finding_and_a_rule_that_fails_costs_no_other(
 
     (only,) = findings(results_of(step(10)), {about_nothing: ""})
     assert only.sentence.startswith("The finding on nothing cannot be made: ZeroDivisionError: by")
+
+
+def test_cells_without_a_result_are_counted_by_status_if_others_have_one() -> None:
+    failed = [{**step(float("nan")), "status": status} for status in ("oom", "oom", "crashed")]
+    assert [one for one in found(*failed) if one.label == "without a result"] == []
+    only = answer("without a result", step(10), *failed)
+    assert only.sentence == "3 cells ended without a result: 2 out of memory, 1 failed."
