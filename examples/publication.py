@@ -56,7 +56,7 @@ def main() -> None:
     for name in options.only or studies:
         _require_cells(name, [*studies[name], *options.more])
     if options.publish:
-        from orchestrator.report.export.export import (
+        from orchestrator.publication.publish import (
             check_place,  # here: it draws, which a machine that only measures need not be able to
         )
 

@@ -67,6 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     "orchestrator/report": {
         "orchestrator/hardware", "orchestrator/store", "orchestrator/analysis", "model"
     },
+    "orchestrator/publication": {"orchestrator/store", "orchestrator/analysis"},
     "orchestrator/sweep": {
         "orchestrator/config", "orchestrator/hardware", "orchestrator/store",
         "orchestrator/execution", "orchestrator/scheduling", "orchestrator/planning",
@@ -75,7 +76,7 @@ ALLOWED: dict[str, set[str]] = {
     "orchestrator/api": {"orchestrator/store", "orchestrator/analysis", "orchestrator/report"},
     "orchestrator/cli": {
         "orchestrator/analysis", "orchestrator/config", "orchestrator/execution",
-        "orchestrator/hardware", "orchestrator/planning", "orchestrator/report", "orchestrator/scheduling", "orchestrator/store", "orchestrator/sweep", "tasks", "tasks/prediction", "tasks/training",
+        "orchestrator/hardware", "orchestrator/planning", "orchestrator/publication", "orchestrator/report", "orchestrator/scheduling", "orchestrator/store", "orchestrator/sweep", "tasks", "tasks/prediction", "tasks/training",
     },
     "orchestrator": {"orchestrator/api", "orchestrator/cli"},
 }  # fmt: skip

@@ -9,13 +9,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content, trim_memory
 from orchestrator.report.charts.registry import PICTURES, drawn_figures, figure_files
 from orchestrator.report.findings.registry import findings
-from orchestrator.report.formats.files import (
-    FORMATS,
-    copies_of,
-    files_of,
-    findings_to_markdown,
-    without_tags,
-)
+from orchestrator.report.formats import files
 from orchestrator.report.page.cell_data import read_details
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import TABLES, lay_out
@@ -44,17 +38,17 @@ def make_report(
 def report_files(
     report: RenderedReport,
     run: Run,
-    formats: Collection[str] = tuple(FORMATS),
+    formats: Collection[str] = tuple(files.FORMATS),
     pictures: Collection[str] = PICTURES,
 ) -> Iterator[tuple[str, Content]]:
     """Yield path and content of each file of a report, each made when it is needed."""
     copies = {}
     for page in report.pages:
-        yield from files_of([page], formats)
-        copies[page.table.name] = copies_of(page)
+        yield from files.files_of([page], formats)
+        copies[page.table.name] = files.copies_of(page)
     if report.findings:
-        text = findings_to_markdown(report.findings, provenance(report.results))
-        yield ANSWERS, without_tags(text)
+        text = files.findings_to_markdown(report.findings, provenance(report.results))
+        yield ANSWERS, files.without_tags(text)
     yield from figure_files(report.figures, pictures).items()
     run.fetch_artifacts()
     details = read_details(run, report.results)

@@ -21,7 +21,7 @@ from orchestrator.common.text import cell_count, counted, shell_path
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results
     from orchestrator.common.files import Content
-    from orchestrator.report.export.export import Published
+    from orchestrator.publication.publish import Published
     from orchestrator.store.run import Run
 
 
@@ -56,7 +56,7 @@ def publish(
 
     Example: sweep publish results/full results/attention --out results/published/h200
     """
-    from orchestrator.report.export.export import MB
+    from orchestrator.publication.publish import MB
 
     with ProgressLine(f"publishing {counted(len(run_folders), 'run')}"):
         published = publish_runs(run_folders, out, round(limit_mb * MB), reference)
@@ -70,12 +70,12 @@ def publish(
 def publish_runs(
     folders: Sequence[RunLocation], out: Path, most_bytes: int, reference: str | None
 ) -> Published:
-    """Publish runs together with their report: see `orchestrator/report/export/export.py`."""
+    """Publish runs together with their report: see `orchestrator/publication/publish.py`."""
     from orchestrator.report.charts.rendering import require_packages
 
     require_packages()
+    from orchestrator.publication.publish import publish
     from orchestrator.report.build import make_report, report_files
-    from orchestrator.report.export.export import publish
     from orchestrator.report.references.tables import reference_tables
 
     def rendered(run: Run, results: Results) -> Iterator[tuple[str, Content]]:

@@ -28,7 +28,6 @@ def describe_limits(
     request: SweepRequest, found: Found, bounds: Bounds, screen: Screen
 ) -> Iterator[str]:
     """Yield a table with a row per group, which fits the screen, and lines about all rows."""
-    groups = found.groups
     table = limits_table(request, found, bounds)
     yield dense_table_text(table, screen, "choose fewer cells with --where")
     # The batch size of a search for a context, or the reverse; labels have it if it varies.
@@ -38,7 +37,7 @@ def describe_limits(
         yield f"all cells: {other}={values.pop()}"
     if found.gpu is not None and found.gpu.is_amd:
         yield UNTESTED_ON_AMD
-    if any(_is_undecided_between(group, bounds) for group in groups):
+    if any(_is_undecided_between(group, bounds) for group in found.groups):
         undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
         yield (
             f"between `fits up to` and `OOM from`: {undecided};"
@@ -48,13 +47,11 @@ def describe_limits(
 
 def limits_table(request: SweepRequest, found: Found, bounds: Bounds) -> RenderedTable:
     """Return a table with a row per group: the predicted and the measured limit, and a note."""
-    groups = found.groups
     cells = Expansion(_smallest_cells(found, bounds))
-    measured_bytes: Mapping[str, float] = {}
-    if any(group.measured for group in groups):
-        measured_bytes = _measured_bytes(request)
+    is_measured = any(group.measured for group in found.groups)
+    measured_bytes = _measured_bytes(request) if is_measured else {}
     rows = []
-    for group, cell in zip(groups, cells.cells, strict=True):
+    for group, cell in zip(found.groups, cells.cells, strict=True):
         measures = _measures(group, cap_bytes(cell, found.gpu), bounds, measured_bytes)
         rows.append(({"task": cell.task, **cells.label.values(cell)}, measures))
     return text_table("Limits", rows)

@@ -20,20 +20,9 @@ from orchestrator.report.formats.terminal import Screen, dense_table_text, folde
 from orchestrator.report.tables.formatters import to_gib
 from orchestrator.report.tables.layouts import text_table
 from orchestrator.report.tables.table import MISSING, NOTES, Entry, RenderedTable, at_least
+from tasks.prediction import records
 from tasks.prediction.closed_form import ClosedForm, closed_form
-from tasks.prediction.records import (
-    AS_BLOCKS,
-    AS_EAGER,
-    CLOSED_FORM,
-    COMPILED,
-    INCOMPLETE,
-    MARGIN,
-    MAY_TAKE_MORE,
-    MOST_OVERGUESS,
-    Prediction,
-    predictable,
-    unsupported_reason,
-)
+from tasks.prediction.records import Prediction
 from tasks.spec.cell import Cell
 from tasks.training.parameters import TrainStepParams
 
@@ -43,19 +32,20 @@ _EXPLAINED = 3  # a sweep of more cells gets only the table
 _HOW = {
     "tracked": "every tensor is followed",
     "modelled": "every tensor is followed, and those within fused attention are modelled",
-    INCOMPLETE: "every tensor is followed, but not the memory of the kernels that its note names",
-    COMPILED: "every tensor of the code that torch's compiler generates is followed",
-    AS_BLOCKS: "compiled as a whole, predicted as compiled blocks: borderline is within 6 %",
-    AS_EAGER: "compiled, but predicted as eager for the reason in its note: it usually needs less",
-    MAY_TAKE_MORE: "compiled, but predicted as eager for the reason in its note: it may take more",
-    CLOSED_FORM: "only parameters, gradients and AdamW's moments: a lower bound",
+    records.INCOMPLETE: "every tensor is followed, but not the memory of the kernels that its note names",
+    records.COMPILED: "every tensor of the code that torch's compiler generates is followed",
+    records.AS_BLOCKS: "compiled as a whole, predicted as compiled blocks: borderline is within 6 %",
+    records.AS_EAGER: "compiled, but predicted as eager for the reason in its note: it usually needs less",
+    records.MAY_TAKE_MORE: "compiled, but predicted as eager for the reason in its note: it may take more",
+    records.CLOSED_FORM: "only parameters, gradients and AdamW's moments: a lower bound",
 }
 # How the last line counts cells with each verdict, in its order: one cell, and several.
 _COUNTED = {
     "fits": ("fits", "fit"),
-    "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
+    "borderline": 2 * (f"borderline (within {100 * records.MARGIN:g} %)",),
     "perhaps": 2 * ("perhaps (see its note)",),
-    "unlikely": 2 * (f"unlikely (predicted as eager: more than {MOST_OVERGUESS} times the limit)",),
+    "unlikely": 2
+    * (f"unlikely (predicted as eager: more than {records.MOST_OVERGUESS} times the limit)",),
     "oom": ("does not fit", "do not fit"),
     "bounded": 2 * ("with only a lower bound, which fits; whether activations fit is not known",),
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
@@ -69,7 +59,7 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     card: the GPU whose memory is the limit; None: only the limit of the cell. The tables fit the
     screen.
     """
-    cells = predictable(request.expansion.cells)
+    cells = records.predictable(request.expansion.cells)
     predictions = predict_memory(cells, card, request.import_paths)
     label = request.expansion.label
     yield ""
@@ -81,7 +71,12 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
             yield from _explain_memory(label(cell), cell, predictions[cell.id], screen)
     used = {prediction.how for prediction in predictions.values() if prediction.how}
     if used and card:
-        yield from _explain_limit(card)
+        yield (
+            f"on {card.name}: {to_gib(card.usable_bytes)} GiB without the CUDA context; oom: torch's"
+            " allocator would find no room in them, even after it has returned unused blocks"
+        )
+        if card.is_amd:
+            yield UNTESTED_ON_AMD
         if any(cap_bytes(cell, None) == cap_bytes(cell, card) for cell in cells):
             yield "the verdict on a cell with a lower memory_limit_gib is for that limit"
     explained = [f"`{how}`: {meaning}" for how, meaning in _HOW.items() if how in used]
@@ -91,16 +86,6 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     yield from _not_predicted(request.expansion.cells, card)
     if cells:
         yield _count_verdicts(cells, predictions, card)
-
-
-def _explain_limit(card: GpuModel) -> Iterator[str]:
-    """Return how much memory a GPU has for tensors, and when a cell runs out of it."""
-    yield (
-        f"on {card.name}: {to_gib(card.usable_bytes)} GiB without the CUDA context; oom: torch's"
-        " allocator would find no room in them, even after it has returned unused blocks"
-    )
-    if card.is_amd:
-        yield UNTESTED_ON_AMD
 
 
 def _weights_in_fp32(cells: Iterable[Cell], predictions: Mapping[str, Prediction]) -> Iterator[str]:
@@ -120,7 +105,7 @@ def _weights_in_fp32(cells: Iterable[Cell], predictions: Mapping[str, Prediction
 
 def _not_predicted(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str]:
     """Return a line per reason for which the memory of cells is not predicted."""
-    reasons = Counter((cell.params.device, unsupported_reason(cell)) for cell in cells)
+    reasons = Counter((cell.params.device, records.unsupported_reason(cell)) for cell in cells)
     for (device, reason), count in reasons.items():
         if f"on {device} " in reason:  # on a GPU, the same cell would be predicted
             remedy = "add --set device=cuda"
@@ -141,11 +126,11 @@ def _count_verdicts(
         if prediction.least_bytes() is not None and cap_bytes(cell, card) is not None:
             without_verdict = "bounded"
         counts[verdict_of(cell, prediction, card) or without_verdict] += 1
-    texts = []
-    for name, (one, several) in _COUNTED.items():
-        if count := counts[name]:
-            texts.append(f"{count} {one if count == 1 else several}")
-    return ", ".join(texts)
+    return ", ".join(
+        f"{counts[name]} {one if counts[name] == 1 else several}"
+        for name, (one, several) in _COUNTED.items()
+        if counts[name]
+    )
 
 
 def _memory_table(
@@ -190,9 +175,8 @@ def _explain_memory(
     label: str, cell: Cell, prediction: Prediction, screen: Screen
 ) -> Iterator[str]:
     """Return the peak of one cell by role: by the closed form, if there is one, and as predicted."""
-    found = None
-    if isinstance(cell.params, TrainStepParams):
-        found = closed_form(cell.params)
+    params = cell.params
+    found = closed_form(params) if isinstance(params, TrainStepParams) else None
     found = found or ClosedForm(())
     formulas = {term.name: term.formula for term in found.terms}
     by_formula: Mapping[str, float] = {term.name: term.nbytes for term in found.terms}

@@ -8,16 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from orchestrator.common.text import (
-    cell_count,
-    cells_and_verb,
-    counted,
-    end_location,
-    failure_reason,
-    format_counts,
-    format_seconds,
-    shell_path,
-)
+from orchestrator.common import text
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.host import gpus_of
 from orchestrator.hardware.nvml import gpu_names
@@ -47,8 +38,8 @@ def describe_plan(
     shown: number of cells that get a line.
     shared: the line of the settings that all cells have, empty for none.
     """
-    statuses = format_counts(sorted(plan.statuses().items()))
-    yield f"{cell_count(len(plan.decisions))}: {statuses}"
+    statuses = text.format_counts(sorted(plan.statuses().items()))
+    yield f"{text.cell_count(len(plan.decisions))}: {statuses}"
     to_run = f"{len(set(plan.to_measure))} to run{repetition_note(plan)}"
     if plan.inferred:
         to_run += f", and {len(plan.inferred)} are inferred to run out of memory"
@@ -57,8 +48,14 @@ def describe_plan(
     # Cells that run come first: of a large sweep, only the first cells are shown.
     decisions = [decision for decision in plan.decisions if decision.cell.id not in plan.too_wide]
     chosen = sorted(decisions, key=lambda decision: not decision.repetitions)
+    width = len("infer" if plan.inferred else "keep")
+    lines = []
+    for one in chosen[:shown]:
+        action, reason = _action(one, plan)
+        if action == "run" and one.repetitions > 1:
+            reason += f", {one.repetitions} times"
+        lines.append(f"  {action:{width}} {one.cell.id} {label(one.cell)}  ({reason})")
     if shown:
-        lines = [_decision_line(one, plan, label(one.cell)) for one in chosen[:shown]]
         yield from _first_of(len(chosen), lines, ": --all prints them")
     yield from _too_wide(plan, label, shown)
 
@@ -69,7 +66,7 @@ def _too_wide(plan: Plan, label: Callable[[Cell], str], shown: int) -> Iterator[
         return
     cells = plan.too_wide.values()
     by_width = Counter(cell.params.gpu_count for cell in cells)
-    counts = [f"{cell_count(by_width[width])} with {width} GPUs" for width in sorted(by_width)]
+    counts = [f"{text.cell_count(by_width[width])} with {width} GPUs" for width in sorted(by_width)]
     yield f"needs more GPUs than a host has: {', '.join(counts)}"
     if shown:
         lines = [f"  {cell.id} {label(cell)}" for cell in islice(cells, shown)]
@@ -118,14 +115,6 @@ def _action(decision: Decision, plan: Plan) -> tuple[str, str]:
     return "run" if decision.repetitions else "keep", decision.reason
 
 
-def _decision_line(decision: Decision, plan: Plan, label: str) -> str:
-    action, reason = _action(decision, plan)
-    if action == "run" and decision.repetitions > 1:
-        reason += f", {decision.repetitions} times"
-    width = len("infer" if plan.inferred else "keep")
-    return f"  {action:{width}} {decision.cell.id} {label}  ({reason})"
-
-
 def repetition_note(plan: Plan) -> str:
     """Return how many attempts will run, or nothing if each cell runs once."""
     times = len(plan.to_measure)
@@ -160,7 +149,7 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     expected = expect(estimator, cells, {"cuda": max(1, len(gpus), widest)})
     if expected:
         where = _where(cells, card, gpus, widest)
-        return f"expected: {format_seconds(expected.wall_s)} on {where} {expected}"
+        return f"expected: {text.format_seconds(expected.wall_s)} on {where} {expected}"
     return _why_unknown(estimator, cells, gpu, name)
 
 
@@ -172,42 +161,34 @@ def _why_unknown(
     gpu: the name that the driver gives; None if only the memory of the GPU is known.
     name: the GPU's name for the reader; None without a GPU.
     """
-    later = "an estimate is available when the first of these cells has ended"
-    without_formula = next(filter(estimator.lacks_formula, cells), None)
     on_gpu = [cell for cell in cells if cell.params.device == "cuda"]
-    precisions = estimator.precisions_without_peak(on_gpu)
-    if without_formula is not None:
-        model = without_formula.params.values().get("model") or without_formula.task
-        reason = f"no formula is known for {model}; {later}"
+    later = "; an estimate is available when the first of these cells has ended"
+    if unknown := next(filter(estimator.lacks_formula, cells), None):
+        model = unknown.params.values().get("model") or unknown.task
+        reason = f"no formula is known for {model}{later}"
     elif not on_gpu:
         return ""
     elif name is None:
         reason = "no GPU is here; add --gpu H200 for an estimate"
     elif gpu is None:
         reason = "--gpu gave only a memory size; name the GPU, for example --gpu 'RTX 4090'"
-    elif precisions:
+    elif precisions := estimator.precisions_without_peak(on_gpu):
         peaks = f"the peak speed of {name} in {' and '.join(precisions)}"
-        reason = f"no source was found for {peaks}; {later}"
+        reason = f"no source was found for {peaks}{later}"
     else:
-        reason = f"some cells run on the CPU; {later}"
+        reason = f"some cells run on the CPU{later}"
     return f"expected time: unknown, {reason}"
 
 
 def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], widest: int) -> str:
     devices = device_types(cells)
-    if devices == ["cpu"]:
-        return "the CPU"
     if "cuda" not in devices:
-        return "this machine"
+        return "the CPU" if devices == ["cpu"] else "this machine"
     if card is not None:
-        if widest > 1:
-            return f"{widest} × {card.name},"
-        return f"one {card.name},"
+        return f"{widest} × {card.name}," if widest > 1 else f"one {card.name},"
     if len(gpus) < widest:
-        if widest > 1:
-            return f"a host with {widest} GPUs,"
-        return "one GPU,"
-    return f"this machine's {counted(len(gpus), 'GPU')},"
+        return f"a host with {widest} GPUs," if widest > 1 else "one GPU,"
+    return f"this machine's {text.counted(len(gpus), 'GPU')},"
 
 
 def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
@@ -222,13 +203,16 @@ def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
     for status, count in sorted(counts.items()):
         yield f"{count:>6} {status}"
     if others and not is_closed:
-        cells, by_status = cell_count(others.total()), format_counts(sorted(others.items()))
+        cells, by_status = (
+            text.cell_count(others.total()),
+            text.format_counts(sorted(others.items())),
+        )
         yield f"and {cells} that the last command did not ask for: {by_status}"
     yield from _failures(request, plan)
     to_run = list(dict.fromkeys(plan.to_measure))
     if is_closed:
         measured = counts.total() - counts[PENDING]
-        share = f"{measured} of {cells_and_verb(counts.total(), 'was', 'were')} measured"
+        share = f"{measured} of {text.cells_and_verb(counts.total(), 'was', 'were')} measured"
         yield f"this run is published and closed: {share}"
         yield from _continuation_in_copy(request.run, plan)
     else:
@@ -248,11 +232,11 @@ def _first_of(count: int, lines: Sequence[str], more: str = "") -> Iterator[str]
 
 def _continuation(run: Run, plan: Plan, to_run: int) -> str:
     """Return how many cells are left to measure, and the command that measures them."""
-    requested = cell_count(len(plan.decisions))
+    requested = text.cell_count(len(plan.decisions))
     if not to_run:
         left = f"nothing is left to measure of {requested}{_given_up(run, plan)}"
         if plan.too_wide:
-            wider = cells_and_verb(len(plan.too_wide), "needs", "need")
+            wider = text.cells_and_verb(len(plan.too_wide), "needs", "need")
             left += f"; {wider} another host: {last_command(run)}"
         return left
     left = f"{to_run} of {requested}{repetition_note(plan)}"
@@ -266,7 +250,7 @@ def _given_up(run: Run, plan: Plan) -> str:
         return ""
     statuses = sorted({str(plan.state(cell).since_mark.status) for cell in exhausted})
     retry = " ".join(f"--retry {status}" for status in statuses)
-    failed = f"{cell_count(len(exhausted))} failed too often"
+    failed = f"{text.cell_count(len(exhausted))} failed too often"
     return f"; {failed}. To try again: {last_command(run)} {retry}"
 
 
@@ -277,9 +261,9 @@ def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
         # `cp -r` into an existing folder would create a folder inside it.
         if copy.exists():
             copy = copy.with_name(f"{copy.name}-copy")
-        yield f"to continue, copy it: cp -r {shell_path(run)} {shell_path(copy)}"
+        yield f"to continue, copy it: cp -r {text.shell_path(run)} {text.shell_path(copy)}"
         yield f"then: {command_in_copy(run, copy)}"
-        yield f"which measures {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
+        yield f"which measures {text.cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
 
 
 def _failures(request: SweepRequest, plan: Plan) -> Iterator[str]:
@@ -294,8 +278,8 @@ def _failures(request: SweepRequest, plan: Plan) -> Iterator[str]:
         count += 1
         if count <= SHOWN_CELLS:
             stage, phase, evidence = ends[shown.cell, shown.number]
-            where = end_location(stage, phase) or "start"
-            reason = failure_reason(json.loads(evidence))
+            where = text.end_location(stage, phase) or "start"
+            reason = text.failure_reason(json.loads(evidence))
             label = request.expansion.label(cell)
             lines.append(f"  {shown.status} {cell.id} {label} in {where}: {reason}")
     yield from _first_of(count, lines, " that did not end well")

@@ -39,7 +39,7 @@ def conclude(result: SweepResult, command: str, again: str) -> tuple[list[str], 
     command: the command line that continues the sweep.
     again: the same without its own options that measure cells again.
     """
-    lines = [*_counts(result)]
+    lines = _counts(result)
     remaining = cell_count(result.queue.remaining)
     if result.error:
         return [*lines, f"{remaining} left. To continue: {command}"], EXIT_USER

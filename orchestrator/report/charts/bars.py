@@ -10,34 +10,12 @@ from orchestrator.analysis.axes import MAIN, Row, each, is_null, ranks_text
 from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.chart import (
-    KEY,
-    Drawn,
-    Layer,
-    LegendEntry,
-    Panel,
-    channel,
-    colour_channel,
-    legend,
-    marks,
-    of_column,
-    some_of,
-    with_data,
-)
+from orchestrator.report.charts import chart
+from orchestrator.report.charts.chart import KEY, Drawn, Layer, LegendEntry, Panel
 from orchestrator.report.charts.theme import light
 from orchestrator.report.tables.formatters import short_kernel_name
-from orchestrator.report.text.cell_names import (
-    LENGTH,
-    NAME,
-    NOT_SHOWN,
-    choose_slice,
-    free_axes,
-    fullest_context,
-    ordered,
-    scopes_of,
-    setting_text,
-    sort_by,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import LENGTH, NAME, NOT_SHOWN
 from orchestrator.report.text.numbers import number, rounded
 from tasks.spec.messages import shorten
 from tasks.spec.parameters import TIMING_AXES
@@ -49,6 +27,7 @@ _MOST_ROWS, _MOST_PANELS, _TOP = 8, 4, 10
 _MOST_AXES = 2  # that name a bar
 _LONGEST_NAME = 32  # characters of a kernel's name
 _NEAR = 1.15  # a GPU with up to this much more memory than the largest peak is marked
+_BEHIND_BARS = {"align": "left", "dx": 4, "fontSize": 11, "color": light("ink2"), "aria": False}
 _OTHER = "other"
 _CLASSES: Mapping[str, tuple[str, str]] = {
     "GEMM": ("matrix products", "k1"),
@@ -92,8 +71,8 @@ def kernel_classes(results: Results) -> Drawn | None:
     parts = own["kernel_class"].map(_CLASSES).str[0]
     own = own.assign(part=parts.fillna(_OTHER))
     panels = []
-    names, few = some_of(ordered(NAME, cells), _MOST_PANELS, "values of model")
-    order, few_bars = some_of(cells["variant"], _MOST_ROWS, "bars")
+    names, few = chart.some_of(cell_names.ordered(NAME, cells), _MOST_PANELS, "values of model")
+    order, few_bars = chart.some_of(cells["variant"], _MOST_ROWS, "bars")
     for name in names:
         rows = own[(own[NAME] == name) & own["variant"].isin(order)]
         by_part = rows.groupby(["variant", KEY, "scope", "part"], sort=False)
@@ -103,8 +82,7 @@ def kernel_classes(results: Results) -> Drawn | None:
         panels.append(_panel(title, _stacked(bars, order, _CLASS_COLOURS, " ms"), order))
     occurring = set(own["part"])
     colours = {part: colour for part, colour in _CLASS_COLOURS.items() if part in occurring}
-    notes = "; ".join(filter(None, (note, few, few_bars)))
-    return Drawn(panels, legend("box", colours), notes)
+    return Drawn(panels, chart.legend("box", colours), chart.joined(note, few, few_bars))
 
 
 def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -115,23 +93,23 @@ def _profiled(results: Results) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     kernels = results.kernels()
     # Without the number of steps, the milliseconds of a step are unknown.
     kernels = kernels[(kernels["name"] != OUTSIDE_OPERATORS) & kernels["ms"].notna()]
-    cells = of_column("train_step", "step_ms_median")(results)
+    cells = chart.of_column("train_step", "step_ms_median")(results)
     cells = cells[cells["cell"].isin(kernels["cell"])]
     if cells.empty or LENGTH not in cells:
         return kernels, cells.iloc[:0], ""
     variants = _row_axes(cells, results, ("precision", "compile"))
-    cells, note = choose_slice(cells, results.axes, [NAME, LENGTH, *variants])
+    cells, note = cell_names.choose_slice(cells, results.axes, [NAME, LENGTH, *variants])
     counts = cells.groupby([NAME, LENGTH])["cell"].transform("count")
     cells = cells[counts == counts.groupby(cells[NAME]).transform("max")]
     cells = cells[cells[LENGTH] == cells.groupby(NAME)[LENGTH].transform("max")]
-    cells = sort_by(cells, variants)
+    cells = cell_names.sort_by(cells, variants)
     return kernels, _named(cells, variants), note
 
 
 def _row_axes(cells: pd.DataFrame, results: Results, usual: tuple[str, ...]) -> tuple[str, ...]:
     """Return the usual axes of rows, or others that vary if none of these does."""
     others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES, *MAIN)]
-    free = free_axes(cells, (*usual, NAME, LENGTH, "precision", *others))
+    free = cell_names.free_axes(cells, (*usual, NAME, LENGTH, "precision", *others))
     if any(axis in free for axis in usual):
         return usual
     left = [axis for axis in free if axis not in (NAME, LENGTH, "precision")]
@@ -141,8 +119,8 @@ def _row_axes(cells: pd.DataFrame, results: Results, usual: tuple[str, ...]) -> 
 def _named(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     """Return the cells with the names of their bars, and their settings."""
     rows = cells[list(axes)].to_dict("records")
-    names = [" ".join(setting_text(axis, row[axis]) for axis in axes) for row in rows]
-    return cells.assign(variant=names, scope=scopes_of(cells, axes))
+    names = [" ".join(cell_names.setting_text(axis, row[axis]) for axis in axes) for row in rows]
+    return cells.assign(variant=names, scope=cell_names.scopes_of(cells, axes))
 
 
 def _panel(title: str, layers: list[Layer], order: Sequence[str]) -> Panel:
@@ -162,40 +140,37 @@ def _stacked(
         href="#cell=" + bars[KEY],
         value=rounded(bars["value"]),
     )
-    y = channel("variant:N", sort=order, title=None, axis={"labelLimit": 130})
+    y = chart.channel("variant:N", sort=order, title=None, axis={"labelLimit": 130})
     highest = float(totals["value"].max()) * 1.16
     scale = {"domain": [0, highest], "nice": False}
     axis = {"tickCount": 5, "format": ",~r"}
     encoding = {
-        "x": channel("value:Q", title=unit.split()[0], stack="zero", scale=scale, axis=axis),
+        "x": chart.channel("value:Q", title=unit.split()[0], stack="zero", scale=scale, axis=axis),
         "y": y,
-        "color": colour_channel("part:N", colours),
+        "color": chart.colour_channel("part:N", colours),
         "order": "rank:Q",
         "description": "label:N",
         "href": "href:N",
     }
-    drawn = with_data(data, marks("bar", encoding, height=16))
-    numbers = _texts({"x": "value:Q", "y": y, "text": "text:N"})
-    return [drawn, with_data(totals, numbers)]
-
-
-def _texts(encoding: Mapping[str, object]) -> Layer:
-    """Return a layer of texts behind bars."""
-    return marks("text", encoding, align="left", dx=4, fontSize=11, color=light("ink2"), aria=False)
+    drawn = chart.with_data(data, chart.marks("bar", encoding, height=16))
+    numbers = chart.marks("text", {"x": "value:Q", "y": y, "text": "text:N"}, **_BEHIND_BARS)
+    return [drawn, chart.with_data(totals, numbers)]
 
 
 def step_parts(results: Results) -> Drawn | None:
     """Return what a step on several GPUs consists of: a stacked bar for each strategy."""
-    cells = of_column("train_step", "compute_ms")(results)
+    cells = chart.of_column("train_step", "compute_ms")(results)
     if LENGTH not in cells or "parallel" not in cells:
         return None
     shown = [NAME, LENGTH, "gpus", "parallel"]
     others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
     # An axis that follows from the model and the strategy is no reason to leave a cell out.
-    cells, note = choose_slice(cells, free_axes(cells, [*shown, *others]), shown)
-    cells = _named(sort_by(cells, shown), ["parallel"])
+    cells, note = cell_names.choose_slice(
+        cells, cell_names.free_axes(cells, [*shown, *others]), shown
+    )
+    cells = _named(cell_names.sort_by(cells, shown), ["parallel"])
     titles = [f"{row[NAME]}, context {row[LENGTH]:,}, {ranks_text(row)}" for row in each(cells)]
-    chosen, few = some_of(titles, _MOST_PANELS, "panels")
+    chosen, few = chart.some_of(titles, _MOST_PANELS, "panels")
     names = {column: part for column, (part, _) in _STEP_PARTS.items()}
     colours = dict(_STEP_PARTS.values())
     panels = []
@@ -205,8 +180,8 @@ def step_parts(results: Results) -> Drawn | None:
             layers = _stacked(_parts_of(own, names), order, colours, " ms")
             layers.append(_ticks(own, order, TIME, " ms without the profiler"))
             panels.append(_panel(str(title), layers, order))
-    entries = [*legend("box", colours), LegendEntry("tick", "step without the profiler", "ink")]
-    return Drawn(panels, entries, "; ".join(filter(None, (note, few))))
+    tick = LegendEntry("tick", "step without the profiler", "ink")
+    return Drawn(panels, [*chart.legend("box", colours), tick], chart.joined(note, few))
 
 
 def longest_kernels(results: Results) -> Drawn | None:
@@ -214,7 +189,7 @@ def longest_kernels(results: Results) -> Drawn | None:
     kernels, cells, note = _profiled(results)
     if cells.empty:
         return None
-    largest = cells[cells[NAME] == ordered(NAME, cells)[-1]]
+    largest = cells[cells[NAME] == cell_names.ordered(NAME, cells)[-1]]
     ends = largest.iloc[[0, -1]] if len(largest) > 1 else largest
     panels = []
     for row in ends.to_dict("records"):
@@ -238,19 +213,19 @@ def _kernel_bars(sums: pd.DataFrame, row: Row) -> Panel:
     scale = {"domain": [0, float(data["value"].max()) * 1.18]}
     axis = {"tickCount": 4, "format": ",~r"}
     shared = {
-        "x": channel("value:Q", title="ms", scale=scale, axis=axis),
-        "y": channel("name:N", sort=list(unique), title=None, axis={"labelLimit": 220}),
+        "x": chart.channel("value:Q", title="ms", scale=scale, axis=axis),
+        "y": chart.channel("name:N", sort=list(unique), title=None, axis={"labelLimit": 220}),
     }
     linked = {**shared, "description": "label:N", "href": "href:N"}
-    bars = marks("bar", linked, height=11, color=light("k1"))
-    layers = [bars, _texts({**shared, "text": "text:N"})]
+    bars = chart.marks("bar", linked, height=11, color=light("k1"))
+    layers = [bars, chart.marks("text", {**shared, "text": "text:N"}, **_BEHIND_BARS)]
     size = {"width": _WIDTH - 90, "height": 17 * len(data)}
-    return with_data(data, {"layer": layers, **size})
+    return chart.with_data(data, {"layer": layers, **size})
 
 
 def memory_parts(results: Results) -> Drawn | None:
     """Return the predicted peak by part as a stacked bar, and the measured peak as a tick."""
-    cells = of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)(results)
+    cells = chart.of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)(results)
     if LENGTH not in cells:
         return None
     cells = cells[cells.filter(items=list(_PART_COLUMNS)).notna().any(axis=1)]
@@ -259,26 +234,31 @@ def memory_parts(results: Results) -> Drawn | None:
     rows = _row_axes(cells, results, (NAME,))
     # No peak depends on the number of steps.
     axes = [axis for axis in results.axes if axis not in TIMING_AXES]
-    cells, note = choose_slice(cells, axes, list(dict.fromkeys((*rows, NAME, LENGTH, "precision"))))
-    context = fullest_context(cells, "cell")
-    cells = _named(sort_by(cells[cells[LENGTH] == context], rows), rows)
-    order, few = some_of(cells["variant"], _MOST_ROWS, "bars")
+    cells, note = cell_names.choose_slice(
+        cells, axes, list(dict.fromkeys((*rows, NAME, LENGTH, "precision")))
+    )
+    context = cell_names.fullest_context(cells, "cell")
+    cells = _named(cell_names.sort_by(cells[cells[LENGTH] == context], rows), rows)
+    order, few = chart.some_of(cells["variant"], _MOST_ROWS, "bars")
     cells = cells[cells["variant"].isin(order)]
     panels = []
-    precisions, few_panels = some_of(ordered("precision", cells), 2, "values of precision")
+    precisions, few_panels = chart.some_of(
+        cell_names.ordered("precision", cells), 2, "values of precision"
+    )
     for precision in precisions:
         own = cells[cells["precision"] == precision]
         own_order = [one for one in order if one in set(own["variant"])]
-        layers = _stacked(
-            _parts_of(own, _PART_COLUMNS, GIB), own_order, _PART_COLOURS, " GiB predicted"
-        )
-        layers.append(_ticks(own, own_order, "shown", " GiB measured"))
-        layers = [*_cards(own["shown"].max()), *layers]
+        bars = _parts_of(own, _PART_COLUMNS, GIB)
+        layers = [
+            *_cards(own["shown"].max()),
+            *_stacked(bars, own_order, _PART_COLOURS, " GiB predicted"),
+            _ticks(own, own_order, "shown", " GiB measured"),
+        ]
         panels.append(_panel(f"{precision}, context {context:,}", layers, own_order))
-    entries = [*legend("box", _PART_COLOURS), LegendEntry("tick", "measured peak", "ink")]
-    if cards := _cards_near(cells["shown"].max()):
+    entries = [*chart.legend("box", _PART_COLOURS), LegendEntry("tick", "measured peak", "ink")]
+    if cards := [card for card in _CARDS if card < cells["shown"].max() * _NEAR]:
         entries.append(LegendEntry("dash", f"GPUs with {', '.join(map(str, cards))} GiB"))
-    return Drawn(panels, entries, "; ".join(filter(None, (note, few, few_panels))))
+    return Drawn(panels, entries, chart.joined(note, few, few_panels))
 
 
 def _parts_of(own: pd.DataFrame, parts: Mapping[str, str], unit: float = 1.0) -> pd.DataFrame:
@@ -297,19 +277,15 @@ def _ticks(own: pd.DataFrame, order: Sequence[str], column: str, unit: str) -> L
     ticks = own[["variant"]].assign(measured=rounded(own[column]), label=labels)
     encoding = {
         "x": "measured:Q",
-        "y": channel("variant:N", sort=order),
+        "y": chart.channel("variant:N", sort=order),
         "description": "label:N",
         "color": {"value": light("ink")},
     }
-    return with_data(ticks, marks("tick", encoding, thickness=2.5, height=20))
-
-
-def _cards_near(peak_gib: float) -> list[int]:
-    return [card for card in _CARDS if card < peak_gib * _NEAR]
+    return chart.with_data(ticks, chart.marks("tick", encoding, thickness=2.5, height=20))
 
 
 def _cards(peak_gib: float) -> list[Layer]:
     """Return a line at the memory of each GPU that is not much larger than a peak."""
-    cards = pd.DataFrame({"card": _cards_near(peak_gib)})
-    rule = marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))
-    return [with_data(cards, rule)] if len(cards) else []
+    cards = pd.DataFrame({"card": [card for card in _CARDS if card < peak_gib * _NEAR]})
+    rule = chart.marks("rule", {"x": "card:Q"}, aria=False, strokeDash=[3, 3], color=light("ink2"))
+    return [chart.with_data(cards, rule)] if len(cards) else []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -16,12 +17,7 @@ from orchestrator.analysis.axes import Row, each, has_value, ranks_text
 from orchestrator.analysis.pairs import BASE, HIGH, LOW, TIME, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.theme import FONT, light
-from orchestrator.report.text.cell_names import (
-    NAME,
-    cell_keys,
-    evenly,
-    names_of,
-)
+from orchestrator.report.text.cell_names import NAME, cell_keys, evenly, names_of
 from orchestrator.report.text.numbers import number
 
 # Parts of Vega-Lite: https://vega.github.io/vega-lite/docs
@@ -146,6 +142,11 @@ def some_of(values: Iterable[Any], most: int, noun: str) -> tuple[list[Any], str
     return chosen, f"{len(chosen)} of {len(known)} {noun}" if len(chosen) < len(known) else ""
 
 
+def joined(*notes: str) -> str:
+    """Return the notes that are not empty as one."""
+    return "; ".join(filter(None, notes))
+
+
 def channel(shorthand: str, **properties: object) -> Channel:
     """Return what a channel encodes: a field and its type, such as `value:Q` or `part:N`."""
     field, _, letter = shorthand.partition(":")
@@ -171,20 +172,9 @@ def with_data(rows: pd.DataFrame, layer: Layer) -> Layer:
 
     A layer without data has that of its panel.
     """
-    shown = set(_fields(layer))
+    shown = set(re.findall(r'"field": "(\w+)"', json.dumps(layer)))
     own = rows[[name for name in rows if name in shown]].astype(object)
     return {"data": {"values": own.where(own.notna(), None).to_dict("records")}, **layer}
-
-
-def _fields(part: object) -> Iterator[str]:
-    """Yield the names of the fields in a part of a specification that has no data."""
-    if isinstance(part, Mapping) and "data" not in part:
-        if isinstance(name := part.get("field"), str):
-            yield name
-        part = list(part.values())
-    if isinstance(part, list):
-        for one in part:
-            yield from _fields(one)
 
 
 # ---------------------------------------------------------------------- values that charts show

@@ -13,46 +13,11 @@ from orchestrator.analysis.axes import RUN, axis_text
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
-from orchestrator.report.charts.chart import (
-    KEY,
-    MOST_PANELS,
-    NUMBER_FORMAT,
-    Channel,
-    Drawn,
-    Layer,
-    LegendEntry,
-    Panel,
-    Points,
-    bound_legend,
-    channel,
-    colour_channel,
-    legend,
-    log_scale,
-    mark_label,
-    marks,
-    of_column,
-    some_of,
-    step_times,
-    with_data,
-)
+from orchestrator.report.charts import chart
+from orchestrator.report.charts.chart import Channel, Drawn, Layer, LegendEntry, Panel
 from orchestrator.report.charts.theme import FUSED, MOST_COLOURS, colours_of, light
-from orchestrator.report.text.cell_names import (
-    COMPILED,
-    LENGTH,
-    NAME,
-    NOT_SHOWN,
-    axis_title,
-    axis_values,
-    choose_slice,
-    evenly,
-    free_axes,
-    fullest_context,
-    scopes_of,
-    setting_text,
-    shared_settings,
-    sort_by,
-    value_text,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import COMPILED, LENGTH, NAME, NOT_SHOWN
 from orchestrator.report.text.numbers import number, rounded
 from tasks.spec.parameters import TIMING_AXES
 
@@ -87,7 +52,7 @@ class Lines:
     of a line. rule: what the values of the column `rule` are, for the legend.
     """
 
-    points: Points
+    points: chart.Points
     unit: str
     title: str
     colour: str = "precision"
@@ -107,7 +72,7 @@ class Lines:
             return None
         dash = ["compile"] * (self.dashed and points["compile"].nunique() > 1)
         shown = list(filter(None, dict.fromkeys((across, colour, panel, *dash))))
-        points, note = choose_slice(points, results.axes, shown)
+        points, note = cell_names.choose_slice(points, results.axes, shown)
         nowhere = int(points[across].isna().sum())
         points = points[points[across].notna()]
         # A line of a single point is invisible.
@@ -116,18 +81,21 @@ class Lines:
         if points.empty:
             return None
         notes = [_SCALES[_is_log(points[across]), self.is_log], note]
-        notes += [f"{counted(nowhere, 'cell')} without {axis_title(across)} left out"] * bool(
-            nowhere
-        )
-        points = sort_by(points, (across,))
+        if nowhere:
+            where = cell_names.axis_title(across)
+            notes.append(f"{counted(nowhere, 'cell')} without {where} left out")
+        points = cell_names.sort_by(points, (across,))
         # Numbers of Python, which a specification can hold, not those of NumPy.
         points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
         names: dict[str, list[str]] = {}
-        for role, axis, most in (("part", colour, MOST_COLOURS), ("panel", panel, MOST_PANELS)):
-            noun = f"values of {axis_title(axis)}"
-            values, few = some_of(axis_values(axis, points), most, noun)
+        for role, axis, most in (
+            ("part", colour, MOST_COLOURS),
+            ("panel", panel, chart.MOST_PANELS),
+        ):
+            noun = f"values of {cell_names.axis_title(axis)}"
+            values, few = chart.some_of(cell_names.axis_values(axis, points), most, noun)
             notes.append(few)
-            show = value_text if axis == "attention" else setting_text
+            show = cell_names.value_text if axis == "attention" else cell_names.setting_text
             names[role] = [show(axis, value) for value in values]
             texts = dict(zip(map(axis_text, values), names[role], strict=True))
             points[role] = points[axis].map(axis_text).map(texts)
@@ -135,14 +103,14 @@ class Lines:
                 colours = dict(zip(names[role], colours_of(axis, values).values(), strict=True))
         points = points.dropna(subset=["part", "panel"])
         points["dash"] = points["compile"] if dash else ""
-        points["scope"] = scopes_of(points, shown)
-        drawn = self.draw(points, colours, names["panel"], axis_title(across))
-        return replace(drawn, note="; ".join(filter(None, notes)))
+        points["scope"] = cell_names.scopes_of(points, shown)
+        drawn = self.draw(points, colours, names["panel"], cell_names.axis_title(across))
+        return replace(drawn, note=chart.joined(*notes))
 
     def _axes(self, points: pd.DataFrame, axes: Sequence[str]) -> tuple[str, str, str]:
         """Return the axes across, of colours and of panels; the first is empty without a chart."""
         if self.across:
-            free = free_axes(points, (self.colour, self.panel, self.across))
+            free = cell_names.free_axes(points, (self.colour, self.panel, self.across))
             colour, panel = self.colour, self.panel
             if colour not in free:
                 colour, panel = panel, colour
@@ -150,7 +118,7 @@ class Lines:
         dash = ["compile"] * self.dashed
         others = [axis for axis in axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
         first = (self.panel, self.colour, *dash, NAME, LENGTH, "batch_size")
-        free = free_axes(points, (*first, *others, *TIMING_AXES))
+        free = cell_names.free_axes(points, (*first, *others, *TIMING_AXES))
         left = [axis for axis in free if axis not in (*dash, self.panel, self.colour)]
         # Models are in a row only if no number varies.
         across = next((axis for axis in left if _is_number(points[axis])), NAME)
@@ -181,41 +149,44 @@ class Lines:
         channels = {
             "x": _across(points["x"], x_title),
             "y": self._vertical(points),
-            "color": colour_channel("part:N", colours),
+            "color": chart.colour_channel("part:N", colours),
         }
         size = {"width": _WIDTHS.get(columns, _NARROW), "height": _HEIGHT}
         parts = []
         for title in titles:
             layers = self._layers(points[points["panel"] == title], channels)
             parts.append({**layers, "title": title, **size})
-        entries = legend("line", colours)
+        entries = chart.legend("line", colours)
         if points["dash"].nunique() > 1:
             entries += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
         if len(_rules(points)):
             entries.append(LegendEntry("dash", self.rule or self.title.removeprefix("times ")))
-        return Drawn(parts, [*entries, *bound_legend(points)], "", columns, x_title)
+        return Drawn(parts, [*entries, *chart.bound_legend(points)], "", columns, x_title)
 
     def _layers(self, own: pd.DataFrame, shared: Mapping[str, Channel]) -> Panel:
         lines = dict(shared)
         if (own["dash"] != "").any():
             dashes = {"domain": ["eager", *COMPILED], "range": [_DASHED, [1, 0], [1, 0]]}
-            lines["strokeDash"] = channel("dash:N", scale=dashes, legend=None)
-        layers = [marks("line", lines, strokeWidth=1.6, aria=False), *_points(own, shared, "y")]
+            lines["strokeDash"] = chart.channel("dash:N", scale=dashes, legend=None)
+        layers = [
+            chart.marks("line", lines, strokeWidth=1.6, aria=False),
+            *_points(own, shared, "y"),
+        ]
         rules = _rules(own).drop_duplicates().to_frame()
         if len(rules):
-            rule = marks(
+            rule = chart.marks(
                 "rule", {"y": "rule:Q"}, aria=False, strokeDash=_DASHED, color=light("ink2")
             )
-            layers.insert(0, with_data(rules, rule))
+            layers.insert(0, chart.with_data(rules, rule))
         if self.has_slopes:
             layers += _slopes(own, shared)
-        return with_data(own, {"layer": layers})
+        return chart.with_data(own, {"layer": layers})
 
     def _vertical(self, points: pd.DataFrame) -> Channel:
         values = _numbers(points)
         if self.is_log:
-            scale, ticks = log_scale(values[values > 0])
-            axis: Channel = {"values": ticks, "format": NUMBER_FORMAT}
+            scale, ticks = chart.log_scale(values[values > 0])
+            axis: Channel = {"values": ticks, "format": chart.NUMBER_FORMAT}
         else:
             highest = max(float(one.max()) for one in (values, _rules(points)) if len(one))
             low, high = float(values.min()), self.top or highest * 1.05
@@ -223,7 +194,7 @@ class Lines:
             scale = {"domain": [low, high], "zero": self.has_zero, "nice": False}
             # In `,~g`, 400 would be 4e+2.
             axis = {"tickCount": 5, "format": ",~r" if self.unit else "%"}
-        return channel("shown:Q", title=self.title, scale=scale, axis=axis)
+        return chart.channel("shown:Q", title=self.title, scale=scale, axis=axis)
 
 
 def _rules(points: pd.DataFrame) -> pd.Series[Any]:
@@ -237,13 +208,13 @@ def _across(values: pd.Series[Any], title: str) -> Channel:
     axis |= {"labelOverlap": True, "labelSeparation": 8, "grid": False}
     ticks = values.drop_duplicates().to_list()
     if not _is_number(values):
-        return channel("x:N", sort=ticks, title=title, scale={"domain": ticks}, axis=axis)
+        return chart.channel("x:N", sort=ticks, title=title, scale={"domain": ticks}, axis=axis)
     low, high, is_log = float(min(ticks)), float(max(ticks)), _is_log(values)
     pad = (high / low) ** _MARGIN if is_log else (high - low) * _MARGIN
     domain = [low / pad, high * pad] if is_log else [low - pad, high + pad]
     scale = {"type": "log" if is_log else "linear", "domain": domain, "nice": False, "zero": False}
-    axis |= {"values": ticks, "format": NUMBER_FORMAT if high < _HUGE else "~s"}
-    return channel("x:Q", title=title, scale=scale, axis=axis)
+    axis |= {"values": ticks, "format": chart.NUMBER_FORMAT if high < _HUGE else "~s"}
+    return chart.channel("x:Q", title=title, scale=scale, axis=axis)
 
 
 def _is_log(values: pd.Series[Any]) -> bool:
@@ -258,8 +229,8 @@ def _is_number(values: pd.Series[Any]) -> bool:
 def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Return the points with rounded numbers, and what `_points` draws: label, link and filling."""
     is_bound = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
-    labels = [mark_label(row, unit) for row in points.to_dict("records")]
-    points = points.assign(label=labels, href="#cell=" + points[KEY], hollow=is_bound)
+    labels = [chart.mark_label(row, unit) for row in points.to_dict("records")]
+    points = points.assign(label=labels, href="#cell=" + points[chart.KEY], hollow=is_bound)
     numbers = points.columns.intersection(list(_NUMBERS))
     points[numbers] = points[numbers].apply(rounded)
     return points
@@ -272,12 +243,12 @@ def _points(rows: pd.DataFrame, shared: Mapping[str, Channel], along: str) -> li
     """
     layers = []
     if "low" in rows:
-        ends = {**shared, along: channel("low:Q"), f"{along}2": {"field": "high"}}
-        layers.append(marks("rule", ends, aria=False))
+        ends = {**shared, along: chart.channel("low:Q"), f"{along}2": {"field": "high"}}
+        layers.append(chart.marks("rule", ends, aria=False))
     hollow = {"test": {"field": "hollow", "equal": True}, "value": light("bg")}
     fill = {**shared["color"], "condition": hollow}
     encoding = {**shared, "fill": fill, "description": "label:N", "href": "href:N"}
-    return [*layers, marks("point", encoding, size=36, strokeWidth=1.4, opacity=1)]
+    return [*layers, chart.marks("point", encoding, size=36, strokeWidth=1.4, opacity=1)]
 
 
 def _slopes(own: pd.DataFrame, shared: Mapping[str, Channel]) -> list[Layer]:
@@ -292,45 +263,45 @@ def _slopes(own: pd.DataFrame, shared: Mapping[str, Channel]) -> list[Layer]:
             end = {"x": last["x"], "shown": last["shown"], "part": part}
             rows.append({**end, "slope": f"n^{slope:.1f}"})
     encoding = {**shared, "text": "slope:N"}
-    texts = marks("text", encoding, align="right", dx=-8, dy=-2, fontSize=10, aria=False)
-    return [with_data(pd.DataFrame(rows), texts)] if rows else []
+    texts = chart.marks("text", encoding, align="right", dx=-8, dy=-2, fontSize=10, aria=False)
+    return [chart.with_data(pd.DataFrame(rows), texts)] if rows else []
 
 
 def attention_dots(results: Results) -> Drawn | None:
     """Return time and peak of each implementation at the longest context with most of them."""
-    peaks = of_column("attention", "peak_allocated_bytes", scale=1 / GIB)
+    peaks = chart.of_column("attention", "peak_allocated_bytes", scale=1 / GIB)
     shown, note, context = {}, "", None
-    for unit, points in (("ms", step_times("attention")), ("GiB", peaks)):
+    for unit, points in (("ms", chart.step_times("attention")), ("GiB", peaks)):
         cells = points(results)
         if len(cells):
-            context = context or fullest_context(cells, "attention")
+            context = context or cell_names.fullest_context(cells, "attention")
             cells = cells[cells[LENGTH] == context]
-            cells, note = choose_slice(cells, results.axes, ["attention"])
-            shown[unit] = sort_by(cells, ("attention",))
+            cells, note = cell_names.choose_slice(cells, results.axes, ["attention"])
+            shown[unit] = cell_names.sort_by(cells, ("attention",))
     panels = []
     for unit, cells in shown.items():
         title = f"{'peak ' * (unit == 'GiB')}{unit}, context {context:,}"
         panels += [{**_dots(cells, unit), "title": title}] * (len(cells) > 1)
-    bound = bound_legend(pd.concat(shown.values())) if shown else ()
-    return Drawn(panels, [*legend("box", _KERNELS), *bound], note)
+    bound = chart.bound_legend(pd.concat(shown.values())) if shown else ()
+    return Drawn(panels, [*chart.legend("box", _KERNELS), *bound], note)
 
 
 def _dots(cells: pd.DataFrame, unit: str) -> Panel:
     """Return a dot with its interval for each implementation of attention, on a logarithmic axis."""
     fused, separate = _KERNELS
     kinds = np.where(cells["attention"].isin(FUSED), fused, separate)
-    data = cells.assign(scope=scopes_of(cells, ["attention"]), kind=kinds)
+    data = cells.assign(scope=cell_names.scopes_of(cells, ["attention"]), kind=kinds)
     data = _mark_data(data, f" {unit}")
     order = list(data["attention"])
-    scale, ticks = log_scale(_numbers(data))
-    axis = {"values": ticks, "format": NUMBER_FORMAT}
+    scale, ticks = chart.log_scale(_numbers(data))
+    axis = {"values": ticks, "format": chart.NUMBER_FORMAT}
     shared = {
-        "x": channel("shown:Q", title=unit, scale=scale, axis=axis),
-        "y": channel("attention:N", sort=order, title=None, axis={"labelLimit": 140}),
-        "color": colour_channel("kind:N", _KERNELS),
+        "x": chart.channel("shown:Q", title=unit, scale=scale, axis=axis),
+        "y": chart.channel("attention:N", sort=order, title=None, axis={"labelLimit": 140}),
+        "color": chart.colour_channel("kind:N", _KERNELS),
     }
     size = {"width": _WIDTHS[2], "height": max(15 * len(order), 60)}
-    return with_data(data, {"layer": _points(data, shared, "x"), **size})
+    return chart.with_data(data, {"layer": _points(data, shared, "x"), **size})
 
 
 def _numbers(points: pd.DataFrame) -> pd.Series[float]:
@@ -347,8 +318,8 @@ def over_commits(results: Results) -> Drawn | None:
     facts = results.cells.filter(items=["commit", "started_at", "host"])
     if RUN not in results.cells or len(facts.columns) < 3:
         return None
-    peaks = of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)
-    tables = {"step time, ms": step_times("train_step"), "peak memory, GiB": peaks}
+    peaks = chart.of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)
+    tables = {"step time, ms": chart.step_times("train_step"), "peak memory, GiB": peaks}
     points = pd.concat([of(results).assign(panel=title) for title, of in tables.items()])
     points = points.join(facts).assign(own=points["cell"].str.rpartition(":")[2])
     by_cell = points.groupby(["panel", "own"])
@@ -358,17 +329,22 @@ def over_commits(results: Results) -> Drawn | None:
     timed = points[points["panel"] == points["panel"].iloc[0]].sort_values("shown")
     counts = timed.groupby("own")[RUN].nunique()
     names = [own for own in dict.fromkeys(timed["own"]) if counts[own] == counts.max()]
-    names = evenly(names, MOST_COLOURS)
+    names = cell_names.evenly(names, MOST_COLOURS)
     points = points[points["own"].isin(names)].reset_index(drop=True)
-    free = free_axes(points, (NAME, LENGTH, *(axis for axis in results.axes if axis != RUN)))
-    texts = [[setting_text(axis, row[axis]) for axis in free] for row in points.to_dict("records")]
+    free = cell_names.free_axes(
+        points, (NAME, LENGTH, *(axis for axis in results.axes if axis != RUN))
+    )
+    texts = [
+        [cell_names.setting_text(axis, row[axis]) for axis in free]
+        for row in points.to_dict("records")
+    ]
     runs = points[RUN] + " " + points["commit"].str[:7]
     values = points["shown"].map(number) + points["panel"].str.split(",").str[1]
     points = points.assign(
         x=runs,
         dash="",
         part=[", ".join(text) or name for text, name in zip(texts, points[NAME], strict=True)],
-        scope=pd.Series(scopes_of(points, free)) + ", " + runs + ", " + values,
+        scope=pd.Series(cell_names.scopes_of(points, free)) + ", " + runs + ", " + values,
     )
     numbers = points.columns.intersection(list(_NUMBERS))
     first = points.groupby(["panel", "own"])["shown"].transform("first")
@@ -377,9 +353,11 @@ def over_commits(results: Results) -> Drawn | None:
     points = points.iloc[points.groupby("x")["started_at"].transform("min").argsort(kind="stable")]
     of_names = dict(zip(points["own"], points["part"], strict=True))
     colours = colours_of("", list(map(of_names.get, names)))
-    look = Lines(of_column("", ""), "× the first", "over the first", is_log=False, has_zero=False)
+    look = Lines(
+        chart.of_column("", ""), "× the first", "over the first", is_log=False, has_zero=False
+    )
     drawn = look.draw(points, colours, list(tables), "run and commit, in order of time")
     hosts = points["host"].nunique()
     count = f"{counted(len(names), 'cell')} on {counted(hosts, 'host')}"
-    note = ", ".join(filter(None, (count, shared_settings(points, free))))
+    note = ", ".join(filter(None, (count, cell_names.shared_settings(points, free))))
     return replace(drawn, note=note)

@@ -14,15 +14,8 @@ import pandas as pd
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
-from orchestrator.report.charts.chart import (
-    Drawn,
-    Panel,
-    channel,
-    colour_channel,
-    legend,
-    marks,
-    with_data,
-)
+from orchestrator.report.charts import chart
+from orchestrator.report.charts.chart import Drawn, Panel
 from orchestrator.report.charts.theme import light
 from orchestrator.report.text.cell_names import NOT_SHOWN, cell_keys, free_axes, scopes_of
 from orchestrator.report.text.numbers import rounded
@@ -59,7 +52,7 @@ def live_memory(results: Results) -> Drawn | None:
         panels.append({**_areas(curves, colours, f"#cell={row['key']}"), "title": row["scope"]})
     count = live["cell"].nunique()
     few = f"the {len(panels)} largest of {count} cells" if count > len(panels) else ""
-    return Drawn(panels, legend("box", colours), few)
+    return Drawn(panels, chart.legend("box", colours), few)
 
 
 def role_colours(live: pd.DataFrame) -> dict[str, str]:
@@ -112,17 +105,17 @@ def _areas(curves: pd.DataFrame, colours: Mapping[str, str], href: str) -> Panel
         label=long["role"] + ": at most " + peaks.map("{:.3g} GiB".format),
     )
     encoding = {
-        "x": channel("at:Q", title="ms into the step"),
-        "y": channel("gib:Q", title="GiB", stack="zero"),
-        "color": colour_channel("role:N", colours),
+        "x": chart.channel("at:Q", title="ms into the step"),
+        "y": chart.channel("gib:Q", title="GiB", stack="zero"),
+        "color": chart.colour_channel("role:N", colours),
         "order": "rank:Q",
         "description": "label:N",
         "href": "href:N",
     }
-    areas = marks("area", encoding, interpolate="step-after")
+    areas = chart.marks("area", encoding, interpolate="step-after")
     begins = highest[highest["phase"] != ""].groupby("phase")[["at"]].min().reset_index()
-    rules = marks("rule", {"x": "at:Q"}, strokeDash=[4, 3], aria=False, color=light("ink2"))
+    rules = chart.marks("rule", {"x": "at:Q"}, strokeDash=[4, 3], aria=False, color=light("ink2"))
     words = {"x": "at:Q", "y": {"value": 2}, "text": "phase:N"}
     look = {"align": "left", "baseline": "top", "dx": 3, "fontSize": 10, "color": light("ink")}
-    layers = [with_data(long, areas), rules, marks("text", words, **look, aria=False)]
-    return with_data(begins, {"layer": layers, "width": 380, "height": 180})
+    layers = [chart.with_data(long, areas), rules, chart.marks("text", words, **look, aria=False)]
+    return chart.with_data(begins, {"layer": layers, "width": 380, "height": 180})

@@ -8,22 +8,8 @@ from itertools import product
 from typing import Any
 
 from orchestrator.analysis.results import Results
-from orchestrator.report.charts.bars import (
-    kernel_classes,
-    longest_kernels,
-    memory_parts,
-    step_parts,
-)
-from orchestrator.report.charts.chart import (
-    CONFIG,
-    PANEL_CONFIG,
-    ChartLayout,
-    Drawn,
-    bandwidths,
-    of_column,
-    ratios,
-    step_times,
-)
+from orchestrator.report.charts import bars, chart
+from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, Drawn
 from orchestrator.report.charts.lines import RATIO, Lines, attention_dots, over_commits
 from orchestrator.report.charts.memory_timeline import live_memory
 from orchestrator.report.charts.rendering import Picture, draw
@@ -68,14 +54,14 @@ PLOTS: tuple[Plot, ...] = (
         "time",
         "Step time",
         "median ms of a step; bars: 95% interval",
-        Lines(step_times("train_step"), " ms", "ms of a step"),
+        Lines(chart.step_times("train_step"), " ms", "ms of a step"),
     ),
     Plot(
         "precision-speed-up",
         "time",
         "Speed-up over fp32",
         "times as fast as in fp32; bars: interval from both medians",
-        Lines(ratios("precision", "fp32", _NARROW), RATIO, "times as fast as in fp32"),
+        Lines(chart.ratios("precision", "fp32", _NARROW), RATIO, "times as fast as in fp32"),
     ),
     Plot(
         "commits",
@@ -89,30 +75,30 @@ PLOTS: tuple[Plot, ...] = (
         "where",
         "Share of the step in which GPU kernels run",
         "kernel time over step time",
-        Lines(of_column("train_step", "busy_timed"), "", "GPU busy", is_log=False, top=1.0),
+        Lines(chart.of_column("train_step", "busy_timed"), "", "GPU busy", is_log=False, top=1.0),
     ),
     Plot(
         "mfu",
         "where",
         "Share of the GPU's peak that a step reaches",
         "model FLOPs over the dense peak in that precision (MFU)",
-        Lines(of_column("train_step", "mfu"), "", "MFU", is_log=False, dashed=True),
+        Lines(chart.of_column("train_step", "mfu"), "", "MFU", is_log=False, dashed=True),
     ),
     Plot(
         "kernel-classes",
         "where",
         "Kernel time by class of work",
         "ms of kernels in a step",
-        kernel_classes,
+        bars.kernel_classes,
     ),
-    Plot("top-kernels", "where", "The longest kernels", "ms in a step", longest_kernels),
+    Plot("top-kernels", "where", "The longest kernels", "ms in a step", bars.longest_kernels),
     Plot(
         "compile-speed-up",
         "compile",
         "Speed-up of compiled steps",
         "times as fast as eager; bars: interval from both medians",
         Lines(
-            ratios("compile", "eager", ("blocks", "model")),
+            chart.ratios("compile", "eager", ("blocks", "model")),
             RATIO,
             "times as fast as eager",
             colour=NAME,
@@ -124,7 +110,7 @@ PLOTS: tuple[Plot, ...] = (
         "memory",
         "What the peak is made of",
         "GiB by part, predicted",
-        memory_parts,
+        bars.memory_parts,
     ),
     Plot(
         "memory-timeline",
@@ -146,7 +132,7 @@ PLOTS: tuple[Plot, ...] = (
         "Bus bandwidth",
         "GB/s that each link must carry, from the median of all calls",
         Lines(
-            bandwidths,
+            chart.bandwidths,
             " GB/s",
             "bus bandwidth, GB/s",
             colour="collective",
@@ -162,14 +148,14 @@ PLOTS: tuple[Plot, ...] = (
         "What a step on several GPUs consists of",
         "ms of a step under the profiler, on the rank with the slowest steps; exposed: no kernel"
         " computes at the same time",
-        step_parts,
+        bars.step_parts,
     ),
     Plot(
         "attention-scaling",
         "attention",
         "Attention",
         "median ms; n^: exponent of the three longest contexts",
-        Lines(step_times("attention"), " ms", "ms", colour="attention", has_slopes=True),
+        Lines(chart.step_times("attention"), " ms", "ms", colour="attention", has_slopes=True),
     ),
 )
 
@@ -199,7 +185,7 @@ def _specs(figure: Figure) -> list[dict[str, object]]:
         specs.append({**_untitled(panel), "description": text, "config": PANEL_CONFIG})
     # Vega draws the legend of colours only.
     signs = [f"{_SIGNS[one.mark]} {one.text}" for one in drawn.legend if one.mark in _SIGNS]
-    read = "; ".join(filter(None, (figure.plot.read, drawn.note)))
+    read = chart.joined(figure.plot.read, drawn.note)
     lines = list(filter(None, (read, " · ".join(signs))))
     whole = {
         "config": {**CONFIG, "background": "#ffffff"},

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.analysis import kernels as kernel_rows
 from orchestrator.analysis.axes import MAIN, ordered_values
 from orchestrator.analysis.cpu_bound import depends_on_cpu
-from orchestrator.analysis.kernels import (
-    ATTENTION_MATMULS,
-    GEMM,
-    inside_operators,
-    ms_of_parts,
-    rows_by_cell,
-    sums,
-)
 from orchestrator.analysis.pairs import TIME, measured, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.findings.finding import (
-    Finding,
-    basis_of_cells,
-    by_precision,
-    extreme,
-    has_cell_with,
-    main_run,
-    matched_on,
-    median_of,
-    sentence_of,
-    warmest,
-)
+from orchestrator.report.findings import finding
+from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number, percent, ratio, span
 
@@ -40,16 +23,16 @@ _BACKWARD, _FORWARD = "backward_ms_median", "forward_ms_median"
 def about_backward(results: Results) -> Iterator[Finding]:
     """Yield how long the backward pass takes, compared with the forward pass of the same cell."""
     cells = preferring(measured(results, "train_step", _BACKWARD, _FORWARD), MAIN)
-    cells = warmest(results, cells)
+    cells = finding.warmest(results, cells)
     is_free = ~depends_on_cpu(cells)
-    on_gpu = has_cell_with(cells, "device", "cuda")
-    shown = main_run(select(cells, is_free) if is_free.any() else cells)
+    on_gpu = finding.has_cell_with(cells, "device", "cuda")
+    shown = finding.main_run(select(cells, is_free) if is_free.any() else cells)
     if shown.empty or "precision" not in shown:
         return
     ratios = (shown[_BACKWARD] / shown[_FORWARD]).astype(float)
     middle, kind = ratios.median(), "GPU-bound cell" if is_free.any() and on_gpu else "cell"
-    texts = [median_of(len(shown), kind)]
-    texts += by_precision(ratios, shown, results.axes, "{ratio} in {name}")
+    texts = [finding.median_of(len(shown), kind)]
+    texts += finding.by_precision(ratios, shown, results.axes, "{ratio} in {name}")
     is_certain = bool(ratios.min() > 1 or ratios.max() < 1)
     takes = "takes longer than" if middle > 1 else "takes less time than"
     if abs(middle - 1) <= _ABOUT_EQUAL:
@@ -61,9 +44,9 @@ def about_backward(results: Results) -> Iterator[Finding]:
         ratio(middle),
         span(ratios),
         f"The backward pass {takes} the forward pass.",
-        sentence_of(texts),
+        finding.sentence_of(texts),
         counted(len(shown), kind),
-        basis=basis_of_cells(shown),
+        basis=finding.basis_of_cells(shown),
         is_cpu_bound=kind == "cell" and on_gpu,
         is_clear=is_certain,
     )
@@ -72,11 +55,11 @@ def about_backward(results: Results) -> Iterator[Finding]:
 def about_busy_time(results: Results) -> Iterator[Finding]:
     """Yield how much of a step the GPU works, in the cells with the least and the most."""
     steps = measured(results, "train_step", "busy_timed")
-    steps = warmest(results, main_run(preferring(steps, MAIN)))
+    steps = finding.warmest(results, finding.main_run(preferring(steps, MAIN)))
     steps = steps[steps["device"] == "cuda"] if "device" in steps else steps
     if steps.empty:
         return
-    least, most = (extreme(steps, "busy_timed", largest) for largest in (False, True))
+    least, most = (finding.extreme(steps, "busy_timed", largest) for largest in (False, True))
     idle = max(1 - float(least["busy_timed"]), 0.0)
     spread, detail = "", ""
     if len(steps) > 1:
@@ -91,7 +74,7 @@ def about_busy_time(results: Results) -> Iterator[Finding]:
         f" {number(least[TIME])} ms.{detail}",
         scope_of(least),
         idle,
-        basis_of_cells(steps),
+        finding.basis_of_cells(steps),
         bool(depends_on_cpu(steps.loc[[least.name]]).item()),
     )
 
@@ -101,12 +84,12 @@ def about_kernels(results: Results) -> Iterator[Finding]:
     if _WITH_KERNELS not in results.cells:
         return
     kernels = results.kernels().dropna(subset="ms")
-    cells = main_run(
+    cells = finding.main_run(
         preferring(select(results.cells, results.cells["cell"].isin(kernels["cell"])), MAIN)
     )
     if cells.empty or "precision" not in cells:
         return
-    same = matched_on(cells, "precision", results.axes)
+    same = finding.matched_on(cells, "precision", results.axes)
     cells = same if len(same) else preferring(cells, {"precision": cells["precision"].iloc[0]})
     kernels = kernels[kernels["cell"].isin(cells["cell"])]
     by_class = kernels.pivot_table("ms", "cell", "kernel_class", "sum", fill_value=0.0)
@@ -114,11 +97,13 @@ def about_kernels(results: Results) -> Iterator[Finding]:
     precision = cells.set_index("cell")["precision"].astype(str).reindex(shares.index)
     medians = shares.groupby(precision).median()
     order = [name for name in ordered_values("precision", precision) if name in medians.index]
-    products = medians[GEMM] if GEMM in medians else medians.iloc[:, 0] * 0.0
-    others = medians.drop(columns=GEMM, errors="ignore").loc[order[-1]]
+    products = (
+        medians[kernel_rows.GEMM] if kernel_rows.GEMM in medians else medians.iloc[:, 0] * 0.0
+    )
+    others = medians.drop(columns=kernel_rows.GEMM, errors="ignore").loc[order[-1]]
     texts = [f"{percent(products[name])} in {name}" for name in order]
-    time = "kernel time" if has_cell_with(cells, "device", "cuda") else "time of operators"
-    median = median_of(len(shares) // len(order), "cell")
+    time = "kernel time" if finding.has_cell_with(cells, "device", "cuda") else "time of operators"
+    median = finding.median_of(len(shares) // len(order), "cell")
     detail = [f"{median} in each precision" if median and len(order) > 1 else median]
     if len(others):
         rest = f"{others.idxmax()} ({percent(others.max())} in {order[-1]})"
@@ -129,9 +114,9 @@ def about_kernels(results: Results) -> Iterator[Finding]:
         f"in {order[-1]}" + (f"; {texts[0]}" if len(texts) > 1 else ""),
         f"Matrix products take {texts[0].replace(' in ', f' of the {time} in ')}"
         f"{''.join(f', {text}' for text in texts[1:])}.",
-        sentence_of(detail),
+        finding.sentence_of(detail),
         f"{counted(len(shares), 'cell')} with kernels",
-        basis=basis_of_cells(cells),
+        basis=finding.basis_of_cells(cells),
     )
 
 
@@ -139,24 +124,26 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     """Yield how long the softmax of attention takes, compared with its two matrix products."""
     if _WITH_KERNELS not in results.cells:
         return
-    kernels = inside_operators(results.kernels())
+    kernels = kernel_rows.inside_operators(results.kernels())
     kernels = kernels[kernels["phase"] == "forward"]
     cells = select(results.cells, results.cells["cell"].isin(kernels["cell"]))
-    cells = main_run(preferring(select(cells, cells["task"] == "train_step"), MAIN))
-    ratios, rows = {}, rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])])
+    cells = finding.main_run(preferring(select(cells, cells["task"] == "train_step"), MAIN))
+    ratios, rows = {}, kernel_rows.rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])])
     for cell, own in rows.items():
-        softmax = ms_of_parts(own, ("softmax",))
-        products = [one for one in own if one.kernel_class == GEMM]
-        matmul = ms_of_parts(products, ATTENTION_MATMULS)
+        softmax = kernel_rows.ms_of_parts(own, ("softmax",))
+        products = [one for one in own if one.kernel_class == kernel_rows.GEMM]
+        matmul = kernel_rows.ms_of_parts(products, kernel_rows.ATTENTION_MATMULS)
         if softmax and matmul:
             ratios[cell] = softmax / matmul
     cells = select(cells, cells["cell"].isin(list(ratios)))
     if cells.empty:
         return
     cells = cells.assign(softmax_ratio=cells["cell"].map(ratios))
-    row = extreme(cells, "softmax_ratio", largest=True)
+    row = finding.extreme(cells, "softmax_ratio", largest=True)
     own = rows[row["cell"]]
-    share = (ms_of_parts(own, ("softmax",)) or 0.0) / sum(sums(own, "phase").values())
+    share = (kernel_rows.ms_of_parts(own, ("softmax",)) or 0.0) / sum(
+        kernel_rows.sums(own, "phase").values()
+    )
     more = "longer than" if row["softmax_ratio"] > 1 else "less time than"
     yield Finding(
         "softmax / its products",

@@ -34,21 +34,8 @@ from orchestrator.analysis.pairs import (
 )
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.findings.finding import (
-    Finding,
-    basis_of_cells,
-    basis_of_pairs,
-    by_precision,
-    extreme,
-    has_cell_with,
-    least_gain,
-    main_run,
-    matched_on,
-    of_pair,
-    peak_of,
-    subject_of,
-    tally,
-)
+from orchestrator.report.findings import finding
+from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import COMPILED, LENGTH, PASSES, fullest_context, scope_of
 from orchestrator.report.text.numbers import gibibytes, interval, number, percent, ratio, span
 from tasks.spec.parameters import TIMING_AXES
@@ -72,28 +59,26 @@ def about_precision(results: Results) -> Iterator[Finding]:
     base, *others = [*ordered_values("precision", steps["precision"]), ""]
     for precision in others:
         found = pairs(steps, results.axes, "precision", (base, precision))
-        main = main_run(preferring(found, MAIN))
+        main = finding.main_run(preferring(found, MAIN))
         if len(main):
             yield from _of_precision(main, found)
 
 
 def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
     is_free = is_gpu_bound(main)
-    candidates = main[is_free] if is_free.any() else main
-    clear = candidates[is_clear(candidates)]
-    best = extreme(clear if len(clear) else candidates, "ratio", largest=True)
+    best = finding.best_of(main[is_free] if is_free.any() else main)
     label = f"{best['precision']} over {best['precision' + BASE]}"
-    conclusion = tally(main, str(best["precision"]), f"{PASSES.get(best.get('pass'), 'step')}")
-    yield of_pair(best, label, conclusion, f"{_takes(best)}{_when_compiled(best, found)}")
-    worst = extreme(main[is_clear(main)], "ratio", largest=False)
+    conclusion = finding.tally(
+        main, str(best["precision"]), f"{PASSES.get(best.get('pass'), 'step')}"
+    )
+    takes = f"{finding.subject_of(best)} takes {_times(best)}."
+    yield finding.of_pair(best, label, conclusion, takes + _when_compiled(best, found))
+    worst = finding.extreme(main[is_clear(main)], "ratio", largest=False)
     if worst is not None and worst["ratio"] < 1 < best["ratio"]:
         conclusion = f"{worst['precision']} is slower for {scope_of(worst)}."
-        loss = of_pair(worst, label, conclusion, _takes(worst) + _reason(worst))
+        takes = f"{finding.subject_of(worst)} takes {_times(worst)}."
+        loss = finding.of_pair(worst, label, conclusion, takes + _reason(worst))
         yield replace(loss, section="where")
-
-
-def _takes(pair: Row) -> str:
-    return f"{subject_of(pair)} takes {_times(pair)}."
 
 
 def _times(pair: Row) -> str:
@@ -134,7 +119,7 @@ def about_compiling(results: Results) -> Iterator[Finding]:
     steps = measured(results, "train_step", TIME, LOW, HIGH)
     steps = preferring(steps, {"pass": "train_step"})
     for scope, name in COMPILED.items():
-        found = main_run(pairs(steps, results.axes, "compile", ("eager", scope)))
+        found = finding.main_run(pairs(steps, results.axes, "compile", ("eager", scope)))
         if len(found):
             yield _of_compiling(found, name, results)
 
@@ -148,9 +133,9 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
     if len(shown) == 1:
         pair = shown.iloc[0]
         times = f"{number(pair[TIME + BASE])} ms eager and {number(pair[TIME])} ms compiled"
-        texts = [f"{subject_of(pair)} in {pair['precision']} takes {times}"]
+        texts = [f"{finding.subject_of(pair)} in {pair['precision']} takes {times}"]
         spread = interval(pair["low"], pair["high"], pair["coverage"])
-    texts += by_precision(shown["ratio"], shown, results.axes, "{name} {ratio}")
+    texts += finding.by_precision(shown["ratio"], shown, results.axes, "{name} {ratio}")
     if len(bound):
         texts.append(f"{counted(len(bound), 'CPU-bound pair')} {ratio(bound['ratio'].median())}")
     cells = results.cells[results.cells["cell"].isin(found["cell"])]
@@ -162,11 +147,13 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
         f"{name} over eager",
         ratio(shown["ratio"].median()),
         spread,
-        tally(found, "Compiling" if name == "compiled" else "Compiling the whole model", "step"),
+        finding.tally(
+            found, "Compiling" if name == "compiled" else "Compiling the whole model", "step"
+        ),
         f"{'; '.join(texts)}.{cost}",
         counted(len(shown), kind),
-        least_gain(shown["low"].median(), shown["high"].median()) if is_certain else 0.0,
-        basis_of_pairs(shown),
+        finding.least_gain(shown["low"].median(), shown["high"].median()) if is_certain else 0.0,
+        finding.basis_of_pairs(shown),
         not is_free.any(),
         is_certain,
     )
@@ -188,7 +175,7 @@ def about_attention(results: Results) -> Iterator[Finding]:
 
 
 def _of_attention(joined: pd.DataFrame) -> Finding:
-    best = _best_attention(joined, fullest_context(joined, "attention"))
+    best = finding.best_of(joined[joined[LENGTH] == fullest_context(joined, "attention")])
     name = str(best["attention"])
     conclusion = f"{name} attention makes no clear difference."
     if is_clear(best):
@@ -202,19 +189,12 @@ def _of_attention(joined: pd.DataFrame) -> Finding:
         more = "less" if saved >= 0 else "more"
         detail += f" It needs {gibibytes(abs(saved))} {more} memory"
         detail += f" ({gibibytes(best[_PEAK])} and {gibibytes(best[_PEAK + BASE])})."
-    longest = _best_attention(joined, joined[LENGTH].max())
+    longest = finding.best_of(joined[joined[LENGTH] == joined[LENGTH].max()])
     if longest[LENGTH] > best[LENGTH]:
         detail += f" At {longest[LENGTH]:,}, where fewer were measured, {longest['attention']} is"
         detail += f" {ratio(longest['ratio'])} as fast as naive."
-    finding = of_pair(best, f"{name} over naive", conclusion, detail)
-    return replace(finding, scope=f"context {best[LENGTH]:,}, {best['precision']}")
-
-
-def _best_attention(joined: pd.DataFrame, length: int) -> Row:
-    """Return the pair with the largest ratio at a context, of those with a clear one if any has."""
-    own = joined[joined[LENGTH] == length]
-    clear = own[is_clear(own)]
-    return extreme(clear if len(clear) else own, "ratio", largest=True)
+    found_pair = finding.of_pair(best, f"{name} over naive", conclusion, detail)
+    return replace(found_pair, scope=f"context {best[LENGTH]:,}, {best['precision']}")
 
 
 def _growth(cells: pd.DataFrame) -> Iterator[Finding]:
@@ -238,7 +218,7 @@ def _growth(cells: pd.DataFrame) -> Iterator[Finding]:
             "Attention time grows as a power of the context.",
             f"Median of the exponents of {len(exponents)} series, from context {lengths}.",
             f"context {lengths}",
-            basis=basis_of_cells(pd.concat(used)),
+            basis=finding.basis_of_cells(pd.concat(used)),
         )
 
 
@@ -249,19 +229,21 @@ def about_options(results: Results) -> Iterator[Finding]:
     for option, row, baseline in option_pairs(replace(results, cells=steps)):
         found[option].append((row, baseline))
     for option, members in found.items():
-        known = []
-        for pair in members:
-            own, base = map(peak_of, pair)
-            if own and base:
-                known.append((1 - own[0] / base[0], pair))
+        known = [pair for pair in members if all(map(finding.peak_of, pair))]
         if known:
-            share, pair = max(known, key=lambda one: one[0])
-            yield _of_option(option, share, pair, len(known))
+            yield _of_option(option, max(known, key=_saving), len(known))
 
 
-def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> Finding:
+def _saving(pair: tuple[Row, Row]) -> float:
+    """Return the share of its peak that a cell saves, by that of its counterpart."""
+    own, base = (peak[0] for peak in map(finding.peak_of, pair) if peak)
+    return 1 - own / base
+
+
+def _of_option(option: str, pair: tuple[Row, Row], count: int) -> Finding:
     row, baseline = pair
-    own, base = (peak[0] for peak in map(peak_of, pair) if peak)
+    own, base = (peak[0] for peak in map(finding.peak_of, pair) if peak)
+    share = _saving(pair)
     name = option.replace("_", " ")
     longer = row[TIME] / baseline[TIME]
     gain = "saves" if share > 0 else "costs"
@@ -271,13 +253,13 @@ def _of_option(option: str, share: float, pair: tuple[Row, Row], count: int) -> 
         gibibytes(abs(base - own)),
         f"{gain}; step {ratio(longer)} as long",
         f"{name.capitalize()} {axis_text(row[option])} {gain} {percent(abs(share))} of the peak.",
-        f"{subject_of(row)} peaks at {gibibytes(own)} instead of {gibibytes(base)}, and takes"
+        f"{finding.subject_of(row)} peaks at {gibibytes(own)} instead of {gibibytes(base)}, and takes"
         f" {number(row[TIME])} ms instead of {number(baseline[TIME])} ms, {percent(abs(longer - 1))}"
         f" {more}. The largest saving of {counted(count, 'pair')}.",
         scope_of(row),
         max(share, 0.0),
         [(row["cell"], baseline["cell"])],
-        bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+        finding.is_cpu_bound(row),
     )
 
 
@@ -314,9 +296,9 @@ def _of_axis(found: pd.DataFrame, axis: str, values: Sequence[object]) -> Findin
         conclusion,
         f"Median of {counted(len(found), 'pair')}." if len(found) > 1 else "",
         counted(len(found), "pair"),
-        basis=basis_of_pairs(found),
+        basis=finding.basis_of_pairs(found),
         is_cpu_bound=bool(found["is_cpu_bound"].any())
-        and not has_cell_with(found, "device", "cpu"),
+        and not finding.has_cell_with(found, "device", "cpu"),
         is_clear=is_certain,
     )
 
@@ -328,14 +310,15 @@ def about_warm_up(results: Results) -> Iterator[Finding]:
     if "warmup_steps" not in cells or cells["warmup_steps"].nunique() < 2:
         return
     axes = [axis for axis in results.axes if axis not in ("timing", "measured_steps")]
-    same = main_run(matched_on(cells, "warmup_steps", axes))
+    same = finding.main_run(finding.matched_on(cells, "warmup_steps", axes))
     if same.empty:
         return
     shares = (same[spread] / same["step_synced_ms_mean"]).groupby(same["warmup_steps"]).median()
     by_count = dict(zip(map(int, shares.index), map(float, shares), strict=True))
-    first, last = next(iter(by_count)), list(by_count)[-1]
+    first, *_, last = by_count
     enough = next(count for count, share in by_count.items() if share <= 2 * by_count[last])
-    texts = [f"{_percent_of_spread(share)} after {count}" for count, share in by_count.items()]
+    shown = {count: f"{number(100 * share, 2)}%" for count, share in by_count.items()}
+    texts = [f"{share} after {count}" for count, share in shown.items()]
     count = len(same) // len(by_count)
     conclusion = f"{counted(enough, 'warm-up step')} {'is' if enough == 1 else 'are'} enough."
     if enough == last:
@@ -343,15 +326,10 @@ def about_warm_up(results: Results) -> Iterator[Finding]:
     yield Finding(
         "steps of warm-up",
         f"{enough}",
-        f"{_percent_of_spread(by_count[first])} to {_percent_of_spread(by_count[enough])}",
+        f"{shown[first]} to {shown[enough]}",
         conclusion,
         f"Standard deviation over mean of a step, median of {counted(count, 'cell')}:"
         f" {', '.join(texts)}.",
         counted(count, "cell"),
-        basis=basis_of_cells(same),
+        basis=finding.basis_of_cells(same),
     )
-
-
-def _percent_of_spread(share: float) -> str:
-    """Return a share of a few percent with two digits, such as `0.39%`."""
-    return f"{number(100 * share, 2)}%"

@@ -93,6 +93,12 @@ def extreme(cells: pd.DataFrame, column: str, largest: bool) -> Row:
     return cells.iloc[values.argmax() if largest else values.argmin()]
 
 
+def best_of(found: pd.DataFrame) -> Row:
+    """Return the pair with the largest ratio, of those with a clear one if any has."""
+    clear = found[is_clear(found)]
+    return extreme(clear if len(clear) else found, "ratio", largest=True)
+
+
 def peak_of(row: Row) -> tuple[float, str] | None:
     """Return the peak of a cell in bytes and what it counts, or None if it is unknown.
 
@@ -113,6 +119,20 @@ def subject_of(row: Row) -> str:
 
 def has_cell_with(cells: pd.DataFrame, axis: str, value: str) -> bool:
     return axis in cells and bool((cells[axis] == value).any())
+
+
+def is_cpu_bound(row: Row) -> bool:
+    """Return True if the steps of a cell are known to be CPU-bound."""
+    return bool(has_value(row, "cpu_bound") and row["cpu_bound"])
+
+
+def cells_with(results: Results, task: str, *columns: str) -> pd.DataFrame:
+    """Return the cells of a task that have a value in each of the columns."""
+    cells = results.cells
+    if not {"task", *columns} <= set(cells):
+        return cells.iloc[:0]
+    is_known = cells[list(columns)].notna().all(axis=1)
+    return select(cells, (cells["task"] == task) & is_known)
 
 
 def main_run(found: pd.DataFrame) -> pd.DataFrame:
@@ -176,11 +196,6 @@ def warmest(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
     return select(cells, is_warmest.loc[cells.index])
 
 
-def same_number(count: int) -> str:
-    """Return the number of cells that all groups of a statistic have, such as `the same 4`."""
-    return f"the same {count:,}" if count > 1 else "the one"
-
-
 def by_precision(
     ratios: pd.Series[float], cells: pd.DataFrame, axes: Sequence[str], form: str
 ) -> list[str]:
@@ -192,11 +207,11 @@ def by_precision(
     medians = ratios[same.index].groupby(same["precision"].astype(str)).median()
     if len(medians) < 2:
         return []
-    texts = []
-    for name in ordered_values("precision", same["precision"]):
-        texts.append(form.format(name=name, ratio=ratio(medians[name])))
-    number = same_number(len(same) // len(medians))
-    return [f"of {number} in each precision: {', '.join(texts)}"]
+    names = ordered_values("precision", same["precision"])
+    texts = [form.format(name=name, ratio=ratio(medians[name])) for name in names]
+    count = len(same) // len(medians)
+    cells_of_each = f"the same {count:,}" if count > 1 else "the one"
+    return [f"of {cells_of_each} in each precision: {', '.join(texts)}"]
 
 
 def median_of(count: int, noun: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,14 +13,8 @@ from orchestrator.analysis.pairs import combinations, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
-from orchestrator.report.findings.finding import (
-    Finding,
-    basis_of_cells,
-    extreme,
-    main_run,
-    matched_on,
-    peak_of,
-)
+from orchestrator.report.findings import finding
+from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import LENGTH, evenly, scope_of
 from orchestrator.report.text.memory_failures import LIMIT, contexts_by_limit, limited_steps
 from orchestrator.report.text.numbers import gibibytes, number, percent
@@ -29,7 +22,6 @@ from tasks.spec.status import OUT_OF_MEMORY
 
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 _RESIDENT = "peak_rss_bytes"
-_ROLE = re.compile(r"^predicted_of_(\w+)_bytes$")
 _MOST_PARTS = 4
 _MOST_MODELS = 5  # of the table of what fits in each memory limit
 
@@ -51,10 +43,10 @@ def about_memory(results: Results) -> Iterator[Finding]:
             f"{_phases(out)} {_shortest(out)}{_largest_peak(decided)}".strip(),
             _shortest(out).rstrip("."),
             len(out) / len(decided),
-            basis_of_cells(out),
+            finding.basis_of_cells(out),
         )
     elif (row := _largest(usual := preferring(decided, MAIN))) is not None:
-        peak, what = peak_of(row) or (0.0, "")
+        peak, what = finding.peak_of(row) or (0.0, "")
         yield Finding(
             "largest peak",
             number(peak / GIB),
@@ -72,7 +64,7 @@ def _ran_out(cells: pd.DataFrame) -> pd.Series[bool]:
 
 def _of_limits(limited: pd.DataFrame, decided: pd.DataFrame, results: Results) -> Finding:
     """Return what the limit that separates the cells best decides, over cells with every limit."""
-    same = matched_on(limited, LIMIT, results.axes)
+    same = finding.matched_on(limited, LIMIT, results.axes)
     limited = same if len(same) else limited
     by_limit = _ran_out(limited).groupby(limited[LIMIT].astype(float))
     chosen: Any = (by_limit.mean() - 0.5).abs().idxmin()
@@ -90,7 +82,7 @@ def _of_limits(limited: pd.DataFrame, decided: pd.DataFrame, results: Results) -
         f"{_phases(limited[_ran_out(limited)])}{detail}{_without_limit(limited, decided, results)}",
         f"limit {chosen:g} GiB",
         float(_ran_out(limited).mean()),
-        basis_of_cells(limited),
+        finding.basis_of_cells(limited),
         table=table,
     )
 
@@ -118,13 +110,13 @@ def _without_limit(limited: pd.DataFrame, decided: pd.DataFrame, results: Result
 
 
 def _largest(cells: pd.DataFrame) -> Any:
-    on_cpu = extreme(cells, _RESIDENT, largest=True)
-    return extreme(cells, _PEAK, largest=True) if on_cpu is None else on_cpu
+    on_cpu = finding.extreme(cells, _RESIDENT, largest=True)
+    return finding.extreme(cells, _PEAK, largest=True) if on_cpu is None else on_cpu
 
 
 def _largest_peak(cells: pd.DataFrame) -> str:
     row = _largest(cells)
-    if row is None or (found := peak_of(row)) is None:
+    if row is None or (found := finding.peak_of(row)) is None:
         return ""
     peak, what = found
     whole = " of the whole process" if what == "resident" else ""
@@ -135,7 +127,7 @@ def _largest_peak(cells: pd.DataFrame) -> str:
 
 
 def _shortest(failed: pd.DataFrame) -> str:
-    row = extreme(failed, LENGTH, largest=False)
+    row = finding.extreme(failed, LENGTH, largest=False)
     if row is None:
         return ""
     return f"The shortest context that fails is {row[LENGTH]:,} ({scope_of(row)})."
@@ -143,7 +135,7 @@ def _shortest(failed: pd.DataFrame) -> str:
 
 def about_parts(results: Results) -> Iterator[Finding]:
     """Yield the largest parts of the largest predicted peak."""
-    cells = main_run(preferring(results.cells, MAIN))
+    cells = finding.main_run(preferring(results.cells, MAIN))
     cells = select(cells, cells["status"] == "ok")
     parts = cells.filter(regex=r"^predicted_of_\w+_bytes$").astype(float)
     whole = parts.sum(axis=1)
@@ -152,7 +144,7 @@ def about_parts(results: Results) -> Iterator[Finding]:
     position = int(whole.argmax())
     row, largest = cells.iloc[position], parts.iloc[position].dropna()
     shares = (largest / whole.max()).sort_values(ascending=False).head(_MOST_PARTS)
-    names = [_ROLE.sub(r"\1", str(name)).replace("_", " ") for name in shares.index]
+    names = list(shares.index.str.slice(len("predicted_of_"), -len("_bytes")).str.replace("_", " "))
     listed = [f"{name} {percent(share)}" for name, share in zip(names, shares, strict=True)]
     yield Finding(
         names[0],
@@ -184,5 +176,5 @@ def about_predictions(results: Results) -> Iterator[Finding]:
         f"The predicted peak is within {off.quantile(0.95):.1%} of the measured one in 95% of"
         f" {counted(len(both), 'eager cell')}.",
         scope=counted(len(both), "eager cell"),
-        basis=basis_of_cells(both),
+        basis=finding.basis_of_cells(both),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from orchestrator.analysis.results import Results
-from orchestrator.report.findings.finding import Finding, basis_of_cells
+from orchestrator.report.findings.finding import Finding, basis_of_cells, cells_with
 from orchestrator.report.text.numbers import number, percent
 
 _NARROW = ("fp16", "bf16")
@@ -16,16 +16,9 @@ _DTYPES = {"fc1": "first linear", "norm": "norm", "logits": "logits", "loss": "l
            "gradients": "gradients"}  # fmt: skip
 
 
-def _cells_of(results: Results, task: str, *columns: str) -> pd.DataFrame:
-    cells = results.cells
-    if not {"task", *columns} <= set(cells):
-        return cells.iloc[:0]
-    return cells[(cells["task"] == task) & cells[list(columns)].notna().all(axis=1)]
-
-
 def about_sums(results: Results) -> Iterator[Finding]:
     """Yield what a sum in a narrow dtype loses, and what a wide accumulator saves of it."""
-    cells = _cells_of(results, "accumulation", "sum", "error", "value", "count")
+    cells = cells_with(results, "accumulation", "sum", "error", "value", "count")
     if cells.empty:
         return
     kinds = cells.groupby(["value", "count"])["accumulator"].nunique()
@@ -63,7 +56,7 @@ def _signed(error: float) -> str:
 def about_autocast(results: Results) -> Iterator[Finding]:
     """Yield the dtypes of a small model under autocast, of each device and dtype."""
     columns = [f"dtype_{part}" for part in _DTYPES]
-    cells = _cells_of(results, "autocast_dtypes", *columns)
+    cells = cells_with(results, "autocast_dtypes", *columns)
     if cells.empty:
         return
     for (device, autocast), own in cells.groupby(["device", "autocast"], sort=False):
@@ -88,11 +81,11 @@ def about_autocast(results: Results) -> Iterator[Finding]:
 
 def about_norms(results: Results) -> Iterator[Finding]:
     """Yield the norms that lose most if they compute in a narrow dtype."""
-    cells = _cells_of(results, "norm_sensitivity", "narrow_nonfinite")
+    cells = cells_with(results, "norm_sensitivity", "narrow_nonfinite")
     if cells.empty:
         return
     # A column without any value is not there.
-    cells = cells.reindex(columns=list(dict.fromkeys([*cells, "narrow_error", "library_error"])))
+    cells = cells.reindex(columns=cells.columns.union(["narrow_error", "library_error"]))
     # Where every value is NaN there is no error: that is worse than any.
     errors = cells["narrow_error"].astype(float).fillna(float("inf"))
     ranked = cells.assign(_error=errors).sort_values(

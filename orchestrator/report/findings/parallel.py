@@ -13,7 +13,8 @@ from orchestrator.analysis.axes import RANK_AXES, each, has_value, ranks_of, ran
 from orchestrator.analysis.pairs import is_gpu_bound, measured, pairs
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.findings.finding import Finding, basis_of_cells, extreme, of_pair
+from orchestrator.report.findings import finding
+from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number, percent
 
@@ -34,9 +35,9 @@ def about_several_gpus(results: Results) -> Iterator[Finding]:
         return
     found = found.assign(parallel=cells.set_index("cell")["parallel"].loc[found["cell"]].to_numpy())
     bound = found[is_gpu_bound(found)]
-    row = extreme(bound if len(bound) else found, "ratio", largest=True)
+    row = finding.extreme(bound if len(bound) else found, "ratio", largest=True)
     share = row["ratio"] / row["gpus"]
-    finding = of_pair(
+    found_pair = finding.of_pair(
         row,
         f"{row['gpus']:.0f} GPUs",
         f"{row['gpus']:.0f} GPUs with {row['parallel']} train {number(row['ratio'])} times as fast as "
@@ -45,7 +46,7 @@ def about_several_gpus(results: Results) -> Iterator[Finding]:
         + (f"; {len(bound)} of them are GPU-bound." if len(bound) else ", all CPU-bound."),
     )
     # More GPUs are no gain that a reader overlooked.
-    yield replace(finding, scope="", gain=0.0)
+    yield replace(found_pair, scope="", gain=0.0)
 
 
 def about_stragglers(results: Results) -> Iterator[Finding]:
@@ -78,7 +79,7 @@ def about_stragglers(results: Results) -> Iterator[Finding]:
             f"It is the one that comes last in {len(found)} of {counted(count, 'cell')}.",
             scope_of(row),
             basis=[(row["cell"],)],
-            is_cpu_bound=bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+            is_cpu_bound=finding.is_cpu_bound(row),
         )
 
 
@@ -99,7 +100,7 @@ def about_collectives(results: Results) -> Iterator[Finding]:
         f"At {number(row['size_mb'])} MB, an all-reduce over {ranks_text(row)} has a bus bandwidth of "
         f"{number(row['busbw_gb_s'])} GB/s.",
         " ".join(details),
-        basis=basis_of_cells(largest),
+        basis=finding.basis_of_cells(largest),
     )
 
 
@@ -116,7 +117,7 @@ def about_hiding(results: Results) -> Iterator[Finding]:
         return
     gpu, bandwidth = str(link.iloc[0].get("gpu")), link["busbw_gb_s"].iloc[0]
     is_alike = [ranks_of(row) == 1 and str(row.get("gpu")) == gpu for row in each(cells)]
-    row = extreme(cells[is_alike], "achieved_tflops", True)
+    row = finding.extreme(cells[is_alike], "achieved_tflops", True)
     if row is None:
         return
     width = 2 if "16" in str(row.get("parameter_dtype")) else 4  # bytes of a gradient
@@ -133,8 +134,8 @@ def about_hiding(results: Results) -> Iterator[Finding]:
         f"gradient, W = {number(bandwidth)} GB/s of an all-reduce and C = "
         f"{number(row['achieved_tflops'])} TFLOP/s of a whole step on one GPU.",
         scope_of(row),
-        basis=[(row["cell"],), *basis_of_cells(link)],
-        is_cpu_bound=bool(has_value(row, "cpu_bound") and row["cpu_bound"]),
+        basis=[(row["cell"],), *finding.basis_of_cells(link)],
+        is_cpu_bound=finding.is_cpu_bound(row),
     )
 
 

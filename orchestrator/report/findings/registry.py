@@ -8,36 +8,8 @@ from dataclasses import replace
 
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
-from orchestrator.report.findings.breakdown import (
-    about_backward,
-    about_busy_time,
-    about_kernels,
-    about_softmax,
-)
-from orchestrator.report.findings.comparisons import (
-    about_attention,
-    about_compiling,
-    about_options,
-    about_other_axes,
-    about_precision,
-    about_warm_up,
-)
+from orchestrator.report.findings import breakdown, comparisons, memory, numerics, parallel, trust
 from orchestrator.report.findings.finding import Finding
-from orchestrator.report.findings.memory import about_memory, about_parts, about_predictions
-from orchestrator.report.findings.numerics import about_autocast, about_norms, about_sums
-from orchestrator.report.findings.parallel import (
-    about_collectives,
-    about_hiding,
-    about_several_gpus,
-    about_stragglers,
-)
-from orchestrator.report.findings.trust import (
-    about_endings,
-    about_failures,
-    about_repetitions,
-    about_times,
-    about_trust,
-)
 from orchestrator.report.text.cell_names import MODEL_ARGS
 from tasks.spec.messages import typed_error_text
 
@@ -47,31 +19,31 @@ _MOST_OF_SECTION = 2  # on a first screen, so that it answers several questions
 # With the section of the page that they answer. Those without a gain stay in this order, behind
 # the others.
 RULES: Mapping[Rule, str] = {
-    about_failures: "failures",
-    about_repetitions: "trust",
-    about_times: "time",
-    about_memory: "memory",
-    about_precision: "time",
-    about_compiling: "compile",
-    about_attention: "attention",
-    about_options: "memory",
-    about_other_axes: "time",
-    about_several_gpus: "parallel",
-    about_stragglers: "parallel",
-    about_collectives: "parallel",
-    about_hiding: "parallel",
-    about_sums: "numerics",
-    about_autocast: "numerics",
-    about_norms: "numerics",
-    about_warm_up: "trust",
-    about_kernels: "where",
-    about_softmax: "where",
-    about_busy_time: "where",
-    about_backward: "where",
-    about_parts: "memory",
-    about_predictions: "memory",
-    about_endings: "failures",
-    about_trust: "trust",
+    trust.about_failures: "failures",
+    trust.about_repetitions: "trust",
+    trust.about_times: "time",
+    memory.about_memory: "memory",
+    comparisons.about_precision: "time",
+    comparisons.about_compiling: "compile",
+    comparisons.about_attention: "attention",
+    comparisons.about_options: "memory",
+    comparisons.about_other_axes: "time",
+    parallel.about_several_gpus: "parallel",
+    parallel.about_stragglers: "parallel",
+    parallel.about_collectives: "parallel",
+    parallel.about_hiding: "parallel",
+    numerics.about_sums: "numerics",
+    numerics.about_autocast: "numerics",
+    numerics.about_norms: "numerics",
+    comparisons.about_warm_up: "trust",
+    breakdown.about_kernels: "where",
+    breakdown.about_softmax: "where",
+    breakdown.about_busy_time: "where",
+    breakdown.about_backward: "where",
+    memory.about_parts: "memory",
+    memory.about_predictions: "memory",
+    trust.about_endings: "failures",
+    trust.about_trust: "trust",
 }
 
 
@@ -101,10 +73,8 @@ def findings(results: Results, rules: Mapping[Rule, str] = RULES) -> list[Findin
 def first_screen(found: Sequence[Finding], most: int) -> list[Finding]:
     """Return the first findings, at most two of a section; others fill what is left."""
     counts: Counter[str] = Counter()
-    chosen: list[Finding] = []
-    others: list[Finding] = []
+    ranks: list[tuple[bool, int]] = []
     for finding in found:
         counts[finding.section] += 1
-        is_first = counts[finding.section] <= _MOST_OF_SECTION
-        (chosen if is_first else others).append(finding)
-    return [*chosen, *others][:most]
+        ranks.append((counts[finding.section] > _MOST_OF_SECTION, len(ranks)))
+    return [found[index] for _, index in sorted(ranks)[:most]]

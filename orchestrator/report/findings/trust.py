@@ -6,27 +6,14 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from orchestrator.analysis import pairs
 from orchestrator.analysis.axes import MAIN, has_value
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu, ran_with_others
-from orchestrator.analysis.pairs import (
-    COVERAGE,
-    HIGH,
-    LOW,
-    MIN_COVERAGE,
-    TIME,
-    measured,
-    preferring,
-    select,
-)
+from orchestrator.analysis.pairs import HIGH, LOW, TIME, measured, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
-from orchestrator.report.findings.finding import (
-    Finding,
-    basis_of_cells,
-    extreme,
-    subject_of,
-    warmest,
-)
+from orchestrator.report.findings import finding
+from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import confidence, number, percent, ratio
 from orchestrator.report.text.provenance import counts_by_status, is_flagged
@@ -56,7 +43,7 @@ def about_failures(results: Results) -> Iterator[Finding]:
         f"{by_status}{_common_reason(failed)}".strip(),
         listed,
         len(failed) / len(cells),
-        basis_of_cells(failed),
+        finding.basis_of_cells(failed),
     )
 
 
@@ -72,7 +59,7 @@ def about_endings(results: Results) -> Iterator[Finding]:
         f"{len(unmeasured):,}",
         f"of {counted(len(cells), 'cell')}",
         f"{counted(len(unmeasured), 'cell')} ended without a result: {listed}.",
-        basis=basis_of_cells(unmeasured),
+        basis=finding.basis_of_cells(unmeasured),
     )
 
 
@@ -89,25 +76,25 @@ def _common_reason(failed: pd.DataFrame) -> str:
 def about_times(results: Results) -> Iterator[Finding]:
     """Yield the times of the shortest and of the longest step."""
     for task in ("train_step", "attention"):
-        cells = warmest(results, preferring(measured(results, task, TIME, LOW, HIGH), MAIN))
+        cells = finding.warmest(results, preferring(measured(results, task, TIME, LOW, HIGH), MAIN))
         if len(cells):
             break
     else:
         return
-    row = extreme(cells, TIME, largest=True)
-    coverage = float(row[COVERAGE]) if has_value(row, COVERAGE) else 1.0
+    row = finding.extreme(cells, TIME, largest=True)
+    coverage = float(row[pairs.COVERAGE]) if has_value(row, pairs.COVERAGE) else 1.0
     detail = ""
     if len(cells) > 1:
-        shortest = extreme(cells, TIME, largest=False)
+        shortest = finding.extreme(cells, TIME, largest=False)
         detail = f"It is the longest of {len(cells):,}; the shortest takes"
         detail += f" {number(shortest[TIME])} ms ({scope_of(shortest)})."
-    if coverage < MIN_COVERAGE:
+    if coverage < pairs.MIN_COVERAGE:
         detail += f" Its few steps give an interval with {percent(coverage)} confidence only."
     yield Finding(
         "longest step" if len(cells) > 1 else "step",
         number(row[TIME]),
         f"[{number(row[LOW])}, {number(row[HIGH])}] ms{confidence(coverage)}",
-        f"{subject_of(row)} takes {number(row[TIME])} ms.",
+        f"{finding.subject_of(row)} takes {number(row[TIME])} ms.",
         detail.strip(),
         scope_of(row),
         basis=[(row["cell"],)],
@@ -129,7 +116,7 @@ def about_repetitions(results: Results) -> Iterator[Finding]:
         "over repetitions",
         number(row["repeated_ms_median"]),
         f"{ends} ms",
-        f"{subject_of(row)} takes {number(row['repeated_ms_median'])} ms, the median of"
+        f"{finding.subject_of(row)} takes {number(row['repeated_ms_median'])} ms, the median of"
         f" {row['repetitions']} attempts that took {ends} ms.",
         f"The slowest took {ratio(spread.max())} as long as the fastest.{several}",
         scope_of(row),
@@ -176,5 +163,5 @@ def about_trust(results: Results) -> Iterator[Finding]:
                 f"{count:,} of {total} {'is' if count == 1 else 'are'} {what}.",
                 f"To measure again: `sweep run --retry {retry}`." if retry else "",
                 gain=count / len(steps) if retry else 0.0,
-                basis=basis_of_cells(steps[found]),
+                basis=finding.basis_of_cells(steps[found]),
             )

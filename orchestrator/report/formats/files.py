@@ -15,10 +15,9 @@ from types import SimpleNamespace
 
 from orchestrator.common.text import KEY_NAME
 from orchestrator.report.findings.finding import Finding
-from orchestrator.report.formats.fitting import fitting_view, heads, printable
 from orchestrator.report.formats.latex import to_latex
 from orchestrator.report.tables.table import NOTES, Column, Entry, RenderedTable, is_empty
-from orchestrator.report.tables.views import MAX_ROWS, view_of
+from orchestrator.report.tables.views import MAX_ROWS, fitting_view, heads, printable, view_of
 from tasks.spec.messages import escape_controls
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from operator import itemgetter
 
-from orchestrator.report.formats.fitting import BETWEEN_COLUMNS_PT, fitting_view, heads, printable
 from orchestrator.report.tables.table import Entry, RenderedTable
+from orchestrator.report.tables.views import BETWEEN_COLUMNS_PT, fitting_view, heads, printable
 from orchestrator.report.text.numbers import NOISE_MARK
 
 _NUMBER = re.compile(r"[+-]?[\d,]+(\.\d+)?")

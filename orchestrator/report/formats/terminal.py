@@ -25,10 +25,9 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
-from orchestrator.report.formats.fitting import heads, narrowed
 from orchestrator.report.tables.formatters import why_failed
 from orchestrator.report.tables.table import Column, Entry, RenderedTable
-from orchestrator.report.tables.views import view_of
+from orchestrator.report.tables.views import heads, narrowed, view_of
 from orchestrator.report.text.heat_map import HeatMap, HeatMeasure, heat_map
 from orchestrator.report.text.memory_failures import memory_failures
 from orchestrator.report.text.numbers import HOST_MARK
@@ -88,22 +87,16 @@ class Screen:
             legacy_windows=False,
         )
         for part in parts:
-            if not isinstance(part, Text):
-                console.print(part)
-                continue
             # Console.print joins texts and would lose how they wrap.
-            is_cropped = part.overflow != "ignore"
-            console.print(part, no_wrap=part.no_wrap, overflow=part.overflow, crop=is_cropped)
-        lines = map(str.rstrip, file.getvalue().splitlines())
-        # Of the terminal's commands, only colours are left, which rich has written.
-        text = "\n".join(lines)
+            look = (part.no_wrap, part.overflow) if isinstance(part, Text) else (None, None)
+            console.print(part, no_wrap=look[0], overflow=look[1], crop=look[1] != "ignore")
+        text = "\n".join(map(str.rstrip, file.getvalue().splitlines()))
         if HOST_MARK.encode(self.encoding, "replace") == b"?":
             text = text.replace(HOST_MARK, _ASCII_MARK)
+        # Of the terminal's commands, only colours are left, which rich has written.
         pieces = _COLOR.split(text)
-        text = "".join(
-            [piece if _COLOR.match(piece) else escape_controls(piece) for piece in pieces]
-        )
-        return text.encode(self.encoding, "replace").decode(self.encoding)
+        pieces[::2] = map(escape_controls, pieces[::2])
+        return "".join(pieces).encode(self.encoding, "replace").decode(self.encoding)
 
 
 def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, command: str) -> str:
@@ -184,6 +177,11 @@ def _is_labelled(view: RenderedTable) -> bool:
     return [key.name for key in view.grid.keys] == [_LABEL]
 
 
+def _plain_table(show_header: bool = True) -> RichTable:
+    """Return a table without lines, whose columns are left to add."""
+    return RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=show_header)
+
+
 def _width(view: RenderedTable, gap: int) -> int:
     """Return the width that `_rich_table` needs."""
     total = 2 * _DIVIDER - (gap + _DIVIDER)
@@ -232,16 +230,16 @@ def overview(
         for measure in grid.measures:
             if measure.name in _MATRICES:
                 parts += ["", *_matrix(grid, measure, screen.width)]
-    failures = [*_out_of_memory(results), *_other_failures(results, command)]
+    parts += [*_out_of_memory(results), *_other_failures(results, command)]
     names = [page.table.name for page in pages if page.table.is_default]
     names = names or [page.table.name for page in pages]
     more = (
         f"--table {' | '.join(names)}   (--table list: all)",
         "--where AXIS=VALUE,…   other cells     --format tex | typ | csv | json | md",
     )
-    options = [Padding(Text(line), (0, 0, 0, 2)) for line in more]
-    heading = Text("More, with the same command", style="bold")
-    return screen.text(*parts, *failures, "", heading, *options)
+    parts += ["", Text("More, with the same command", style="bold")]
+    parts += [Padding(Text(line), (0, 0, 0, 2)) for line in more]
+    return screen.text(*parts)
 
 
 def memory_failures_text(results: Results, screen: Screen) -> str:
@@ -252,7 +250,7 @@ def memory_failures_text(results: Results, screen: Screen) -> str:
 def _out_of_memory(results: Results) -> Iterator[RenderableType]:
     left = _MAX_FAILURES
     for found in memory_failures(results):
-        table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+        table = _plain_table()
         for title in found.header:
             table.add_column(Text(title, style="bold"))
         for name, *others in found.rows[:left]:
@@ -283,7 +281,7 @@ def _findings(found: Sequence[Finding], has_sentences: bool) -> Iterator[Rendera
     if not found:
         return
     yield from ("", Text("Answers", style="bold"))
-    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=False)
+    table = _plain_table(show_header=False)
     for _ in range(3):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -315,7 +313,7 @@ def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[Rendera
         del panels[-2 if len(panels) > 2 else 0]
         columns = {place: texts for place, texts in columns.items() if place[0] in panels}
     shown = dict(list(columns.items())[-room:])
-    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    table = _plain_table()
     table.add_column(grid.row_title, no_wrap=True)
     before = -1
     for panel, column in shown:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -24,15 +26,8 @@ from orchestrator.common.text import evidence_text
 from orchestrator.common.units import GIB
 from orchestrator.report.charts.memory_timeline import timelines
 from orchestrator.report.tables.formatters import end_location
-from orchestrator.report.text.cell_names import (
-    LENGTH,
-    NAME,
-    SCOPE_COLUMNS,
-    cell_keys,
-    names_of,
-    ordered,
-    scopes_of,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import LENGTH, NAME, SCOPE_COLUMNS
 from orchestrator.report.text.numbers import rounded
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
@@ -65,14 +60,14 @@ _TEXTS = ("task", "status", "stage", "phase", "gpu", "cpu", "torch", "host", "co
 def cell_columns(results: Results) -> dict[str, Any]:
     """Return the columns of all cells: texts as indices of ordered words, numbers, and axes."""
     cells = results.cells
-    named = cells.filter(items=SCOPE_COLUMNS).assign(**{NAME: names_of(cells)})
+    named = cells.filter(items=SCOPE_COLUMNS).assign(**{NAME: cell_names.names_of(cells)})
     run = str(results.manifest.get("name", "run"))
     runs = cells.get(RUN, pd.Series(run, cells.index)).fillna(run)
     columns = {
-        "key": {"v": list(cell_keys(results))},
-        "title": {"v": scopes_of(cells)},
+        "key": {"v": list(cell_names.cell_keys(results))},
+        "title": {"v": cell_names.scopes_of(cells)},
         "run": _words(runs, ordered_values(RUN, runs)),
-        "name": _words(named[NAME], ordered(NAME, named)),
+        "name": _words(named[NAME], cell_names.ordered(NAME, named)),
     }
     for column in _TEXTS:
         if column in cells:
@@ -118,15 +113,10 @@ def packed(texts: Iterable[str]) -> str:
 
 
 def packed_json(values: Iterable[object]) -> str:
-    """Return values as a packed JSON list."""
-
-    def texts() -> Iterable[str]:
-        yield "["
-        for index, value in enumerate(values):
-            yield f"{',' if index else ''}{json.dumps(value, separators=(',', ':'))}"
-        yield "]"
-
-    return packed(texts())
+    """Return values, at least one, as a packed JSON list."""
+    texts = (json.dumps(value, separators=(",", ":")) for value in values)
+    parts = (f"{',' if index else '['}{text}" for index, text in enumerate(texts))
+    return packed(chain(parts, "]"))
 
 
 _ATTEMPT_COLUMNS = ["cell", "attempt", "status", "stage", "phase", "wall_s", "evidence"]
@@ -162,16 +152,13 @@ def read_details(run: Run, results: Results) -> Iterator[dict[str, object]]:
 
 
 def _attempt(row: Row) -> dict[str, object]:
-    evidence = {}
-    for name, value in json.loads(row["evidence"]).items():
-        if value != "":
-            evidence[name] = evidence_text(name, value)
+    evidence = json.loads(row["evidence"]).items()
     return {
         "number": int(row["attempt"]),
         "status": row["status"],
         "where": str(end_location(row)),
         "wall_s": round(row["wall_s"], 1),
-        "evidence": evidence,
+        "evidence": {name: evidence_text(name, one) for name, one in evidence if one != ""},
     }
 
 
@@ -186,7 +173,6 @@ def _step_samples(run: Run, shown: pd.DataFrame) -> dict[str, list[float | None]
         own = samples[samples["mode"] == mode]
         for cell, values in own.groupby("cell", observed=True)["value"]:
             times = values.to_numpy()[:_MOST_SAMPLES]
-            found[str(cell)] = [
-                None if time != time else float(f"{time:.{_DIGITS}g}") for time in times
-            ]
+            rounded_times = [float(f"{time:.{_DIGITS}g}") for time in times]
+            found[str(cell)] = [None if math.isnan(one) else one for one in rounded_times]
     return found

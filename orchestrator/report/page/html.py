@@ -34,15 +34,9 @@ from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
 from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import view_of
+from orchestrator.report.text import provenance
 from orchestrator.report.text.cell_names import NAME, axis_title, setting_text
 from orchestrator.report.text.heat_map import heat_map
-from orchestrator.report.text.provenance import (
-    counts_by_status,
-    headline,
-    labelled,
-    measured_days,
-    values_of,
-)
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
@@ -113,11 +107,11 @@ def to_html(
         script_digest=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         name=results.manifest.get("name", "run"),
         manifest=results.manifest,
-        headline=headline(results),
-        statuses=counts_by_status(results, missing),
+        headline=provenance.headline(results),
+        statuses=provenance.counts_by_status(results, missing),
         total=len(results.cells) + missing,
         versions=_versions(results.cells),
-        dates=measured_days(results.cells, _DAY),
+        dates=provenance.measured_days(results.cells, _DAY),
         findings=first_screen(report.findings, _MOST_FINDINGS),
         grid=grid,
         sections=found,
@@ -227,7 +221,10 @@ def _version(results: Results) -> str:
 
 def _versions(cells: pd.DataFrame) -> list[str]:
     """Return the versions of torch and CUDA."""
-    named = (("torch", values_of(cells, "torch")), ("CUDA", values_of(cells, "cuda")))
+    named = (
+        ("torch", provenance.values_of(cells, "torch")),
+        ("CUDA", provenance.values_of(cells, "cuda")),
+    )
     return [f"{name} {', '.join(values)}" for name, values in named if 0 < len(values) <= 3]
 
 
@@ -236,10 +233,10 @@ def _citation(results: Results) -> str:
     cells = results.cells
     parts = [
         f"{_PROGRAM} {_version(results)}".strip() + f", run {results.manifest.get('name', 'run')}",
-        ", ".join(values_of(cells, "gpu") or values_of(cells, "cpu")),
+        ", ".join(provenance.values_of(cells, "gpu") or provenance.values_of(cells, "cpu")),
         *_versions(cells),
-        labelled("driver", ", ".join(values_of(cells, "driver"))),
-        labelled("commit", ", ".join(values_of(cells, "commit")[:4])),
-        measured_days(cells, _DAY),
+        provenance.labelled("driver", ", ".join(provenance.values_of(cells, "driver"))),
+        provenance.labelled("commit", ", ".join(provenance.values_of(cells, "commit")[:4])),
+        provenance.measured_days(cells, _DAY),
     ]
     return ",\n".join(filter(None, parts)) + "."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -14,15 +15,8 @@ from orchestrator.common.units import GIB
 from orchestrator.report.charts.registry import Figure
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.tables.table import RenderedTable
-from orchestrator.report.text.cell_names import (
-    LENGTH,
-    NAME,
-    SCOPE_COLUMNS,
-    cell_keys,
-    evenly,
-    names_of,
-    ordered,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import LENGTH, NAME, SCOPE_COLUMNS
 from orchestrator.report.text.numbers import number
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -33,8 +27,7 @@ _SHADES = 4  # classes f0 to f4
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 12, 8, 2
 
 
-@dataclass(frozen=True)
-class FitCell:
+class FitCell(NamedTuple):
     """The smallest limit, and the peak below it. style: the shade, or `bad` if no limit is enough."""
 
     limit: str = ""
@@ -43,8 +36,7 @@ class FitCell:
     key: str = ""
 
 
-@dataclass(frozen=True)
-class FitPanel:
+class FitPanel(NamedTuple):
     """The map of one precision."""
 
     title: str
@@ -57,19 +49,21 @@ def fit_panels(results: Results) -> list[FitPanel]:
     cells = results.cells
     if not {"task", _LIMIT, LENGTH} <= set(cells) or cells[_LIMIT].nunique() < 2:
         return []
-    cells = cells.filter(items=_READ).assign(**{NAME: names_of(cells), "key": cell_keys(results)})
+    cells = cells.filter(items=_READ).assign(
+        **{NAME: cell_names.names_of(cells), "key": cell_names.cell_keys(results)}
+    )
     cells = cells[(cells["task"] == "train_step") & cells["status"].isin(("ok", *OUT_OF_MEMORY))]
     cells = preferring(cells, {"pass": "train_step", "compile": "eager", "attention": "naive"})
     grid = cells[cells[_LIMIT].notna()].drop_duplicates([NAME, LENGTH, "precision"])
     if len(grid) < 2:
         return []
     limits = sorted(cells[_LIMIT].dropna().unique())
-    contexts = evenly(ordered(LENGTH, grid), _MOST_COLUMNS)
+    contexts = cell_names.evenly(cell_names.ordered(LENGTH, grid), _MOST_COLUMNS)
     by_place = dict(iter(cells.groupby(["precision", NAME, LENGTH], observed=True)))
     panels = []
-    for precision in evenly(ordered("precision", grid), _MOST_PANELS):
+    for precision in cell_names.evenly(cell_names.ordered("precision", grid), _MOST_PANELS):
         rows = []
-        for name in evenly(ordered(NAME, grid), _MOST_ROWS):
+        for name in cell_names.evenly(cell_names.ordered(NAME, grid), _MOST_ROWS):
             found = [by_place.get((precision, name, context)) for context in contexts]
             rows.append((name, [_cell(own, limits) for own in found]))
         panels.append(FitPanel(str(precision), [f"{context:,}" for context in contexts], rows))
@@ -83,11 +77,12 @@ def _cell(cells: pd.DataFrame | None, limits: list[float]) -> FitCell:
     if ran.empty:
         return FitCell("out of memory", "", "bad", cells.iloc[-1]["key"])
     first, free = ran.iloc[0], ran.iloc[-1]
-    text = number(float(free[_PEAK]) / GIB) if has_value(free, _PEAK) else ""
-    if is_null(first[_LIMIT]):
-        return FitCell("no limit", text, f"f{_SHADES}", first["key"])
-    shade = round((_SHADES - 1) * limits.index(first[_LIMIT]) / max(len(limits) - 1, 1))
-    return FitCell(f"{first[_LIMIT]:g}", text, f"f{shade}", first["key"])
+    peak = number(float(free[_PEAK]) / GIB) if has_value(free, _PEAK) else ""
+    limit, shade = "no limit", _SHADES
+    if not is_null(first[_LIMIT]):
+        limit = f"{first[_LIMIT]:g}"
+        shade = round((_SHADES - 1) * limits.index(first[_LIMIT]) / max(len(limits) - 1, 1))
+    return FitCell(limit, peak, f"f{shade}", first["key"])
 
 
 @dataclass(frozen=True)
@@ -169,11 +164,11 @@ def sections(
     by_name = {page.table.name: page for page in tables}
     named = {name for question in QUESTIONS for name in question.tables}
     others = tuple(name for name in by_name if name not in named)
-    found = []
     questions = list(QUESTIONS)
     statuses = set(results.cells["status"])
     if statuses and "ok" not in statuses:  # the reason is all that there is to say
         questions.sort(key=lambda question: question.name != "failures")
+    found = []
     for question in questions:
         names = question.tables + (others if question is _LAST else ())
         section = Section(

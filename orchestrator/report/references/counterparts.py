@@ -16,16 +16,8 @@ from functools import cached_property
 
 import pandas as pd
 
+from orchestrator.analysis import kernels as kernel_rows
 from orchestrator.analysis.axes import Row, has_value
-from orchestrator.analysis.kernels import (
-    ATTENTION_MATMULS,
-    GEMM,
-    TimedKernel,
-    inside_operators,
-    ms_of_parts,
-    rows_by_cell,
-    sums,
-)
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
@@ -43,9 +35,9 @@ _MODULES = {
     "scores": ("scores",),
     "softmax": ("softmax",),
     "values": ("attention output",),
-    "matmul": ATTENTION_MATMULS,
+    "matmul": kernel_rows.ATTENTION_MATMULS,
     "attention": (
-        "q projection", "k projection", "v projection", "rope", *ATTENTION_MATMULS, "softmax",
+        "q projection", "k projection", "v projection", "rope", *kernel_rows.ATTENTION_MATMULS, "softmax",
         "attention", "o projection",
     ),
 }  # fmt: skip
@@ -83,12 +75,14 @@ class Figures:
     results: Results
 
     @cached_property
-    def kernels(self) -> Mapping[str, Sequence[TimedKernel]]:
-        kernels = inside_operators(self.results.kernels())
+    def kernels(self) -> Mapping[str, Sequence[kernel_rows.TimedKernel]]:
+        kernels = kernel_rows.inside_operators(self.results.kernels())
         watched = having("attributed_to_phase")(self.results.cells)
         is_watched = kernels["cell"].isin(watched["cell"])
         # Without the number of steps, the milliseconds of a step are unknown.
-        return defaultdict(list, rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)]))
+        return defaultdict(
+            list, kernel_rows.rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)])
+        )
 
     @cached_property
     def allocations(self) -> Mapping[str, pd.DataFrame]:
@@ -141,11 +135,8 @@ def _own(column: str) -> OurValue:
 
 def phase_ms(row: Row, phase: str, statistic: str) -> float | None:
     """Return a time of a phase. Published steps end synchronized, like `step_synced`."""
-    stems = ("step_synced", "step") if phase == "step" else (phase,)
-    for stem in stems:
-        if _column(row, f"{stem}_ms_median"):
-            return _column(row, f"{stem}_ms_{statistic}")
-    return None
+    is_synced = phase == "step" and _column(row, "step_synced_ms_median")
+    return _column(row, f"{'step_synced' if is_synced else phase}_ms_{statistic}")
 
 
 def _call_ms(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -158,19 +149,14 @@ def _peak(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     return _column(row, f"{first}peak_allocated_bytes")
 
 
-def _error(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    error = _column(row, "error")
-    return None if error is None else abs(error)
-
-
 def _gemm_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     """Return the share of matrix products, None if the class of too many kernels is unknown."""
     kernels = figures.kernels[row["cell"]]
     total_ms = math.fsum(one.ms for one in kernels)
-    by_class = sums(kernels, "kernel_class")
+    by_class = kernel_rows.sums(kernels, "kernel_class")
     if not kernels or by_class.get(UNKNOWN_CLASS, 0.0) > _NEGLIGIBLE * total_ms:
         return None
-    return by_class.get(GEMM, 0.0) / total_ms
+    return by_class.get(kernel_rows.GEMM, 0.0) / total_ms
 
 
 def _kernel_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -180,8 +166,10 @@ def _kernel_share(number: ReferenceNumber, row: Row, figures: Figures) -> float 
     total_ms = math.fsum(one.ms for one in inside)
     if number.labels.get("among") == NOT_GEMM:
         # A kernel of unknown class may be a matrix product.
-        inside = [one for one in inside if one.kernel_class not in (GEMM, UNKNOWN_CLASS)]
-    times_ms = sorted(sums(inside, "name").values(), reverse=True)
+        inside = [
+            one for one in inside if one.kernel_class not in (kernel_rows.GEMM, UNKNOWN_CLASS)
+        ]
+    times_ms = sorted(kernel_rows.sums(inside, "name").values(), reverse=True)
     rank = int(number.labels["rank"])
     return times_ms[rank - 1] / total_ms if rank <= len(times_ms) else None
 
@@ -190,8 +178,8 @@ def _part_ms(number: ReferenceNumber, row: Row, figures: Figures, part: str) -> 
     """Return the milliseconds of a part, or None if it is fused with another part."""
     among = [one for one in figures.kernels[row["cell"]] if one.phase == number.phase]
     if part == "matmul":
-        among = [one for one in among if one.kernel_class == GEMM]
-    return ms_of_parts(among, _MODULES[part])
+        among = [one for one in among if one.kernel_class == kernel_rows.GEMM]
+    return kernel_rows.ms_of_parts(among, _MODULES[part])
 
 
 def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -247,5 +235,9 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "part_time": Counterpart("{part} in {phase}, {each} (ms)", _part_time),
     "softmax_over_matmul": Counterpart("softmax / matmul in {phase}", _softmax_over_matmul, ".1%"),
     "sum": Counterpart("sum", _own("sum"), ".9f"),
-    "absolute_error": Counterpart("error of the sum", _error, ".9f"),
+    "absolute_error": Counterpart(
+        "error of the sum",
+        lambda number, row, figures: abs(row["error"]) if has_value(row, "error") else None,
+        ".9f",
+    ),
 }

@@ -52,12 +52,14 @@ def matches(
     for row in rows:
         rows_of_task[row["task"]].append(row)
     # Indices of rows by condition: thousands of numbers have a few dozen conditions in common.
-    agreeing: dict[object, set[int]] = {}
+    agreeing: dict[tuple[object, ...], set[int]] = {}
     for number in numbers:
         candidates = rows_of_task[number.task]
         fitting = set(range(len(candidates)))
         for axis in set(number.axes) - _NOT_COMPARED:
-            condition = (number.task, axis, number.axes[axis], *_decisive_fields(axis, number))
+            condition: tuple[object, ...] = (number.task, axis, number.axes[axis], number.year)
+            if axis == "pass":
+                condition += (number.phase, number.metric)
             if condition not in agreeing:
                 agreeing[condition] = {
                     index for index, row in enumerate(candidates) if _agrees(axis, number, row)
@@ -82,50 +84,30 @@ def _has_usual_setting(number: ReferenceNumber, row: Row) -> bool:
     return not (states_none and has_other_attention)
 
 
-def _decisive_fields(axis: str, number: ReferenceNumber) -> tuple[object, ...]:
-    """Return what `_agrees` reads of a number besides the allowed values of the axis."""
-    if axis == "size":
-        return (number.year,)
-    return (number.phase, number.metric) if axis == "pass" else ()
-
-
 def _agrees(axis: str, number: ReferenceNumber, row: Row) -> bool:
     """Return True if the cell has one of the values that the number allows for an axis."""
-    allowed = number.axes[axis]
+    allowed, ours = number.axes[axis], row.get(axis)
     if axis == "size":
         return dimensions_of(row) in [SIZES[number.year][size] for size in allowed]
     if axis in _RANKS:
         return row["device"] == _RANKS[axis] and ranks_of(row) in allowed
     if axis not in row:
         return True  # the run is older than the axis
-    if axis == "warmup_steps":
-        return _warm_up_agrees(allowed, row)
-    if not has_value(row, axis):
+    if axis == "warmup_steps" and has_value(row, "timing") and row["timing"] == "adaptive":
+        ours = WARM  # adaptive timing warms up until the steps are steady
+    if is_null(ours):
         return False
+    if axis == "warmup_steps":
+        return min(ours, WARM) in [min(theirs, WARM) for theirs in allowed]
     if axis == "pass":
-        return _pass_agrees(number, row)
+        same = _SAME_PHASE.get(number.phase, set())
+        passes = same.union(allowed) if same & set(allowed) else allowed
+        return ours in passes or is_first_forward(number, row)
     if axis == "size_mb":
-        return any(max(row[axis] / mb, mb / row[axis]) < _SAME_MESSAGE for mb in allowed)
-    ours = row[axis]
+        return any(max(ours / mb, mb / ours) < _SAME_MESSAGE for mb in allowed)
     return any(
         math.isclose(ours, one) if isinstance(one, float) else ours == one for one in allowed
     )
-
-
-def _warm_up_agrees(allowed: tuple[int, ...], row: Row) -> bool:
-    ours = row["warmup_steps"]
-    if has_value(row, "timing") and row["timing"] == "adaptive":
-        ours = WARM  # adaptive timing warms up until the steps are steady
-    return not is_null(ours) and min(ours, WARM) in [min(theirs, WARM) for theirs in allowed]
-
-
-def _pass_agrees(number: ReferenceNumber, row: Row) -> bool:
-    if is_first_forward(number, row):
-        return True
-    same = _SAME_PHASE.get(number.phase, set())
-    if row["pass"] in same:
-        return bool(same & set(number.axes["pass"]))
-    return row["pass"] in number.axes["pass"]
 
 
 def is_first_forward(number: ReferenceNumber, row: Row) -> bool:

@@ -134,7 +134,10 @@ def _row_numbers(writeup: Content, table: Content, index: int) -> Iterator[Refer
             continue
         value, unit = _parse_value(printed, quantity["unit"])
         stated = {**table["cell"], **of_row, **quantity.get("cell", {})}
-        axes = {axis: _possible(one) for axis, one in stated.items() if axis not in LABELS}
+        axes = {}
+        for axis in (axis for axis in stated if axis not in LABELS):
+            values = stated[axis] if isinstance(stated[axis], list) else [stated[axis]]
+            axes[axis] = tuple(float(one) if isinstance(one, Decimal) else one for one in values)
         notes = list(table.get("notes", ()))
         for one in table.get("row_notes", ()):
             if one["where"].items() <= stated.items():
@@ -171,12 +174,6 @@ def _parse_value(printed: TableCell, unit: str) -> tuple[Decimal | None, str]:
     if not found:
         raise ValueError(f"{printed!r} is no number")
     return Decimal(found[1]), found[2].replace("μ", "u")
-
-
-def _possible(stated: TableCell) -> tuple[Any, ...]:
-    if isinstance(stated, list):
-        return tuple(stated)
-    return (float(stated) if isinstance(stated, Decimal) else stated,)
 
 
 def _with_size(axes: Axes, year: int) -> Axes:

@@ -11,31 +11,13 @@ from operator import attrgetter
 from orchestrator.analysis.axes import NOTHING, Row, axis_texts, each, key_axes, sort_cells
 from orchestrator.analysis.results import Results
 from orchestrator.common.reference_devices import ALL, DEVICES
-from orchestrator.report.references.counterparts import (
-    COUNTERPARTS,
-    DURATION,
-    Counterpart,
-    Figures,
-    phase_ms,
-)
-from orchestrator.report.references.matching import (
-    is_first_forward,
-    matches,
-    states_shape,
-    unstated,
-)
+from orchestrator.report.references import counterparts, matching
+from orchestrator.report.references.counterparts import COUNTERPARTS, DURATION
 from orchestrator.report.references.records import ReferenceNumber, published_on, writeups
+from orchestrator.report.tables import table
 from orchestrator.report.tables.formatters import is_cpu_bound, missing
 from orchestrator.report.tables.layouts import grid_of
-from orchestrator.report.tables.table import (
-    MISSING,
-    NOTES,
-    Entry,
-    Table,
-    TableGrid,
-    note_entries,
-    quantity,
-)
+from orchestrator.report.tables.table import MISSING, NOTES, Entry, Table, TableGrid
 from tasks.spec.messages import shorten
 
 Numbers = tuple[ReferenceNumber, ...]
@@ -74,8 +56,8 @@ def _rows(numbers: Numbers, results: Results) -> TableGrid:
 
     The rows are in the order of our cells.
     """
-    figures, pairs = Figures(results), []
-    for number, row in matches(numbers, each(results.cells)):
+    figures, pairs = counterparts.Figures(results), []
+    for number, row in matching.matches(numbers, each(results.cells)):
         ours = COUNTERPARTS[number.metric].ours(number, row, figures)
         if ours is not None or row["status"] != "ok":
             pairs.append((number, row, ours))
@@ -87,7 +69,7 @@ def _rows(numbers: Numbers, results: Results) -> TableGrid:
     position = dict(zip(sort_cells(cells, axes)["cell"], count(), strict=False))
     pairs.sort(key=lambda pair: (position[pair[1]["cell"]], *_order(pair[0])))
     found = []
-    numbers_of_notes, notes = note_entries(_notes(number, row) for number, row, _ in pairs)
+    numbers_of_notes, notes = table.note_entries(_notes(number, row) for number, row, _ in pairs)
     for (number, row, ours), own in zip(pairs, numbers_of_notes, strict=True):
         texts = zip(axes, axis_texts(row, axes), strict=True)
         words = [row["task"], *(f"{axis}={text}" for axis, text in texts if text != NOTHING)]
@@ -106,10 +88,10 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str,
     is_duration = number.metric == DURATION
     is_bound = is_cpu_bound(row) if is_duration else None
     has_sd = is_duration and number.statistic == "mean"
-    our_sd = phase_ms(row, number.phase, "sd") if has_sd else None
+    our_sd = counterparts.phase_ms(row, number.phase, "sd") if has_sd else None
     ratio = MISSING
-    if ours is not None and theirs and states_shape(number):
-        ratio = quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
+    if ours is not None and theirs and matching.states_shape(number):
+        ratio = table.quantity(ours / theirs, ".2f")._replace(is_cpu_bound=is_bound)
     ours_entry = missing(row)
     if ours is not None:
         ours_entry = _with_sd(counterpart, ours, our_sd)._replace(is_cpu_bound=is_bound)
@@ -130,14 +112,14 @@ def _entries(number: ReferenceNumber, row: Row, ours: float | None) -> dict[str,
     }
 
 
-def _with_sd(counterpart: Counterpart, value: float, sd: float | None) -> Entry:
+def _with_sd(counterpart: counterparts.Counterpart, value: float, sd: float | None) -> Entry:
     spread = "" if sd is None else f" ± {counterpart.show(sd)}"
     return Entry(counterpart.show(value), value / counterpart.unit, spread=spread, deviation=sd)
 
 
 def _notes(number: ReferenceNumber, row: Row) -> list[str]:
-    notes = [*number.notes, unstated(number)]
-    if is_first_forward(number, row):
+    notes = [*number.notes, matching.unstated(number)]
+    if matching.is_first_forward(number, row):
         notes.insert(0, "Ours is the forward pass of the first step, before there are gradients.")
     return list(filter(None, notes))
 
@@ -156,20 +138,14 @@ def without_repetitions(numbers: Iterable[ReferenceNumber]) -> Numbers:
 def nothing_in_common(device: str) -> str:
     """Return what was published for a device, for a run that has no such cell."""
     numbers = published_on(device)
-    tasks = dict.fromkeys(map(attrgetter("task"), numbers))
-    covered = "; ".join(f"{task} {_covered_axes(numbers, task)}" for task in tasks)
+    covered = []
+    for task in dict.fromkeys(map(attrgetter("task"), numbers)):
+        words, own = [task], [number for number in numbers if number.task == task]
+        for axis in ("size", "d_head", "context_length", "precision", "compile"):
+            values = dict.fromkeys(str(value) for one in own for value in one.axes.get(axis, ()))
+            words += [f"{axis}={','.join(values)}"] if values else []
+        covered.append(" ".join(words))
     return (
         f"--reference {device}: none of its {len(numbers)} published numbers "
-        "belongs to a cell of this run. "
-        f"They cover {covered}"
+        f"belongs to a cell of this run. They cover {'; '.join(covered)}"
     )
-
-
-def _covered_axes(numbers: Numbers, task: str) -> str:
-    texts = []
-    own = [number for number in numbers if number.task == task]
-    for axis in ("size", "d_head", "context_length", "precision", "compile"):
-        values = dict.fromkeys(str(value) for one in own for value in one.axes.get(axis, ()))
-        if values:
-            texts.append(f"{axis}={','.join(values)}")
-    return " ".join(texts)

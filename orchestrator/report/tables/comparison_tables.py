@@ -19,23 +19,15 @@ from orchestrator.analysis.options import OPTIMIZER_ARGS, WITHOUT, option_pairs,
 from orchestrator.analysis.pairs import counterpart_among
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables import layouts
 from orchestrator.report.tables.formatters import Value
-from orchestrator.report.tables.layouts import (
-    Measure,
-    PhaseRows,
-    both,
-    grid_of,
-    having,
-    of_task,
-    shown_by,
-    varying,
-)
+from orchestrator.report.tables.layouts import Measure
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity, quotient
 
 
 def _with_attention(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of attention alone, and training steps if their attention varies."""
-    parts = [of_task("attention")(cells), varying("attention", "train_step")(cells)]
+    parts = [layouts.of_task("attention")(cells), layouts.varying("attention", "train_step")(cells)]
     return pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
 
 
@@ -74,7 +66,9 @@ def _compared_rows(results: Results) -> TableGrid:
             strict = [one for one in axes if one not in (axis, *without)]
             speed_ups.append((f"over {baseline}", _over(bases, strict)))
     columns = (*_TIMES, *speed_ups, *_OTHERS)
-    return grid_of(axes, ((row, shown_by(columns, row)) for row in cells), (), compared)
+    return layouts.grid_of(
+        axes, ((row, layouts.shown_by(columns, row)) for row in cells), (), compared
+    )
 
 
 def _over(bases: Sequence[Row], strict: list[str]) -> Value:
@@ -114,7 +108,8 @@ ATTENTION_MEMORY = Table(
     "GiB of tensors of length × length: saved for the backward pass, and the peak of each pass"
     " above what was allocated after the build, which includes all other tensors. The formula"
     " counts tensors of B sequences of n × n, in the dtype of the inputs (math: fp32).",
-    PhaseRows(
+    layouts.phase_rows(
+        "what",
         (("saved", "saved"), ("forward", "in forward"), ("backward", "in backward")),
         (
             (
@@ -128,9 +123,8 @@ ATTENTION_MEMORY = Table(
             ("measured GiB", lambda what: show.gib(f"{what}_squares_bytes")),
         ),
         ("formula_{}_squares",),
-        "what",
     ),
-    both(of_task("attention"), having("square_bytes")),
+    layouts.both(layouts.of_task("attention"), layouts.having("square_bytes")),
 )
 
 
@@ -148,7 +142,7 @@ def _option_rows(results: Results) -> TableGrid:
         name = Entry(f"{': '.join(words)} → {axis_text(row[option])}")
         names = {"option": name, "with": _others(row, axes, option)}
         found.append((row, {**names, **_compared(row, baseline)}))
-    return grid_of(shown, found, ["option", "with"], "option")
+    return layouts.grid_of(shown, found, ["option", "with"], "option")
 
 
 def _is_of_options(axis: str) -> bool:
@@ -178,7 +172,7 @@ def _compared(row: Row, baseline: Row) -> dict[str, Entry]:
         "saves GiB": saves, "costs ms": costs, "peak ratio": peak_ratio,
         "step ratio": show.speed_up(baseline, row), "peak GiB": peak, "step ms": time,
         "without: peak GiB": peak_without, "without: step ms": time_without,
-        **shown_by(_SPEEDS, row),
+        **layouts.shown_by(_SPEEDS, row),
     }  # fmt: skip
 
 
@@ -191,5 +185,5 @@ TRADEOFFS = Table(
     " first AdamW of the run, whatever their arguments. On a CPU, the peak is that of the resident"
     " set, which includes the interpreter." + show.NOISE_NOTE,
     _option_rows,
-    of_task("train_step"),
+    layouts.of_task("train_step"),
 )

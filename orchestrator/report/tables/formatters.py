@@ -1,6 +1,7 @@
 """Formatters: functions that make the entry of a table from one cell.
 
-A formatter (`Value`) takes a row of `cells` and returns an `Entry`. If the cell failed, the entry is
+A formatter (`Value`) takes a row of `cells` and returns an `Entry`. `@formatter` marks functions that
+return one: they are called with their other arguments, such as `ms("step_ms_median")`. If the cell failed, the entry is
 its status, so that a reader sees OOM and not an empty field. Columns are named as in
 `docs/columns.md`.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
 from orchestrator.analysis.column_docs import declared_unit
@@ -28,6 +29,7 @@ from orchestrator.report.text.numbers import NOISE_MARK, confidence
 from tasks.spec.messages import shorten
 
 Value = Callable[[Row], Entry]
+P = ParamSpec("P")
 
 KERNEL_TIME = "step_kernel_time_ms_median"
 SAVED_RANKS = range(1, 6)  # ranks of the operations that save most for the backward pass
@@ -56,23 +58,30 @@ def missing(row: Row, *columns: str) -> Entry:
     return Entry(_STATUS_WORDS.get(status, status), status=status)
 
 
+def formatter(make: Callable[Concatenate[Row, P], Entry]) -> Callable[P, Value]:
+    """Turn a function of a row and of settings into one of the settings that returns a formatter."""
+
+    def with_settings(*args: P.args, **settings: P.kwargs) -> Value:
+        return lambda row: make(row, *args, **settings)
+
+    return with_settings
+
+
 # ---------------------------------------------------------------------- a value of one column
 
 
-def measured(column: str, show: Callable[[Any], Entry]) -> Value:
-    """Return a formatter of one column: its value as `show` makes it, or the cell's status."""
-
-    def value(row: Row) -> Entry:
-        # One look-up: a report of 10,000 cells calls this half a million times.
-        found = row.get(column)
-        return missing(row, column) if is_null(found) else show(found)
-
-    return value
+@formatter
+def measured(row: Row, column: str, show: Callable[[Any], Entry]) -> Entry:
+    """Return the value of one column as `show` makes it, or the cell's status."""
+    # One look-up: a report of 10,000 cells calls this half a million times.
+    found = row.get(column)
+    return missing(row, column) if is_null(found) else show(found)
 
 
-def predicted(column: str, show: Callable[[Any], Entry]) -> Value:
-    """Return a formatter of a value that exists however the cell ended, such as a prediction."""
-    return lambda row: show(row[column]) if has_value(row, column) else MISSING
+@formatter
+def predicted(row: Row, column: str, show: Callable[[Any], Entry]) -> Entry:
+    """Return a value that exists however the cell ended, such as a prediction."""
+    return show(row[column]) if has_value(row, column) else MISSING
 
 
 def _yes_or_no(flag: object) -> Entry:
@@ -86,7 +95,7 @@ def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
 
 def to_gib(nbytes: float | None, form: str = ".2f") -> Entry:
     """Return an entry in GiB; the missing one for None."""
-    return MISSING if nbytes is None else quantity(nbytes / GIB, form, "GiB")
+    return quantity(None if nbytes is None else nbytes / GIB, form, "GiB")
 
 
 def to_mib(nbytes: float, form: str = ",.2f") -> Entry:
@@ -131,23 +140,30 @@ mib = partial(measured, show=to_mib)
 gib_predicted = partial(predicted, show=to_gib)
 
 
-def ratio(numerator: str, denominator: str, form: str = ".2f", scale: float = 1.0) -> Value:
-    """Return a formatter of the ratio of two columns, multiplied by `scale`."""
+@formatter
+def ratio(
+    row: Row, numerator: str, denominator: str, form: str = ".2f", scale: float = 1.0
+) -> Entry:
+    """Return the ratio of two columns, multiplied by `scale`."""
+    if has_value(row, numerator) and has_value(row, denominator):
+        return quotient(row[numerator] * scale, row[denominator], form)
+    return missing(row, numerator, denominator)
 
-    def value(row: Row) -> Entry:
-        if has_value(row, numerator) and has_value(row, denominator):
-            return quotient(row[numerator] * scale, row[denominator], form)
-        return missing(row, numerator, denominator)
 
-    return value
+@formatter
+def first_of(row: Row, *values: Value) -> Entry:
+    """Return the first value that a row has, such as a measured or a predicted one."""
+    found = (value(row) for value in values)
+    return next((one for one in found if not (one.is_missing or one.status)), MISSING)
 
 
 # ---------------------------------------------------------------------- times of steps
 
 
-def of_steps(time: Value) -> Value:
-    """Return a formatter of a step time that says whether the cell is CPU-bound."""
-    return lambda row: _marked(time(row), row)
+@formatter
+def of_steps(row: Row, time: Value) -> Entry:
+    """Return a step time that says whether the cell is CPU-bound."""
+    return _marked(time(row), row)
 
 
 def _marked(entry: Entry, *rows: Row) -> Entry:
@@ -163,54 +179,38 @@ def is_cpu_bound(*rows: Row) -> bool | None:
 step_ms = of_steps(ms("step_ms_median"))
 
 
-def mean_sd(stem: str) -> Value:
-    """Return a formatter of mean ± sample standard deviation. `stem`: such as `forward_ms`."""
-    mean_ms = ms(f"{stem}_mean")
-
-    def show(row: Row) -> Entry:
-        mean, sd = mean_ms(row), milliseconds(row.get(f"{stem}_sd"))
-        if mean.number is None:
-            return mean
-        return mean._replace(spread=f" ± {sd.text}", deviation=sd.number)
-
-    return show
+@formatter
+def mean_sd(row: Row, stem: str) -> Entry:
+    """Return mean ± sample standard deviation. `stem`: such as `forward_ms`."""
+    mean, sd = ms(f"{stem}_mean")(row), milliseconds(row.get(f"{stem}_sd"))
+    if mean.number is None:
+        return mean
+    return mean._replace(spread=f" ± {sd.text}", deviation=sd.number)
 
 
-def of_whole_step(make: Callable[[str], Value]) -> Value:
-    """Return a formatter of the whole step. `make`: from the stem of columns, such as `step_ms`.
+@formatter
+def of_whole_step(row: Row, make: Callable[[str], Value]) -> Entry:
+    """Return a value of the whole step. `make`: from the stem of columns, such as `step_ms`.
 
     All statistics of a row are of the same steps: without warm-up, those of the first timing, which
     has the cold steps.
     """
-    cold, warm = make("step_synced_ms"), make("step_ms")
-
-    def show(row: Row) -> Entry:
-        is_cold = has_value(row, "warmup_steps") and row["warmup_steps"] == 0
-        return cold(row) if is_cold and has_value(row, "step_synced_ms_mean") else warm(row)
-
-    return show
+    is_cold = has_value(row, "warmup_steps") and row["warmup_steps"] == 0
+    is_cold = is_cold and has_value(row, "step_synced_ms_mean")
+    return make("step_synced_ms" if is_cold else "step_ms")(row)
 
 
-def tokens_per_s(stem: str) -> Value:
-    """Return a formatter of the tokens per second, from the median of some steps."""
-    return ratio("tokens", f"{stem}_median", ",.0f", 1e3)
-
-
-def median_interval(stem: str) -> Value:
-    """Return a formatter of a median with its 95 % interval, which a single sample does not have."""
-    median_ms = ms(f"{stem}_median")
-
-    def show(row: Row) -> Entry:
-        median = median_ms(row)
-        low, high = (milliseconds(row.get(f"{stem}_ci_{end}")) for end in ("low", "high"))
-        if low.number is None:
-            return median
-        # With fewer than six samples even the interval from the smallest to the largest contains
-        # the median with less than 95 % confidence.
-        spread = f" [{low.text}, {high.text}]{confidence(row[f'{stem}_coverage'])}"
-        return median._replace(spread=spread, low=low.number, high=high.number)
-
-    return show
+@formatter
+def median_interval(row: Row, stem: str) -> Entry:
+    """Return a median with its 95 % interval, which a single sample does not have."""
+    median = ms(f"{stem}_median")(row)
+    low, high = (milliseconds(row.get(f"{stem}_ci_{end}")) for end in ("low", "high"))
+    if low.number is None:
+        return median
+    # With fewer than six samples even the interval from the smallest to the largest contains the
+    # median with less than 95 % confidence.
+    spread = f" [{low.text}, {high.text}]{confidence(row[f'{stem}_coverage'])}"
+    return median._replace(spread=spread, low=low.number, high=high.number)
 
 
 def over_repetitions(row: Row) -> Entry:
@@ -235,12 +235,12 @@ def speed_up(row: Row, baseline: Row) -> Entry:
 
 def kernels_speed_up(row: Row, baseline: Row) -> Entry:
     """Return the speed-up of the kernels of a step, which does not depend on the CPU."""
-    if not has_value(row, KERNEL_TIME):
-        return missing(row, KERNEL_TIME)
     return _times_faster(KERNEL_TIME, row, baseline)
 
 
 def _times_faster(column: str, row: Row, baseline: Row) -> Entry:
+    if not has_value(row, column):
+        return missing(row, column)
     if not has_value(baseline, column):
         return MISSING
     factor = quotient(baseline[column], row[column])
@@ -275,69 +275,52 @@ def break_even(row: Row, baseline: Row) -> Entry:
 # ---------------------------------------------------------------------- memory
 
 
-def peak_gib(stem: str = "") -> Value:
-    """Return a formatter of a peak in GiB: the allocator's on a GPU, the resident set on a CPU."""
-    on_gpu, on_cpu = gib(f"{stem}peak_allocated_bytes"), gib(f"{stem}peak_rss_bytes")
-    return lambda row: on_cpu(row) if has_value(row, f"{stem}peak_rss_bytes") else on_gpu(row)
+@formatter
+def peak_gib(row: Row, stem: str = "") -> Entry:
+    """Return a peak in GiB: the allocator's on a GPU, the resident set on a CPU."""
+    which = "rss" if has_value(row, f"{stem}peak_rss_bytes") else "allocated"
+    return gib(f"{stem}peak_{which}_bytes")(row)
 
 
 def saving_operation(stem: str) -> Value:
     """Return a formatter of the operation at a rank of saved bytes: measured, or else predicted."""
-    return lambda row: Entry(_saving_operation(row, stem) or NOTHING)
+    return first_of(text(f"{stem}_operation"), text(f"predicted_{stem}_operation"))
 
 
-def _saving_operation(row: Row, stem: str) -> str:
-    columns = (f"{stem}_operation", f"predicted_{stem}_operation")
-    return next((str(row[column]) for column in columns if has_value(row, column)), "")
-
-
-def saved_mib_predicted(stem: str) -> Value:
-    """Return a formatter of the predicted bytes of the operation that `saving_operation` names."""
-
-    def show(row: Row) -> Entry:
-        operation, stems = _saving_operation(row, stem), [f"predicted_{stem}"]
-        if operation:
-            # The prediction may give this operation another rank than the measurement does.
-            ranks = [f"predicted_saved_{rank}" for rank in SAVED_RANKS]
-            stems = [one for one in ranks if str(row.get(f"{one}_operation")) == operation]
-        column = f"{stems[0]}_bytes" if stems else ""
-        return to_mib(row[column]) if has_value(row, column) else MISSING
-
-    return show
+@formatter
+def saved_mib_predicted(row: Row, stem: str) -> Entry:
+    """Return the predicted bytes of the operation that `saving_operation` names."""
+    operation, stems = saving_operation(stem)(row), [f"predicted_{stem}"]
+    if not operation.is_missing:
+        # The prediction may give this operation another rank than the measurement does.
+        ranks = [f"predicted_saved_{rank}" for rank in SAVED_RANKS]
+        stems = [one for one in ranks if str(row.get(f"{one}_operation")) == operation.text]
+    return predicted(f"{stems[0]}_bytes", to_mib)(row) if stems else MISSING
 
 
 def share_of_block(stem: str) -> Value:
     """Return a formatter of a share of the bytes that one block saves: measured, else predicted."""
-    shares = [
-        ratio(f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes", ".1%")
-        for prefix in ("", "predicted_")
-    ]
-
-    def show(row: Row) -> Entry:
-        found = (share(row) for share in shares)
-        return next((entry for entry in found if entry.number is not None), MISSING)
-
-    return show
+    columns = [(f"{one}{stem}_bytes", f"{one}saved_block_bytes") for one in ("", "predicted_")]
+    return first_of(*(ratio(part, whole, ".1%") for part, whole in columns))
 
 
 def peak_bytes_per_pair(row: Row) -> Entry:
     """Return an attention cell's peak in bytes per pair of positions of one sequence."""
     if row["task"] != "attention":
         return MISSING
-    column = "peak_allocated_bytes"
-    if not has_value(row, column):
-        return missing(row, column)
-    return quantity(row[column] / row["batch_size"] / row["context_length"] ** 2, ".1f", "bytes")
+    pairs = row["batch_size"] * row["context_length"] ** 2
+    per_pair = measured("peak_allocated_bytes", lambda peak: quantity(peak / pairs, ".1f", "bytes"))
+    return per_pair(row)
 
 
 def memory_need(row: Row) -> Entry:
     """Return a cell's peak with the smallest GPU that has this memory, or OOM; and the prediction."""
-    need = _measured_need(row)
-    if not has_value(row, "predicted_peak_reserved_bytes"):
+    need, expected = _measured_need(row), "predicted_peak_reserved_bytes"
+    if not has_value(row, expected):
         return need
     verdict = f", {row['predicted_verdict']}" if has_value(row, "predicted_verdict") else ""
-    predicted_gib = to_gib(row["predicted_peak_reserved_bytes"], ".1f")
-    return need._replace(spread=f"{need.spread}; predicted {predicted_gib} GiB{verdict}")
+    spread = f"{need.spread}; predicted {to_gib(row[expected], '.1f')} GiB{verdict}"
+    return need._replace(spread=spread)
 
 
 def _measured_need(row: Row) -> Entry:

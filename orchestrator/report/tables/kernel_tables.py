@@ -9,32 +9,13 @@ from operator import attrgetter
 import numpy as np
 import pandas as pd
 
+from orchestrator.analysis import kernels as kernel_rows
 from orchestrator.analysis.axes import Row, each, has_value, is_null, key_axes
-from orchestrator.analysis.kernels import (
-    ATTENTION_MATMULS,
-    GEMM,
-    TimedKernel,
-    inside_operators,
-    ms_of_parts,
-    per_step,
-    rows_by_cell,
-    sums,
-)
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables import layouts, table
 from orchestrator.report.tables.formatters import kernel_name
-from orchestrator.report.tables.layouts import cell_rows, each_cell, grid_of, groups, having
-from orchestrator.report.tables.table import (
-    MISSING,
-    Entry,
-    Table,
-    TableGrid,
-    at_least,
-    grid_of_rows,
-    milliseconds,
-    quantity,
-    quotient,
-)
+from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid
 from tasks.spec.tables import UNKNOWN_CLASS
 
 PHASES = ("forward", "backward", "optimizer", "")
@@ -64,14 +45,16 @@ def top_kernels(results: Results) -> TableGrid:
     found = []
     for cell, scope, own in _by_scope(results, results.kernels()):
         total_ms = float(np.sum([one.ms for one in own]))
-        names = _largest_first(sums(own, "name"))
+        names = _largest_first(kernel_rows.sums(own, "name"))
         # A kernel of unknown class may be a matrix product.
-        others = {one.name for one in own if one.kernel_class not in (GEMM, UNKNOWN_CLASS)}
+        others = {
+            one.name for one in own if one.kernel_class not in (kernel_rows.GEMM, UNKNOWN_CLASS)
+        }
         longest_other = [name for name in names if name in others][:1]
         for name in dict.fromkeys([*names[:_TOP], *longest_other]):
             same = [one for one in own if one.name == name]
             found.append((cell, {PHASE: Entry(scope), **_kernel_entries(same, total_ms)}))
-    return grid_of(key_axes(results), found, [PHASE], label=_NAME)
+    return layouts.grid_of(key_axes(results), found, [PHASE], label=_NAME)
 
 
 def by_class(results: Results) -> TableGrid:
@@ -85,13 +68,16 @@ def by_class(results: Results) -> TableGrid:
     found = []
     for cell, scope, own in _by_scope(results, kernels):
         entries = {**_class_shares(own, present), **_softmax_entries(cell, scope, own)}
-        ms, counts = sums(own, "kernel_class"), sums(own, "kernel_class", "kernels")
-        entries |= {f"ms of {name}": milliseconds(ms.get(name)) for name in present}
-        entries |= {f"kernels of {name}": quantity(counts.get(name), "g") for name in present}
+        ms, counts = (
+            kernel_rows.sums(own, "kernel_class"),
+            kernel_rows.sums(own, "kernel_class", "kernels"),
+        )
+        entries |= {f"ms of {name}": table.milliseconds(ms.get(name)) for name in present}
+        entries |= {f"kernels of {name}": table.quantity(counts.get(name), "g") for name in present}
         # The most important ones come first, since a screen may be too narrow for others.
         first = {title: entries[title] for title in _FIRST_TITLES if title in entries}
         found.append((cell, {PHASE: Entry(scope), **first, **entries}))
-    return grid_of(key_axes(results), found, [PHASE])
+    return layouts.grid_of(key_axes(results), found, [PHASE])
 
 
 def by_module(results: Results) -> TableGrid:
@@ -102,15 +88,15 @@ def by_module(results: Results) -> TableGrid:
     for cell, suffix, own in _by_cell(results, kernels):
         total_ms = math.fsum(one.ms for one in own)
         named = [one for one in own if not is_null(one.module)]
-        by_module = sums(named, "module")
+        by_module = kernel_rows.sums(named, "module")
         for module in _largest_first(by_module):
-            times_ms = sums([one for one in named if one.module == module], "phase")
+            times_ms = kernel_rows.sums([one for one in named if one.module == module], "phase")
             entries = {"module": Entry((module or "not attributed") + suffix)}
             for phase in phases:
-                entries[f"{phase or OUTSIDE_PHASES} ms"] = milliseconds(times_ms.get(phase))
-            entries["share"] = quotient(by_module[module], total_ms, ".1%")
+                entries[f"{phase or OUTSIDE_PHASES} ms"] = table.milliseconds(times_ms.get(phase))
+            entries["share"] = table.quotient(by_module[module], total_ms, ".1%")
             found.append((cell, entries))
-    return grid_of(key_axes(results), found, ["module"], "module")
+    return layouts.grid_of(key_axes(results), found, ["module"], "module")
 
 
 def difference(results: Results) -> TableGrid:
@@ -133,14 +119,14 @@ def difference(results: Results) -> TableGrid:
 
 def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> TableGrid:
     """Return the kernels that differ most between two cells, which may be of different runs."""
-    sides = list(map(inside_operators, cells))
+    sides = list(map(kernel_rows.inside_operators, cells))
     if not all(kernels["phase"].any() for kernels in sides):
         # A trace without phases is compared as a whole.
         sides = [kernels.assign(phase=WHOLE_STEP) for kernels in sides]
     titles, sums_of_sides = [], []
     for name, own in zip(names, sides, strict=True):
         titles.append(name + (WHOLE_TRACE if own["steps"].isna().any() else ""))
-        by_kernel = per_step(own).groupby(["phase", "kernel_class", "name"])
+        by_kernel = kernel_rows.per_step(own).groupby(["phase", "kernel_class", "name"])
         sums_of_sides.append(by_kernel[["kernels", "ms"]].sum())
     left, right = sums_of_sides
     both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
@@ -150,11 +136,14 @@ def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> T
     for row in each(both.loc[order].reset_index()):
         entries = [Entry(row["phase"] or OUTSIDE_PHASES), Entry(row["kernel_class"])]
         for side in ("left", "right"):
-            entries += [quantity(row[f"kernels_{side}"], "g"), milliseconds(row[f"ms_{side}"])]
-        more = quantity(row["more_ms"], "+.3f", "ms")
+            entries += [
+                table.quantity(row[f"kernels_{side}"], "g"),
+                table.milliseconds(row[f"ms_{side}"]),
+            ]
+        more = table.quantity(row["more_ms"], "+.3f", "ms")
         rows.append([*entries, more, kernel_name(row["name"])])
     counts = [(name, title) for name in titles for title in ("kernels", "ms")]
-    return grid_of_rows([PHASE, "class"], [*counts, "more ms", _NAME], rows, label=_NAME)
+    return table.grid_of_rows([PHASE, "class"], [*counts, "more ms", _NAME], rows, label=_NAME)
 
 
 def _pair(results: Results) -> tuple[Row, Row] | None:
@@ -164,7 +153,7 @@ def _pair(results: Results) -> tuple[Row, Row] | None:
         return cells[0], cells[1]
     for axis in [axis for axis in _PAIRING_AXES if axis in axes]:
         others = [other for other in axes if other != axis]
-        for members in groups(results.cells, others, (axis,)):
+        for members in layouts.groups(results.cells, others, (axis,)):
             if len(members) > 1:
                 return members[0], members[1]
     return None
@@ -172,64 +161,64 @@ def _pair(results: Results) -> tuple[Row, Row] | None:
 
 def _by_cell(
     results: Results, kernels: pd.DataFrame
-) -> Iterator[tuple[Row, str, list[TimedKernel]]]:
+) -> Iterator[tuple[Row, str, list[kernel_rows.TimedKernel]]]:
     """Yield each cell with WHOLE_TRACE if its steps are unknown, and with its kernels."""
-    inside = inside_operators(kernels)
-    by_cell = rows_by_cell(inside)
+    inside = kernel_rows.inside_operators(kernels)
+    by_cell = kernel_rows.rows_by_cell(inside)
     unknown = set(inside.loc[inside["steps"].isna(), "cell"])
-    for cell in each_cell(results):
+    for cell in layouts.each_cell(results):
         if cell["cell"] in by_cell:
             yield cell, WHOLE_TRACE if cell["cell"] in unknown else "", by_cell[cell["cell"]]
 
 
 def _by_scope(
     results: Results, kernels: pd.DataFrame
-) -> Iterator[tuple[Row, str, list[TimedKernel]]]:
+) -> Iterator[tuple[Row, str, list[kernel_rows.TimedKernel]]]:
     """Yield each cell with its kernels by phase, of both passes, and of the step."""
     for cell, suffix, own in _by_cell(results, kernels):
-        for scope, phases in _scopes({one.phase for one in own}).items():
-            yield cell, scope + suffix, [one for one in own if one.phase in phases]
-
-
-def _scopes(phases: Collection[str]) -> dict[str, Collection[str]]:
-    """Return the phases that rows of a cell are about: each one, both passes, and the step."""
-    present = _present_phases(phases)
-    scopes: dict[str, Collection[str]] = {phase or OUTSIDE_PHASES: (phase,) for phase in present}
-    if {"forward", "backward"} < set(present):
-        scopes[BOTH_PASSES] = ("forward", "backward")
-    if len(present) > 1:
-        scopes[WHOLE_STEP] = phases
-    return scopes
+        phases = {one.phase for one in own}
+        scopes = {phase or OUTSIDE_PHASES: {phase} for phase in _present_phases(phases)}
+        if {"forward", "backward"} < scopes.keys():
+            scopes[BOTH_PASSES] = {"forward", "backward"}
+        if len(_present_phases(phases)) > 1:
+            scopes[WHOLE_STEP] = phases
+        for scope, shown in scopes.items():
+            yield cell, scope + suffix, [one for one in own if one.phase in shown]
 
 
 def _present_phases(phases: Collection[str]) -> list[str]:
     return [phase for phase in PHASES if phase in phases]
 
 
-def _class_shares(kernels: list[TimedKernel], classes: list[str]) -> dict[str, Entry]:
+def _class_shares(kernels: list[kernel_rows.TimedKernel], classes: list[str]) -> dict[str, Entry]:
     total_ms = float(np.sum([one.ms for one in kernels]))
-    by_class = sums(kernels, "kernel_class")
+    by_class = kernel_rows.sums(kernels, "kernel_class")
     # Smaller than the last printed digit: it changes no share.
     is_bound = by_class.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms
-    entries = {"kernel ms": milliseconds(total_ms)}
+    entries = {"kernel ms": table.milliseconds(total_ms)}
     for name in classes:
-        share = quotient(by_class.get(name, math.nan), total_ms, ".1%")
+        share = table.quotient(by_class.get(name, math.nan), total_ms, ".1%")
         is_lower = is_bound and name != UNKNOWN_CLASS
-        entries[f"{name} share"] = at_least(share) if is_lower else share
+        entries[f"{name} share"] = table.at_least(share) if is_lower else share
     return entries
 
 
-def _softmax_entries(cell: Row, phase: str, kernels: list[TimedKernel]) -> dict[str, Entry]:
-    softmax_ms = ms_of_parts(kernels, ("softmax",))
-    products = [one for one in kernels if one.kernel_class == GEMM]
-    matmul_ms = ms_of_parts(products, ATTENTION_MATMULS)
+def _softmax_entries(
+    cell: Row, phase: str, kernels: list[kernel_rows.TimedKernel]
+) -> dict[str, Entry]:
+    softmax_ms = kernel_rows.ms_of_parts(kernels, ("softmax",))
+    products = [one for one in kernels if one.kernel_class == kernel_rows.GEMM]
+    matmul_ms = kernel_rows.ms_of_parts(products, kernel_rows.ATTENTION_MATMULS)
     ratio, flops = MISSING, MISSING
     if softmax_ms is not None and matmul_ms is not None:
-        ratio = quotient(softmax_ms, matmul_ms)
+        ratio = table.quotient(softmax_ms, matmul_ms)
         # The closed forms count the forward pass: five FLOPs an element for the softmax.
         if phase == "forward" and has_value(cell, "softmax_flops"):
-            flops = quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
-    times = {"softmax ms": milliseconds(softmax_ms), "matmul ms": milliseconds(matmul_ms)}
+            flops = table.quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
+    times = {
+        "softmax ms": table.milliseconds(softmax_ms),
+        "matmul ms": table.milliseconds(matmul_ms),
+    }
     return {**times, _RATIO_TITLE: ratio, "in FLOPs": flops}
 
 
@@ -238,7 +227,9 @@ def _largest_first(values: Mapping[str, float]) -> list[str]:
     return sorted(sorted(values), key=lambda name: -values[name])
 
 
-def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str, Entry]:
+def _kernel_entries(
+    kernels: Sequence[kernel_rows.TimedKernel], total_ms: float
+) -> dict[str, Entry]:
     """Return the columns of nsys's cuda_gpu_kern_sum with class and modules, for one kernel.
 
     It has a row for each module that launches it.
@@ -260,13 +251,15 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str
         median = median._replace(text=f"≈{median.text}")
     ms = np.nansum([one.ms for one in kernels])
     known = [one for one in kernels if not is_null(one.module)]
-    modules = [name or "not attributed" for name in _largest_first(sums(known, "module"))]
+    modules = [
+        name or "not attributed" for name in _largest_first(kernel_rows.sums(known, "module"))
+    ]
     if len(modules) > _SHOWN_MODULES:
         modules[_SHOWN_MODULES:] = [f"{len(modules) - _SHOWN_MODULES} more"]
     return {
-        "time": quantity(ms / total_ms, ".1%"),
-        "total ms": milliseconds(ms),
-        "instances": quantity(math.fsum(one.kernels for one in kernels), "g"),
+        "time": table.quantity(ms / total_ms, ".1%"),
+        "total ms": table.milliseconds(ms),
+        "instances": table.quantity(math.fsum(one.kernels for one in kernels), "g"),
         "class": Entry(kernels[0].kernel_class),
         _NAME: kernel_name(kernels[0].name),
         "modules": Entry(", ".join(modules)),
@@ -279,10 +272,10 @@ def _kernel_entries(kernels: Sequence[TimedKernel], total_ms: float) -> dict[str
 
 
 def _us(ns: float) -> Entry:
-    return quantity(ns / 1e3, ".1f", "µs")
+    return table.quantity(ns / 1e3, ".1f", "µs")
 
 
-_WITH_KERNELS = having("attributed_to_phase")
+_WITH_KERNELS = layouts.having("attributed_to_phase")
 
 KERNEL_TABLES: tuple[Table, ...] = (
     Table(
@@ -336,7 +329,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "coverage",
         "Coverage of the kernel trace and of the memory snapshot",
         "Kernels: shares of kernel time that have a phase, a module, a class.",
-        cell_rows(
+        layouts.cell_rows(
             show.col("attributed_to_phase", "phase known"),
             show.col("attributed_to_module", "module known"),
             show.col("attributed_to_class", "class known"),
@@ -360,7 +353,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
             show.col("snapshot_events", "events"),
             ("wrapped", show.yes_or_no("snapshot_wrapped")),
         ),
-        having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
+        layouts.having("attributed_to_phase", "snapshot_peak_allocated_bytes"),
         column_notes={
             "busy": "Busy: share of the time from the first kernel to the last, with the profiler,"
             " which slows the CPU.",

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -24,25 +23,11 @@ from orchestrator.analysis.axes import (
 )
 from orchestrator.analysis.pairs import select
 from orchestrator.analysis.results import Results
+from orchestrator.report.tables import table
 from orchestrator.report.tables.formatters import Value, missing
-from orchestrator.report.tables.table import (
-    MISSING,
-    NOTES,
-    CellFilter,
-    Entry,
-    RenderedTable,
-    Table,
-    TableGrid,
-    TableLayout,
-    Title,
-    axis_entries,
-    grid_of_rows,
-    note_entries,
-)
+from orchestrator.report.tables.table import MISSING, Entry, RenderedTable, Table, TableGrid
 
 Measure = tuple[str, Value]  # the title of a column, and how each of its values is made
-Entries = Mapping[str, Entry]  # of a row, by title
-Name = TypeVar("Name", bound=Title)
 # Titles, and functions that compare a row with its baseline.
 Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
@@ -63,7 +48,7 @@ def each_cell(results: Results) -> Iterator[Row]:
 
 def grid_of(
     axes: list[str],
-    found: Iterable[tuple[Row, Mapping[Name, Entry]]],
+    found: Iterable[tuple[Row, Mapping[Any, Entry]]],
     keys: Sequence[str] = (),
     compared: str = "",
     label: str = "",
@@ -72,20 +57,18 @@ def grid_of(
 
     Raise ValueError if the rows do not have the same entries.
     """
-    names: dict[Title, Entry] = {}
+    names: dict[table.Title, Entry] = {}
     rows = []
     for cell, named in found:
-        entries: dict[Title, Entry] = dict(named.items())
-        names = names or {**dict.fromkeys(keys, MISSING), **entries}
-        if entries.keys() != names.keys():
-            raise ValueError(
-                f"two rows differ in {sorted(map(str, entries.keys() ^ names.keys()))}"
-            )
-        rows.append([*axis_entries(cell, axes), *map(entries.__getitem__, names)])
-    return grid_of_rows([*axes, *keys], list(names)[len(keys) :], rows, compared, label)
+        names = names or {**dict.fromkeys(keys, MISSING), **named}
+        if named.keys() != names.keys():
+            raise ValueError(f"two rows differ in {sorted(map(str, named.keys() ^ names.keys()))}")
+        keys_of_cell = (table.axis_entry(cell[axis]) for axis in axes)
+        rows.append([*keys_of_cell, *map(named.__getitem__, names)])
+    return table.grid_of_rows([*axes, *keys], list(names)[len(keys) :], rows, compared, label)
 
 
-def cell_rows(*columns: Measure) -> TableLayout:
+def cell_rows(*columns: Measure) -> table.TableLayout:
     """Return the layout with one row per cell."""
 
     def lay_out(results: Results) -> TableGrid:
@@ -108,82 +91,75 @@ def child_rows(
     return grid_of(key_axes(results), found, keys)
 
 
-@dataclass(frozen=True)
-class PhaseRows:
-    """One row per cell and phase, for the phases that have a value in one of `known_by`.
+def phase_rows(
+    title: str,
+    phases: Sequence[tuple[str, str]],
+    columns: Sequence[tuple[str, Callable[[str], Value]]],
+    known_by: Sequence[str],
+) -> table.TableLayout:
+    """Return the layout with one row per cell and phase that has a value in one of `known_by`.
 
     A cell without such a phase has one row that shows its status.
 
-    phases: names of phases as in the columns, and as readers see them.
-    columns: titles, and functions from a phase to a formatter.
-    known_by: templates of columns; {} stands for the phase.
-    title: title of the column of phases.
+    title: of the column of phases. phases: their names as in the columns, and as readers see them.
+    columns: titles, and functions from a phase to a formatter. known_by: templates of columns; {}
+    stands for the phase.
     """
+    of_phase = {phase: [(name, make(phase)) for name, make in columns] for phase, _ in phases}
 
-    phases: tuple[tuple[str, str], ...]
-    columns: tuple[tuple[str, Callable[[str], Value]], ...]
-    known_by: tuple[str, ...]
-    title: str
-
-    def __call__(self, results: Results) -> TableGrid:
-        columns = {}
-        for phase, _ in self.phases:
-            columns[phase] = [(title, make(phase)) for title, make in self.columns]
-        found: list[tuple[Row, Entries]] = []
+    def lay_out(results: Results) -> TableGrid:
+        found: list[tuple[Row, dict[str, Entry]]] = []
         for row in each_cell(results):
-            phases = [phase for phase in self.phases if self._is_known(row, phase[0])]
+            count = len(found)
             for phase, name in phases:
-                found.append((row, {self.title: Entry(name), **shown_by(columns[phase], row)}))
-            if not phases:
-                titles = dict(self.columns)
-                found.append((row, {self.title: MISSING, **dict.fromkeys(titles, missing(row))}))
-        return grid_of(key_axes(results), found, [self.title], self.title)
+                if any(has_value(row, column.format(phase)) for column in known_by):
+                    found.append((row, {title: Entry(name), **shown_by(of_phase[phase], row)}))
+            if len(found) == count:
+                found.append((row, {title: MISSING, **dict.fromkeys(dict(columns), missing(row))}))
+        return grid_of(key_axes(results), found, [title], title)
 
-    def _is_known(self, row: Row, phase: str) -> bool:
-        return any(has_value(row, column.format(phase)) for column in self.known_by)
+    return lay_out
 
 
-@dataclass(frozen=True)
-class CompareColumns:
-    """One row per combination of the other axes; one group of columns per value of an axis.
+def compare_columns(
+    axis: str,
+    value: Measure,
+    against: Comparisons = (),
+    extra: tuple[Measure, ...] = (),
+    baseline: str = "",
+) -> table.TableLayout:
+    """Return the layout with one row per combination of the other axes, and columns per value.
 
-    The first value is the baseline, unless `baseline` names it.
-
-    value, extra: shown for each value. against: comparisons with the baseline.
+    value, extra: shown for each value of the axis. against: comparisons with the baseline, which is
+    the first value unless it is named.
     """
+    titles = [title for title, _ in (value, *against, *extra)]
 
-    axis: str
-    value: Measure
-    against: Comparisons = ()
-    extra: tuple[Measure, ...] = ()
-    baseline: str = ""
+    def entries_of(row: Row | None, base: Row | None) -> dict[str, Entry]:
+        entries = dict.fromkeys(titles, MISSING)
+        if row is not None:
+            entries |= shown_by([value, *extra], row)
+            if base and row is not base:
+                entries |= {title: compare(row, base) for title, compare in against}
+        return entries
 
-    def __call__(self, results: Results) -> TableGrid:
-        axes = key_axes(results, without=(self.axis,))
-        in_order = each(results.cells, [self.axis])
-        values = list(dict.fromkeys(str(row[self.axis]) for row in in_order))
+    def lay_out(results: Results) -> TableGrid:
+        axes = key_axes(results, without=(axis,))
+        values = list(dict.fromkeys(str(row[axis]) for row in each(results.cells, [axis])))
         found = []
         for group in groups(results.cells, axes):
-            by_value = {str(row[self.axis]): row for row in group}
+            rows = {str(row[axis]): row for row in group}
             # With a named baseline, other values stand for themselves.
-            if len(by_value) < 2 and (not self.baseline or self.baseline in by_value):
+            if len(rows) < 2 and (not baseline or baseline in rows):
                 continue
-            baseline = by_value.get(self.baseline or values[0])
-            entries: dict[Title, Entry] = {}
-            for value in values:
-                own = self._entries(by_value.get(value), baseline)
-                entries |= {(value, title): entry for title, entry in own.items()}
+            entries: dict[table.Title, Entry] = {}
+            for one in values:
+                own = entries_of(rows.get(one), rows.get(baseline or values[0]))
+                entries |= {(one, title): entry for title, entry in own.items()}
             found.append((group[0], entries))
         return grid_of(axes, found)
 
-    def _entries(self, row: Row | None, baseline: Row | None) -> dict[str, Entry]:
-        titles = [title for title, _ in (self.value, *self.against, *self.extra)]
-        entries = dict.fromkeys(titles, MISSING)
-        if row is not None:
-            entries |= shown_by([self.value, *self.extra], row)
-            if baseline and row is not baseline:
-                entries |= {title: compare(row, baseline) for title, compare in self.against}
-        return entries
+    return lay_out
 
 
 def shown_by(columns: Iterable[Measure], row: Row) -> dict[str, Entry]:
@@ -205,14 +181,16 @@ def text_table(
     NOTES is a note as a text; the table has its number.
     """
     keys = list(dict.fromkeys(chain.from_iterable(settings for settings, _ in rows)))
-    texts = [measures[NOTES].text if NOTES in measures else "" for _, measures in rows]
-    numbers, notes = note_entries([text] if text else [] for text in texts)
+    texts = [measures[table.NOTES].text if table.NOTES in measures else "" for _, measures in rows]
+    numbers, notes = table.note_entries([text] if text else [] for text in texts)
     entries = []
     for (settings, measures), number in zip(rows, numbers, strict=True):
         own = [Entry(settings[key]) if key in settings else MISSING for key in keys]
-        entries.append([*own, *(number if name == NOTES else measures[name] for name in measures)])
+        entries.append(
+            [*own, *(number if name == table.NOTES else measures[name] for name in measures)]
+        )
     titles = list(rows[0][1]) if rows else []
-    grid = grid_of_rows(keys, titles, entries, label=label)._replace(notes=notes)
+    grid = table.grid_of_rows(keys, titles, entries, label=label)._replace(notes=notes)
     grid = grid.without_empty_columns()
     return RenderedTable(Table(title.lower(), title, "", lambda results: grid), grid, "")
 
@@ -220,12 +198,12 @@ def text_table(
 # ---------------------------------------------------------------------- filters of cells
 
 
-def of_task(*names: str) -> CellFilter:
+def of_task(*names: str) -> table.CellFilter:
     """Return a filter for the cells of one or several tasks."""
     return lambda cells: select(cells, cells["task"].isin(names)) if "task" in cells else cells
 
 
-def varying(axis: str, *tasks: str) -> CellFilter:
+def varying(axis: str, *tasks: str) -> table.CellFilter:
     """Return a filter for the cells of tasks with an axis, if it has at least two values."""
 
     def choose(cells: pd.DataFrame) -> pd.DataFrame:
@@ -235,12 +213,12 @@ def varying(axis: str, *tasks: str) -> CellFilter:
     return choose
 
 
-def both(first: CellFilter, second: CellFilter) -> CellFilter:
+def both(first: table.CellFilter, second: table.CellFilter) -> table.CellFilter:
     """Return a filter that applies two filters."""
     return lambda cells: second(first(cells))
 
 
-def having(*columns: str) -> CellFilter:
+def having(*columns: str) -> table.CellFilter:
     """Return a filter for the cells that have a value in at least one of these columns."""
     return lambda cells: select(cells, cells.filter(items=columns).notna().any(axis=1))
 

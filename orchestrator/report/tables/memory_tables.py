@@ -11,18 +11,9 @@ import pandas as pd
 from orchestrator.analysis.axes import key_axes, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables import layouts
 from orchestrator.report.tables.formatters import Value, predicted, to_gib, to_mib
-from orchestrator.report.tables.layouts import (
-    Measure,
-    PhaseRows,
-    both,
-    cell_rows,
-    child_rows,
-    grid_of,
-    groups,
-    having,
-    of_task,
-)
+from orchestrator.report.tables.layouts import Measure
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 from tasks.spec.status import OUT_OF_MEMORY
 from tasks.spec.tables import ROLES
@@ -49,7 +40,7 @@ def composition(results: Results) -> TableGrid:
     sums = sums.assign(rank=rank, last=is_last, less=-sums["total_bytes"])
     sums = sums.sort_values(["order", "rank", "last", "less"])
     columns = (_MOMENT, _ROLE, _PART, *_SIZES, _COUNT)
-    return child_rows(results, sums, columns, ("moment", "role", "part"))
+    return layouts.child_rows(results, sums, columns, ("moment", "role", "part"))
 
 
 def largest_allocations(results: Results) -> TableGrid:
@@ -71,7 +62,9 @@ def largest_allocations(results: Results) -> TableGrid:
         ("MiB each", predicted("size_each", to_mib)),
         ("call chain", predicted("call_chain", _name)),
     )
-    return child_rows(results, rows[is_top | rows.index.isin(largest.index)], columns, ("moment",))
+    return layouts.child_rows(
+        results, rows[is_top | rows.index.isin(largest.index)], columns, ("moment",)
+    )
 
 
 def _with_moments(allocations: pd.DataFrame) -> pd.DataFrame:
@@ -104,11 +97,11 @@ def by_context(results: Results) -> TableGrid:
     axes = key_axes(results, without=(_LENGTH,))
     lengths = ordered_values(_LENGTH, results.cells[_LENGTH])
     found = []
-    for group in groups(results.cells, axes):
+    for group in layouts.groups(results.cells, axes):
         needs = {row[_LENGTH]: show.memory_need(row) for row in group}
         entries = {f"context {length}": needs.get(length, MISSING) for length in lengths}
         found.append((group[0], entries))
-    return grid_of(axes, found)
+    return layouts.grid_of(axes, found)
 
 
 _PHASES = ("forward", "backward", "optimizer")
@@ -131,9 +124,9 @@ def _with_peaks(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _with_memory_needs(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the training steps, unless all that is known is that they failed."""
-    steps = of_task("train_step")(cells)
+    steps = layouts.of_task("train_step")(cells)
     columns = ("peak_reserved_bytes", "peak_rss_bytes", "predicted_peak_reserved_bytes")
-    is_known = len(having(*columns)(steps)) or steps["status"].isin(OUT_OF_MEMORY).any()
+    is_known = len(layouts.having(*columns)(steps)) or steps["status"].isin(OUT_OF_MEMORY).any()
     return steps if is_known else steps.iloc[:0]
 
 
@@ -156,7 +149,8 @@ def _predictions_of_phases() -> Iterator[tuple[str, Value]]:
             yield f"{name} ratio", _prediction_ratio(column)
 
 
-_parts_of = PhaseRows(
+_parts_of = layouts.phase_rows(
+    "source",
     (("measured", "measured"), ("predicted", "predicted"), ("closed_form", "formula")),
     (
         ("in all", lambda source: show.gib_predicted(_WHOLE[source])),
@@ -166,7 +160,6 @@ _parts_of = PhaseRows(
         ("ratio", lambda source: show.ratio(_WHOLE[source], _WHOLE["measured"], ".4f")),
     ),
     ("{}_of_parameters_bytes",),
-    "source",
 )
 
 
@@ -192,7 +185,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " all but those inside of fused kernels; `compiled`: every storage of the generated code;"
         " `as blocks`: that of compiled blocks, for a model that is compiled as a whole; `as"
         " eager`: compiled code usually needs less, unless it may take more.",
-        cell_rows(
+        layouts.cell_rows(
             ("first step", show.peak_gib("first_")),
             ("peak", show.peak_gib()),
             ("predicted", show.gib_predicted("predicted_peak_allocated_bytes")),
@@ -218,7 +211,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " A + 2·4·BSV, 16 N + A/L and 16 N + T. It is for fp32 with naive attention. At least:"
         " what the parameters of a model need that cannot run without data.",
         with_measured_parts,
-        having(
+        layouts.having(
             "predicted_of_parameters_bytes",
             "closed_form_of_parameters_bytes",
             "snapshot_peak_allocated_bytes",
@@ -250,7 +243,8 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "MiB of one block, each storage once; the five operations that save most, by the part of"
         " the block and the node of the graph; and what the block passes on to the next one."
         " Compiled code is predicted as if it were eager, and is not examined.",
-        PhaseRows(
+        layouts.phase_rows(
+            "what",
             (
                 ("saved_block", "one block"),
                 *((f"saved_{rank}", f"{rank}.") for rank in show.SAVED_RANKS),
@@ -263,9 +257,11 @@ MEMORY_TABLES: tuple[Table, ...] = (
                 ("of the block", show.share_of_block),
             ),
             ("{}_bytes", "predicted_{}_bytes"),
-            "what",
         ),
-        both(of_task("train_step"), having("saved_block_bytes", "predicted_saved_block_bytes")),
+        layouts.both(
+            layouts.of_task("train_step"),
+            layouts.having("saved_block_bytes", "predicted_saved_block_bytes"),
+        ),
     ),
     Table(
         "oom-map",

@@ -8,14 +8,8 @@ from orchestrator.analysis.axes import RANK_AXES, Row, each, key_axes, ranks_of
 from orchestrator.analysis.pairs import counterpart_among
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
-from orchestrator.report.tables.layouts import (
-    Measure,
-    cell_rows,
-    child_rows,
-    grid_of,
-    of_task,
-    shown_by,
-)
+from orchestrator.report.tables import layouts
+from orchestrator.report.tables.layouts import Measure
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quotient
 
 _STRATEGY_COLUMNS: tuple[Measure, ...] = (
@@ -58,8 +52,8 @@ def _strategies(results: Results) -> TableGrid:
     found = []
     for row in each(results.cells, key_axes(results)):
         first = {"step ms": _STEP(row), "efficiency": efficiency(row, counterpart(row))}
-        found.append((row, first | shown_by(_STRATEGY_COLUMNS, row)))
-    return grid_of(key_axes(results), found)
+        found.append((row, first | layouts.shown_by(_STRATEGY_COLUMNS, row)))
+    return layouts.grid_of(key_axes(results), found)
 
 
 def efficiency(row: Row, alone: Row | None) -> Entry:
@@ -83,7 +77,7 @@ def efficiency(row: Row, alone: Row | None) -> Entry:
 
 def _with_strategies(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the training steps of several ranks, with those of one that are in the same run."""
-    cells = of_task("train_step")(cells)
+    cells = layouts.of_task("train_step")(cells)
     if "parallel" not in cells or not (cells["parallel"] != "none").any():
         return cells.iloc[:0]
     return cells
@@ -96,7 +90,7 @@ PARALLEL_TABLES: tuple[Table, ...] = (
         "Milliseconds of one call, the median of all steps on the slowest rank, and the bandwidths of"
         " nccl-tests: algbw is the size over the time, busbw what each link must carry. Each"
         " element of a result was checked.",
-        cell_rows(
+        layouts.cell_rows(
             ("call ms", show.ms("call_ms")),
             ("busbw GB/s", show.number("busbw_gb_s", ".1f")),
             ("of link", show.number("of_link", ".0%")),
@@ -104,7 +98,7 @@ PARALLEL_TABLES: tuple[Table, ...] = (
             ("step ms", show.of_steps(show.median_interval("step_ms"))),
             ("link", show.text("link")),
         ),
-        of_task("collectives"),
+        layouts.of_task("collectives"),
         column_notes={
             "of link": "Of link: busbw over the peak of the slowest pair of GPUs, one way; above"
             " 100% where the switch reduces (NVLink SHARP)."
@@ -135,7 +129,7 @@ PARALLEL_TABLES: tuple[Table, ...] = (
         "ranks",
         "Ranks",
         "One row for each rank. Slowest in: the number of timed steps in which it ended last.",
-        lambda results: child_rows(results, results.ranks(), _RANK_COLUMNS, ("rank",)),
+        lambda results: layouts.child_rows(results, results.ranks(), _RANK_COLUMNS, ("rank",)),
         lambda cells: cells[[ranks_of(row) > 1 for row in each(cells)]],
         column_notes={
             "wait ms": "Wait: for ranks that came later to a collective, in a step under the"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING, Row, axis_text, is_null
+from orchestrator.analysis.axes import NOTHING, axis_text, is_null
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
@@ -84,11 +84,6 @@ def quotient(numerator: float, denominator: float, form: str = ".2f") -> Entry:
 def at_least(entry: Entry) -> Entry:
     """Return the entry of a lower bound."""
     return entry if entry.is_missing else entry._replace(text=f"≥ {entry.text}")
-
-
-def axis_entries(row: Row, axes: list[str]) -> list[Entry]:
-    """Return the entry of each axis of a row."""
-    return [axis_entry(row[axis]) for axis in axes]
 
 
 # The same values stand in many rows of many tables.

@@ -8,19 +8,9 @@ from collections.abc import Callable
 from orchestrator.analysis.axes import Row, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables import layouts
 from orchestrator.report.tables.formatters import Value
-from orchestrator.report.tables.layouts import (
-    CompareColumns,
-    Measure,
-    both,
-    cell_rows,
-    compiled_with_eager,
-    grid_of,
-    groups,
-    having,
-    of_task,
-    varying,
-)
+from orchestrator.report.tables.layouts import Measure
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 
 _PHASES = ("forward", "backward", "optimizer")
@@ -57,7 +47,7 @@ def _growth(results: Results) -> TableGrid:
     """Return each value that grows with the context length, and its exponent since the row above."""
     axes = key_axes(results, without=(_LENGTH,))
     found = []
-    for group in groups(results.cells, axes, (_LENGTH,)):
+    for group in layouts.groups(results.cells, axes, (_LENGTH,)):
         if len(group) < 2:
             continue
         for row, previous in zip(group, [None, *group], strict=False):
@@ -66,18 +56,21 @@ def _growth(results: Results) -> TableGrid:
                 entries[name] = value(row)
                 entries[f"exponent of {name}"] = _exponent(row, previous, column)
             found.append((row, {**entries, "peak bytes / pair": show.peak_bytes_per_pair(row)}))
-    return grid_of([*axes, _LENGTH], found, (), _LENGTH)
+    return layouts.grid_of([*axes, _LENGTH], found, (), _LENGTH)
 
 
 def _exponent(row: Row, previous: Row | None, column: str) -> Entry:
     """Return log(y2 / y1) / log(x2 / x1) for y along x."""
     if previous is None or not (has_value(row, column) and has_value(previous, column)):
         return MISSING
-    ends = (previous[column], row[column])
-    if min(ends) <= 0 or math.inf in ends:
+    if not 0 < row[column] * previous[column] < math.inf:
         return MISSING
     growth = math.log(row[column]) - math.log(previous[column])
     return quantity(growth / math.log(row[_LENGTH] / previous[_LENGTH]), ".2f")
+
+
+def _tokens_per_s(stem: str) -> Value:
+    return show.ratio("tokens", f"{stem}_median", ",.0f", 1e3)
 
 
 TIMING_TABLES: tuple[Table, ...] = (
@@ -86,12 +79,12 @@ TIMING_TABLES: tuple[Table, ...] = (
         "Step time",
         "Milliseconds, mean ± sample standard deviation. Of cells without warm-up, the total is of"
         " the first timing, which has the cold steps and waits after each phase.",
-        cell_rows(
+        layouts.cell_rows(
             *_of_phases("", lambda stem: show.of_steps(show.mean_sd(stem))),
             ("over repetitions", show.of_steps(show.over_repetitions)),
             # One slow step would move a quotient of means, and hardly a quotient of medians.
             ("backward / forward", show.ratio("backward_ms_median", "forward_ms_median")),
-            ("tokens/s", show.of_whole_step(show.tokens_per_s)),
+            ("tokens/s", show.of_whole_step(_tokens_per_s)),
             show.col("sm_clock_after", "SM MHz"),
             show.col("power_capped_ns", "capped s"),
             ("synced", show.of_steps(show.mean_sd("step_synced_ms"))),
@@ -102,7 +95,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             *_of_phases("min", lambda stem: show.of_steps(show.ms(f"{stem}_min"))),
             *_of_phases("std/mean", lambda stem: show.ratio(f"{stem}_sd", f"{stem}_mean", ".2%")),
         ),
-        of_task("train_step"),
+        layouts.of_task("train_step"),
         is_default=True,
         column_notes={
             "forward|backward|optimizer step": "The timing of the phases waits at the end of each, that"
@@ -124,24 +117,24 @@ TIMING_TABLES: tuple[Table, ...] = (
         "Warm-up",
         "The whole step after different numbers of warm-up steps. A step that is not warm has a"
         " larger spread.",
-        CompareColumns(
+        layouts.compare_columns(
             "warmup_steps",
             ("warm-up: mean ± sd", show.of_steps(show.mean_sd("step_synced_ms"))),
             extra=(("std/mean", show.ratio("step_synced_ms_sd", "step_synced_ms_mean", ".2%")),),
         ),
-        varying("warmup_steps", "train_step"),
+        layouts.varying("warmup_steps", "train_step"),
     ),
     Table(
         "precision",
         "Precision",
         "Median of the whole step in milliseconds.",
-        CompareColumns(
+        layouts.compare_columns(
             "precision",
             ("ms", show.step_ms),
             _SPEED_UPS,
             (show.col("peak_allocated_bytes", "peak GiB"),),
         ),
-        varying("precision", "train_step"),
+        layouts.varying("precision", "train_step"),
         is_default=True,
         column_notes={
             "speed-up": "Speed-up: over the first column.",
@@ -153,7 +146,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         "utilisation",
         "Utilisation",
         "TFLOP/s counts the model's own FLOPs.",
-        cell_rows(
+        layouts.cell_rows(
             ("step ms", show.step_ms),
             show.col("achieved_tflops", "TFLOP/s"),
             show.col("mfu", "MFU"),
@@ -166,7 +159,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             show.col("autocast_dtype"),
             show.col("parameter_dtype", "stored"),
         ),
-        both(of_task("train_step", "matmul"), having("achieved_tflops")),
+        layouts.both(layouts.of_task("train_step", "matmul"), layouts.having("achieved_tflops")),
         is_default=True,
         column_notes={
             "MFU": "MFU is their share of the GPU's dense peak in that precision, if a source gives"
@@ -181,7 +174,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         "compile",
         "Eager and compiled",
         "Median of the whole step in milliseconds.",
-        CompareColumns(
+        layouts.compare_columns(
             "compile",
             ("ms", show.step_ms),
             (_SPEED_UPS[0], ("breaks even after", show.break_even), _SPEED_UPS[1]),
@@ -200,7 +193,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             ),
             baseline="eager",
         ),
-        compiled_with_eager,
+        layouts.compiled_with_eager,
         is_default=True,
         column_notes={
             "speed-up": "Speed-up: over eager.",
@@ -221,7 +214,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         "Median of the whole step in milliseconds. If the CPU is hardly ahead of the GPU at the end"
         " of a phase, the GPU waited for the CPU to launch its kernels. A step is CPU-bound if such"
         " phases take more than a tenth of it: another CPU gives another time.",
-        cell_rows(
+        layouts.cell_rows(
             ("step", show.of_steps(show.median_interval("step_ms"))),
             show.col("cpu_bound", "CPU-bound"),
             show.col("cpu_bound_share", "phases that wait"),
@@ -239,7 +232,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             show.col("host_pace_after", "after"),
         ),
         # Without pipelined steps it is unknown how far the CPU was ahead.
-        having("step_pipelined_ms_median", "step_kernel_time_ms_median"),
+        layouts.having("step_pipelined_ms_median", "step_kernel_time_ms_median"),
         column_notes={
             "kernels": "Kernels: their time in a step, which does not depend on the CPU.",
             "busy": "Busy: the time of kernels over the step's.",
@@ -259,7 +252,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         " length, 2 is quadratic. Peak bytes / pair, for attention alone: bytes per pair of"
         " positions of one sequence, constant if memory is quadratic.",
         _growth,
-        varying("context_length", "train_step", "attention"),
+        layouts.varying("context_length", "train_step", "attention"),
         is_default=True,
     ),
     Table(
@@ -267,7 +260,7 @@ TIMING_TABLES: tuple[Table, ...] = (
         "Time spent measuring",
         "Seconds of an attempt: starting and ending its process, building (device included),"
         " compiling and warming up, timed steps, and all other instruments.",
-        cell_rows(
+        layouts.cell_rows(
             show.col("wall_s", "all"),
             show.col("time_process_s", "process"),
             show.col("time_build_s", "build"),
@@ -275,13 +268,13 @@ TIMING_TABLES: tuple[Table, ...] = (
             show.col("time_timing_s", "timed steps"),
             show.col("time_instruments_s", "instruments"),
         ),
-        having("time_process_s"),
+        layouts.having("time_process_s"),
     ),
     Table(
         "failures",
         "Cells without a result",
         "`sweep show RUN CELL` prints everything that is known about a cell.",
-        cell_rows(
+        layouts.cell_rows(
             show.col("status"),
             ("where", show.end_location),
             ("why", show.why_failed),

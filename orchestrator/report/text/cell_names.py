@@ -51,22 +51,17 @@ _TITLES = {
 
 def name_of(row: Row) -> str:
     """Return the name of a cell's model: its size, the model of the user, or the head width."""
-    for axis, prefix in NAMING:
-        if has_value(row, axis):
-            # With the arguments of the user's model that a row has, such as `n_experts=8`.
-            names = [name for name in row.keys() if str(name).startswith(MODEL_ARGS)]  # noqa: SIM118
-            known = [name for name in names if has_value(row, name)]
-            arguments = [f"{name.removeprefix(MODEL_ARGS)}={row[name]}" for name in known]
-            return " ".join([f"{prefix}{row[axis]}", *arguments]) + _ranks_text(row)
-    return str(row.get("task", "cell")).replace("_", " ") + _ranks_text(row)
-
-
-def _ranks_text(row: Row) -> str:
-    """Return how several ranks share the work of a cell, empty for one."""
-    if ranks_of(row) == 1:
-        return ""
-    way = f" by {row['parallel']}" if has_value(row, "parallel") else ""
-    return f" on {ranks_text(row)}{way}"
+    words = [str(row.get("task", "cell")).replace("_", " ")]
+    named = [f"{prefix}{row[axis]}" for axis, prefix in NAMING if has_value(row, axis)]
+    if named:
+        # With the arguments of the user's model that a row has, such as `n_experts=8`.
+        names = [name for name in row.keys() if str(name).startswith(MODEL_ARGS)]  # noqa: SIM118
+        known = [name for name in names if has_value(row, name)]
+        words = [named[0], *(f"{name.removeprefix(MODEL_ARGS)}={row[name]}" for name in known)]
+    if ranks_of(row) > 1:
+        words.append(f"on {ranks_text(row)}")
+        words += [f"by {row['parallel']}"] if has_value(row, "parallel") else []
+    return " ".join(words)
 
 
 def names_of(cells: pd.DataFrame) -> pd.Series[Any]:
@@ -133,14 +128,12 @@ def scope_of(row: Row, others: Collection[str] = ()) -> str:
 
     others: axes that are named too, where the cell has a value.
     """
-    parts = [name_of(row)]
     # The name of the cell has the arguments of its model.
     named = (*SCOPE_COLUMNS, NAME)
     more = [axis for axis in others if axis not in named and not axis.startswith(MODEL_ARGS)]
-    for axis in (LENGTH, *more, "precision", "compile", "pass"):
-        if has_value(row, axis):
-            parts.append(setting_text(axis, row[axis]))
-    return ", ".join(parts)
+    axes = (LENGTH, *more, "precision", "compile", "pass")
+    settings = [setting_text(axis, row[axis]) for axis in axes if has_value(row, axis)]
+    return ", ".join([name_of(row), *settings])
 
 
 def scopes_of(cells: pd.DataFrame, others: Collection[str] = ()) -> list[str]:
@@ -159,15 +152,8 @@ def cell_keys(results: Results) -> pd.Series[str]:
 
 _NAMED = ("pass", "precision", "compile", "batch_size", "attention", "memory_limit_gib")
 # Axes that some cells do not have: their null is no other value.
-_OPTIONAL = (
-    *COMPILE_AXES,
-    *TIMING_AXES,
-    "bucket_mb",
-    "bucket_view",
-    "reshard",
-    "wire",
-    "nccl_algo",
-)
+_OF_STRATEGIES = ("bucket_mb", "bucket_view", "reshard", "wire", "nccl_algo")
+_OPTIONAL = (*COMPILE_AXES, *TIMING_AXES, *_OF_STRATEGIES)
 # Axes that no map or chart shows: the name of a model stands for some, repetitions for others.
 NOT_SHOWN = (*dict(NAMING), "seed", RUN)
 

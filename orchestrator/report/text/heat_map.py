@@ -15,26 +15,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from orchestrator.analysis.axes import COMPILE_AXES, MAIN, RUN, Row, axis_text, has_value
+from orchestrator.analysis.axes import COMPILE_AXES, RUN, Row, axis_text, has_value
 from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.text.cell_names import (
-    LENGTH,
-    NAME,
-    NOT_SHOWN,
-    SCOPE_COLUMNS,
-    axis_title,
-    axis_values,
-    cell_keys,
-    choose_slice,
-    free_axes,
-    main_cells,
-    scope_of,
-    setting_text,
-    shared_settings,
-    value_text,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import LENGTH, NAME, NOT_SHOWN, SCOPE_COLUMNS
 from orchestrator.report.text.numbers import number, ratio
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.status import OUT_OF_MEMORY
@@ -130,7 +116,10 @@ class HeatMap:
     @property
     def is_usual(self) -> bool:
         """True if the headings of rows and columns say of what they are: models and contexts."""
-        return (self.row_title, self.column_title) == (axis_title(NAME), axis_title(LENGTH))
+        return (self.row_title, self.column_title) == (
+            cell_names.axis_title(NAME),
+            cell_names.axis_title(LENGTH),
+        )
 
     def first_view(self, place: Sequence[int], measure: str = "") -> HeatCell:
         """Return what a place shows before a switch is used, of a measure or of the first one."""
@@ -148,50 +137,48 @@ def heat_map(results: Results) -> HeatMap | None:
     # Of several hundred columns: copies of all cells would be most of the report's memory.
     read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_READ))
     results = replace(results, cells=results.cells.reindex(columns=list(read)))
-    cells, row_axis = main_cells(results)
+    cells, row_axis = cell_names.main_cells(results)
     # The resident set on a CPU. A column that no run has is of another type, which pandas refuses.
     peaks = cells["peak_rss_bytes"].astype("Float64").fillna(cells[_PEAK])
-    cells = cells.assign(key=cell_keys(results), **{_PEAK: peaks})
+    cells = cells.assign(key=cell_names.cell_keys(results), **{_PEAK: peaks})
     cells = cells[cells["status"] != "skipped"]
     if cells.empty:
         return None
-    # Runs may repeat cells: those of the run with most times are shown.
-    cells, timing, notes = _with_one_timing(_best_first(cells), results.axes)
+    # Runs may repeat cells: the last of equal ones, which is shown, is of the run with most times.
+    has_time = cells[TIME].notna()
+    size = has_time.groupby(cells[RUN]).transform("sum") if RUN in cells else has_time
+    ranks = pd.DataFrame({"time": has_time, "size": size})
+    cells = cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
+    cells, timing, notes = _with_one_timing(cells, results.axes)
     others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
-    free = free_axes(cells, (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing))
+    free = cell_names.free_axes(
+        cells, (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing)
+    )
     places, switched = _places(cells, free, row_axis)
     if len(places) < 2:
         return None
     axes = (*others, *timing, "seed")
-    cells, note = choose_slice(cells, axes, [*places, *switched])
+    cells, note = cell_names.choose_slice(cells, axes, [*places, *switched])
     first = _first_view(cells, switched)
     grid = {}
     for axis, most in places.items():
         # The values that most cells have, in their order.
-        fullest = first[axis].map(axis_text).value_counts().index[:most]
-        values = [one for one in axis_values(axis, first) if axis_text(one) in fullest]
-        grid[axis] = values
-        cells = cells[cells[axis].map(axis_text).isin(map(axis_text, values))]
-        total = first[axis].nunique(dropna=False)
-        if len(values) < total:
-            notes.append(f"{len(values)} of {total} values of {axis_title(axis)}")
+        fullest = first[axis].map(axis_text).value_counts().index
+        grid[axis] = [
+            one for one in cell_names.axis_values(axis, first) if axis_text(one) in fullest[:most]
+        ]
+        cells = cells[cells[axis].map(axis_text).isin(map(axis_text, grid[axis]))]
+        if most < len(fullest):
+            notes.append(f"{most} of {len(fullest)} values of {cell_names.axis_title(axis)}")
     # The only cells with another value may be outside of the grid.
     switched = [axis for axis in switched if cells[axis].nunique(dropna=False) > 1]
     if RUN in cells and results.cells[RUN].nunique() > 1:
         main, *rest = cells[RUN].value_counts().index
-        count = int((cells[RUN] != main).sum())
-        notes.append(
-            f"run {main}" + (f", and {count} cells of {', '.join(sorted(rest))}" * bool(rest))
-        )
+        notes.append(f"run {main}")
+        if rest:
+            count = int((cells[RUN] != main).sum())
+            notes.append(f"and {count} cells of {', '.join(sorted(rest))}")
     return _map(cells, grid, switched, ", ".join(filter(None, (note, *notes))))
-
-
-def _best_first(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells so that the last of equal ones is of the run with most times."""
-    has_time = cells[TIME].notna()
-    size = has_time.groupby(cells[RUN]).transform("sum") if RUN in cells else has_time
-    ranks = pd.DataFrame({"time": has_time, "size": size})
-    return cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
 
 
 def _with_one_timing(
@@ -214,7 +201,7 @@ def _with_one_timing(
         else:
             usual = own[axis].mode().iloc[0]
             cells = cells[(cells[axis] == usual).fillna(False) | cells[TIME].isna()]
-            notes.append(setting_text(axis, usual))
+            notes.append(cell_names.setting_text(axis, usual))
     return cells, switched, notes
 
 
@@ -262,30 +249,33 @@ def _map(
     for record in cells.to_dict("records"):
         place = [of_axis.index(axis_text(record[axis])) for axis, of_axis in texts.items()]
         options = [axis_text(record[axis]) for axis in switched]
-        positions[_position(place, options)] = {**record, "label": scope_of(record, named)}
+        positions[_position(place, options)] = {
+            **record,
+            "label": cell_names.scope_of(record, named),
+        }
     for position, record in positions.items():
         base = positions.get(_position([0], [position.partition(",")[2]]), {})
         if has_value(base, TIME) and has_value(record, TIME) and record[TIME] > 0:
             record[_SPEED_UP] = base[TIME] / record[TIME]
     first = _first_view(cells, switched)
     # The shades of all views have the range of the first one, so that they can be compared.
-    ranges = {measure.name: _range(first, measure) for measure in measures}
+    ranges = {measure: _range(first, measure) for measure in measures}
     views = {}
     for position, record in positions.items():
-        views[position] = {m.name: _cell(record, m, ranges[m.name]) for m in measures}
+        views[position] = {one.name: _cell(record, one, ranges[one]) for one in measures}
         if not measures:
             views[position] = {"": _cell(record, None, (0.0, 1.0))}
     return HeatMap(
-        row_title=axis_title(row_axis),
-        column_title=axis_title(column_axis),
-        panels=[setting_text(panel_axis, value) for value in values[0]],
-        rows=[value_text(row_axis, value) for value in values[1]],
-        columns=[value_text(column_axis, value) for value in values[2]],
+        row_title=cell_names.axis_title(row_axis),
+        column_title=cell_names.axis_title(column_axis),
+        panels=[cell_names.setting_text(panel_axis, value) for value in values[0]],
+        rows=[cell_names.value_text(row_axis, value) for value in values[1]],
+        columns=[cell_names.value_text(column_axis, value) for value in values[2]],
         measures=measures,
         switches=[_switch(axis, cells) for axis in switched],
         views=views,
         note=note,
-        first_note=shared_settings(first, grid, named),
+        first_note=cell_names.shared_settings(first, grid, named),
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known=bool(cells["cpu_bound"].notna().any()),
     )
@@ -300,16 +290,14 @@ def _first_view(cells: pd.DataFrame, switched: Sequence[str]) -> pd.DataFrame:
 
 def _switch(axis: str, cells: pd.DataFrame) -> Switch:
     """Return the switch of an axis. The usual value is first; of timing, the most steps are."""
-    values, texts = axis_values(axis, cells), cells[axis].map(axis_text)
-    first = axis_text(MAIN[axis]) if axis in MAIN else ""
-    if axis in TIMING_AXES:
-        first = axis_text(values[-1])
-    if first not in set(texts):
-        first = texts.value_counts().index[0]
+    values = cell_names.axis_values(axis, cells)
+    first = axis_text(values[-1])
+    if axis not in TIMING_AXES:
+        first = cell_names.usual_value(axis, cells[axis].map(axis_text))
     values.sort(key=lambda value: axis_text(value) != first)
-    show = setting_text if axis in _SWITCHED else value_text
+    show = cell_names.setting_text if axis in _SWITCHED else cell_names.value_text
     options = [(axis_text(value), show(axis, value).removeprefix("limit ")) for value in values]
-    return Switch(axis, axis_title(axis), options, is_labelled=axis not in _SWITCHED)
+    return Switch(axis, cell_names.axis_title(axis), options, is_labelled=axis not in _SWITCHED)
 
 
 def _range(cells: pd.DataFrame, measure: HeatMeasure) -> tuple[float, float]:
@@ -324,23 +312,23 @@ def _range(cells: pd.DataFrame, measure: HeatMeasure) -> tuple[float, float]:
 
 def _cell(row: Row, measure: HeatMeasure | None, ends: tuple[float, float]) -> HeatCell:
     """Return a cell of the map as a measure shows it."""
-    name = row["label"]
-    if row["status"] in OUT_OF_MEMORY:
+    name, status = row["label"], row["status"]
+    if status in OUT_OF_MEMORY:
         where = f" in {row['phase']}" if row.get("phase") else ""
         phase = _SHORT_PHASES.get(str(row.get("phase")), "out")
         return HeatCell(phase, f"{name}: out of memory{where}", row["key"], 0, "bad")
-    if row["status"] != "ok":
-        return HeatCell(row["status"], f"{name}: {row['status']}", row["key"], 0, "bad")
+    if status != "ok":
+        return HeatCell(status, f"{name}: {status}", row["key"], 0, "bad")
     if measure is None or not has_value(row, measure.column):
         return HeatCell("ran", f"{name}: ran", row["key"], _LEAST_SHADE)
     value = float(row[measure.column]) * measure.scale
     text = ratio(value) if measure.column == _SPEED_UP else number(value, measure.digits)
     shade = shade_of(value, ends, measure.is_log)
-    is_time = measure.column != _PEAK
-    is_cpu = is_time and has_value(row, "cpu_bound") and row["cpu_bound"]
+    # No peak depends on the CPU.
+    is_cpu = measure.column != _PEAK and has_value(row, "cpu_bound") and row["cpu_bound"]
     label = f"{name}: {text} {measure.unit}{', CPU-bound' if is_cpu else ''}"
-    styles = {"cpu": is_cpu, "dark": shade > _DARK_SHADE}
-    return HeatCell(text, label, row["key"], shade, " ".join(filter(styles.get, styles)))
+    styles = ["cpu"] * bool(is_cpu) + ["dark"] * (shade > _DARK_SHADE)
+    return HeatCell(text, label, row["key"], shade, " ".join(styles))
 
 
 def shade_of(value: float, ends: Sequence[float], is_log: bool) -> int:

@@ -10,15 +10,8 @@ import pandas as pd
 from orchestrator.analysis.axes import NOTHING, ordered_values
 from orchestrator.analysis.pairs import preferring
 from orchestrator.analysis.results import Results
-from orchestrator.report.text.cell_names import (
-    LENGTH,
-    NAME,
-    NAME_COLUMNS,
-    choose_slice,
-    evenly,
-    names_of,
-    ordered,
-)
+from orchestrator.report.text import cell_names
+from orchestrator.report.text.cell_names import LENGTH, NAME, NAME_COLUMNS
 from tasks.spec.status import OUT_OF_MEMORY
 
 LIMIT = "memory_limit_gib"
@@ -45,11 +38,11 @@ def memory_failures(results: Results) -> list[TextTable]:
     Models that were measured without a limit are in the last one.
     """
     cells = results.cells.reindex(columns=_READ)
-    cells = cells.assign(is_out=cells["status"].isin(OUT_OF_MEMORY), named=names_of(cells))
+    cells = cells.assign(
+        is_out=cells["status"].isin(OUT_OF_MEMORY), named=cell_names.names_of(cells)
+    )
     limits = contexts_by_limit(limited_steps(results), results.axes)
-    of_limits: dict[str, Sequence[str]] = {}
-    if len(limits.header) > 2:
-        of_limits = {name: texts for name, *texts in limits.rows}
+    of_limits = {name: texts for name, *texts in limits.rows if len(texts) > 1}
     by_model = dict(iter(cells.groupby("named", sort=False)))
     shares = cells.groupby("named", sort=False)["is_out"].mean()
     limited, unlimited = [], []
@@ -83,16 +76,16 @@ def contexts_by_limit(limited: pd.DataFrame, axes: Sequence[str]) -> TextTable:
     """Return the longest context that fits and the first that fails, by model and memory limit."""
     if limited.empty or LENGTH not in limited or limited[LENGTH].isna().any():
         return NO_TABLE
-    cells = limited.assign(**{NAME: names_of(limited)})
+    cells = limited.assign(**{NAME: cell_names.names_of(limited)})
     if "precision" in cells:  # the first one, which needs most
-        cells = preferring(cells, {"precision": ordered("precision", cells)[0]})
-    cells, note = choose_slice(cells, axes, [NAME, LENGTH, LIMIT])
+        cells = preferring(cells, {"precision": cell_names.ordered("precision", cells)[0]})
+    cells, note = cell_names.choose_slice(cells, axes, [NAME, LENGTH, LIMIT])
     is_out = cells["status"].isin(OUT_OF_MEMORY)
     longest = cells[~is_out].groupby([NAME, LIMIT])[LENGTH].max()
     first = cells[is_out].groupby([NAME, LIMIT])[LENGTH].min()
-    limits = evenly(sorted(cells[LIMIT].unique()), _MOST_LIMITS)
+    limits = cell_names.evenly(sorted(cells[LIMIT].unique()), _MOST_LIMITS)
     rows = []
-    for name in ordered(NAME, cells):
+    for name in cell_names.ordered(NAME, cells):
         places = [(name, limit) for limit in limits]
         texts = [f"{_context(longest.get(at))} / {_context(first.get(at))}" for at in places]
         rows.append([name, *texts])

@@ -76,10 +76,8 @@ def _protocol(cells: pd.DataFrame) -> str:
     """Return the numbers of warm-up and measured steps, and `adaptive` if a cell chose its own."""
     warmup, measured = _value(cells, "warmup_steps"), _value(cells, "measured_steps")
     parts = [f"{warmup} warm-up + {measured} measured"] if measured else []
-    if _column(cells, "timing").eq("adaptive").any():
-        parts.append("adaptive")
-    text = " and ".join(filter(None, parts))
-    return f"{text} steps" if text else ""
+    parts += ["adaptive"] if _column(cells, "timing").eq("adaptive").any() else []
+    return f"{' and '.join(parts)} steps" if parts else ""
 
 
 def is_flagged(cells: pd.DataFrame, column: str) -> pd.Series[bool]:

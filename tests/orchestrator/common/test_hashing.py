@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.common.hashing import file_digest, sha256
 from orchestrator.config.selection import choose_sample
-from orchestrator.report.export.redaction import called
+from orchestrator.publication.redaction import called
 from tasks.spec.registry import make_cell
 
 KNOWN = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc", as FIPS 180-2 has it

@@ -28,7 +28,6 @@ from orchestrator.report.formats.files import (
     to_typst,
     typed_columns,
 )
-from orchestrator.report.formats.fitting import TEXT_PT, estimated_pt, fitting_view
 from orchestrator.report.formats.latex import to_ascii_latex, to_latex
 from orchestrator.report.formats.terminal import Screen, table_text
 from orchestrator.report.tables.registry import TABLES, lay_out
@@ -40,7 +39,14 @@ from orchestrator.report.tables.table import (
     milliseconds,
     quantity,
 )
-from orchestrator.report.tables.views import MAX_COLUMNS, MAX_ROWS, view_of
+from orchestrator.report.tables.views import (
+    MAX_COLUMNS,
+    MAX_ROWS,
+    TEXT_PT,
+    estimated_pt,
+    fitting_view,
+    view_of,
+)
 from orchestrator.report.text.numbers import HOST_MARK
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run

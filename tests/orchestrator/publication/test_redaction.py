@@ -8,7 +8,7 @@ import json
 import pandas as pd
 import pytest
 
-from orchestrator.report.export.redaction import Redaction
+from orchestrator.publication.redaction import Redaction
 
 UUID = "ecfaa693-9706-3340-2855-767684b9d5d1"
 GPU = f"GPU {hashlib.sha256(UUID.encode()).hexdigest()[:8]}"

@@ -25,7 +25,7 @@ import orchestrator as sweep
 from orchestrator.cli.commands.publish import publish_runs
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunUnwritable
-from orchestrator.report.export.export import _aside
+from orchestrator.publication.publish import _aside
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.open import open_for_writing, open_runs
@@ -43,7 +43,7 @@ from tests.conftest import ROOT
 from tests.support.fake_sweep import request_for
 
 # One worker makes what these tests share.
-pytestmark = pytest.mark.xdist_group("export")
+pytestmark = pytest.mark.xdist_group("publication")
 
 Rendered = Callable[[Path], Mapping[str, bytes]]
 

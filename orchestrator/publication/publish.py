@@ -37,7 +37,7 @@ from orchestrator.common.files import NAME_ANOTHER, Content, writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import cell_count
-from orchestrator.report.export.redaction import Redaction
+from orchestrator.publication.redaction import Redaction
 from orchestrator.store.layout import ATTEMPTS, CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.run import Run, describe_incomplete
