@@ -29,7 +29,7 @@ from orchestrator.sweep.best_search import (
     BestSearch,
     Entrant,
     Goal,
-    Group,
+    SearchGroup,
     Speed,
     make_groups,
     predict_groups,
@@ -78,7 +78,7 @@ def main() -> None:
     print(tabulate(rows, head, floatfmt=".3f"))
 
 
-def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[Group], dict[str, Truth]]:
+def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[SearchGroup], dict[str, Truth]]:
     """Return the groups of a run without their speeds, and the truth by cell."""
     cells: pd.DataFrame = api.load(folder).cells
     cells = cells[cells["pass"].isin(passes) & (cells["status"] == "ok")]
@@ -95,7 +95,7 @@ def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[Group], dict[s
 
 
 def search(
-    groups: Sequence[Group], truths: dict[str, Truth], until: float, seed: int
+    groups: Sequence[SearchGroup], truths: dict[str, Truth], until: float, seed: int
 ) -> tuple[float, float, float, float, float]:
     """Play one search and return the columns of its row."""
     chance, goal = random.Random(seed), Goal(OVER, until=until)
@@ -134,12 +134,12 @@ def true_s(one: Entrant | None, truths: dict[str, Truth]) -> float:
     return truths[one.cell.id].step_s
 
 
-def is_right(group: Group, truths: dict[str, Truth]) -> bool:
+def is_right(group: SearchGroup, truths: dict[str, Truth]) -> bool:
     best_s = min(true_s(one, truths) for one in group.entrants)
     return true_s(group.winner, truths) <= RIGHT * best_s
 
 
-def on_cpu(group: Group, truths: dict[str, Truth]) -> bool:
+def on_cpu(group: SearchGroup, truths: dict[str, Truth]) -> bool:
     return any(truths[one.cell.id].is_cpu_bound for one in group.entrants)
 
 

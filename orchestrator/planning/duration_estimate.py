@@ -341,7 +341,7 @@ def _precision(cell: Cell) -> str:
 
 
 class StepGuess(NamedTuple):
-    """What a step needs at least, in seconds: the longer one is the guess of its duration.
+    """Times that a step needs at least, in seconds: the longer one is the guess of its duration.
 
     compute_s: its FLOPs at the usual share of the peak. launch_s: launching its kernels.
     """

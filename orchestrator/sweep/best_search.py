@@ -1,7 +1,7 @@
 """Find the fastest configuration: measure few cells, each chosen by what it may gain.
 
-There is no state: every decision follows from the rows of the run and from the arguments, so that a
-search that was interrupted goes on, and one whose cells are measured already measures nothing.
+There is no state: every decision follows from the rows of the run and from the arguments, so that
+an interrupted search is continued, and no cell is measured twice.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _MAY_NOT_FIT = ("borderline", "perhaps")
 
 @dataclass(frozen=True)
 class Goal:
-    """What is searched.
+    """The aim of a search.
 
-    over: the axes that may change. default: values of the configuration to compare with; along
-    other axes it is the first one of the config. until: the expected gain, as a share of the step
+    over: the axes that may change. default: values of the configuration to compare with; it is the
+    first one of the config that has them. until: the expected gain, as a share of the step
     time, at which the search ends. try_perhaps: measure also what may not fit.
     """
 
     over: tuple[str, ...]
-    default: Mapping[str, object] = field(default_factory=dict)
+    default: Mapping[str, Sequence[object]] = field(default_factory=dict)
     until: float = 0.01
     try_perhaps: bool = False
 
@@ -104,7 +104,7 @@ class Entrant:
 
 
 @dataclass(frozen=True)
-class Group:
+class SearchGroup:
     """Configurations of one model, context and so on. default: the position of the one to compare
     with. position: of the group along the other axes, for the speed model.
     """
@@ -168,7 +168,7 @@ class Step:
 class BestFound:
     """Groups with what was measured, why each search ended, and the last result of measuring."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[SearchGroup, ...]
     ends: tuple[str, ...]
     gpu: GpuModel | None
     result: SweepResult | None = None
@@ -177,7 +177,7 @@ class BestFound:
 class BestSearch:
     """Decides what is measured next in groups, whose speeds are related."""
 
-    def __init__(self, groups: Sequence[Group], goal: Goal) -> None:
+    def __init__(self, groups: Sequence[SearchGroup], goal: Goal) -> None:
         self._groups, self._goal = tuple(groups), goal
         self._first: list[int] = []
         candidates: list[Candidate] = []
@@ -302,7 +302,7 @@ def find_best(
     return BestFound(tuple(groups), ends, gpu, result)
 
 
-def make_groups(cells: Iterable[Cell], goal: Goal) -> list[Group]:
+def make_groups(cells: Iterable[Cell], goal: Goal) -> list[SearchGroup]:
     """Return a group for all cells that differ along the searched axes alone. Raise ConfigError."""
     members: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -318,10 +318,12 @@ def make_groups(cells: Iterable[Cell], goal: Goal) -> list[Group]:
             number for number, one in enumerate(entrants) if matches(one.options, goal.default)
         ]
         if not found:
-            words = ",".join(f"{name}={value}" for name, value in goal.default.items())
+            words = ",".join(
+                f"{name}={'|'.join(map(str, values))}" for name, values in goal.default.items()
+            )
             raise ConfigError(f"--default {words}: is none of the candidates", "Add it to --over")
         groups.append(
-            Group(leave_out(same[0].params.values(), goal.over), tuple(entrants), found[0])
+            SearchGroup(leave_out(same[0].params.values(), goal.over), tuple(entrants), found[0])
         )
     places = _positions([group.values for group in groups])
     return [replace(group, position=place) for group, place in zip(groups, places, strict=True)]
@@ -346,8 +348,8 @@ def _position(value: object, words: Sequence[str]) -> float:
 
 
 def predict_groups(
-    groups: Sequence[Group], gpu: GpuModel | None, import_paths: tuple[str, ...] | None
-) -> list[Group]:
+    groups: Sequence[SearchGroup], gpu: GpuModel | None, import_paths: tuple[str, ...] | None
+) -> list[SearchGroup]:
     """Return the groups with guessed times, and with predicted memory.
 
     import_paths: folders with the user's models; None to predict no memory.
@@ -383,8 +385,8 @@ def _floor_s(cell: Cell, device: str | None) -> float:
 
 
 def _with_speeds(
-    request: SweepRequest, groups: Sequence[Group], tried: Container[str] = ()
-) -> list[Group]:
+    request: SweepRequest, groups: Sequence[SearchGroup], tried: Container[str] = ()
+) -> list[SearchGroup]:
     """Return the groups with what the run has measured. tried: cells that were to be measured."""
     if not request.run.exists:
         return list(groups)
@@ -415,5 +417,7 @@ def _number(value: object, otherwise: float | None) -> float:
     return value if is_known else otherwise  # type: ignore[return-value]
 
 
-def _replaced(groups: Sequence[Group], change: Callable[[Entrant], Entrant]) -> list[Group]:
+def _replaced(
+    groups: Sequence[SearchGroup], change: Callable[[Entrant], Entrant]
+) -> list[SearchGroup]:
     return [replace(group, entrants=tuple(map(change, group.entrants))) for group in groups]

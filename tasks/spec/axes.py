@@ -68,7 +68,7 @@ WORK = Affects.ALL & ~Affects.SPEED
 
 
 class Choice(Enum):
-    """What becomes of a training if a search changes an axis."""
+    """Change of a training along an axis, for a search."""
 
     NONE = auto()  # another model, another amount of work, or another way to measure it
     SAME = auto()  # the same training, up to rounding

@@ -1,4 +1,4 @@
-"""What `sweep best` prints: a table of the candidates of each group, and what follows from it."""
+"""The output of `sweep best`: a table of the candidates of each group, and sentences about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.report.tables.table import (
     quantity,
 )
 from orchestrator.report.text.numbers import ratio
-from orchestrator.sweep.best_search import BestFound, BestSearch, Entrant, Goal, Group
+from orchestrator.sweep.best_search import BestFound, BestSearch, Entrant, Goal, SearchGroup
 from tasks.spec.axes import Choice, axes_of
 from tasks.spec.messages import assignments
 
@@ -65,7 +65,7 @@ def config_text(request: SweepRequest, found: BestFound) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _titles(groups: Sequence[Group]) -> list[str]:
+def _titles(groups: Sequence[SearchGroup]) -> list[str]:
     """Return the values by which each group differs from the others."""
     rows = [group.values for group in groups]
     varying = [
@@ -76,7 +76,7 @@ def _titles(groups: Sequence[Group]) -> list[str]:
     return [" ".join(assignments({name: row.get(name) for name in varying})) for row in rows]
 
 
-def _candidates(group: Group, expected_s: Sequence[float]) -> RenderedTable:
+def _candidates(group: SearchGroup, expected_s: Sequence[float]) -> RenderedTable:
     """Return a table with a row per candidate: the measured ones first, the fastest first."""
     best, default = group.winner, group.entrants[group.default]
     rows = []
@@ -124,7 +124,7 @@ def _why_not_measured(one: Entrant) -> str:
     return "was not measured" if one.was_tried else ""
 
 
-def _sentences(group: Group, end: str, is_plan: bool) -> Iterator[str]:
+def _sentences(group: SearchGroup, end: str, is_plan: bool) -> Iterator[str]:
     fitting = [one for one in group.entrants if one.verdict in (None, "fits")]
     if not fitting and not group.measured:
         yield _nothing_fits(group)
@@ -140,7 +140,7 @@ def _sentences(group: Group, end: str, is_plan: bool) -> Iterator[str]:
     others = [one for one in group.alike(best) if one is not best]
     if best.is_cpu_bound and others:
         names = "; ".join(_words(one) for one in others)
-        yield f"within the noise of this CPU, not told apart from it: {names}"
+        yield f"within the noise of this CPU, as fast: {names}"
     if all(one.is_cpu_bound for one in group.measured) and best.cell.params.device == "cuda":
         yield (
             "†: the GPU waits for the CPU in every candidate. A larger batch_size may help more: "
@@ -159,7 +159,7 @@ def _sentences(group: Group, end: str, is_plan: bool) -> Iterator[str]:
     yield f"measured {spent} of {len(group.entrants)} candidates"
 
 
-def _verdict(group: Group, best: Entrant, default: Entrant) -> str:
+def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> str:
     assert best.speed
     if best is default:
         fastest = group.measured[0]
@@ -182,7 +182,7 @@ def _verdict(group: Group, best: Entrant, default: Entrant) -> str:
     )
 
 
-def _contributions(group: Group, best: Entrant) -> Iterator[str]:
+def _contributions(group: SearchGroup, best: Entrant) -> Iterator[str]:
     """Yield what each option of the best adds, where a candidate differs in it alone."""
     for name, value in best.options.items():
         without = [
@@ -201,7 +201,7 @@ def _contributions(group: Group, best: Entrant) -> Iterator[str]:
             )
 
 
-def _pareto(group: Group) -> str:
+def _pareto(group: SearchGroup) -> str:
     """Return the candidates that no other one beats in both speed and memory."""
     front: list[Entrant] = []
     least = float("inf")
@@ -218,7 +218,7 @@ def _pareto(group: Group) -> str:
     return f"less memory, and slower: {'; '.join(texts)}"
 
 
-def _nothing_fits(group: Group) -> str:
+def _nothing_fits(group: SearchGroup) -> str:
     """Return what comes nearest if no candidate surely fits."""
     predicted = [
         (one.prediction.peak_bytes("peak_reserved_bytes"), one)
@@ -246,7 +246,7 @@ def _other_numbers(best: Entrant, default: Entrant) -> list[str]:
     return changed
 
 
-def _command(request: SweepRequest, group: Group) -> str:
+def _command(request: SweepRequest, group: SearchGroup) -> str:
     best = group.winner
     if best is None:
         return ""

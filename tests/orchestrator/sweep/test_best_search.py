@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.sweep.best_search import BestSearch, Entrant, Goal, Group, Speed, make_groups
+from orchestrator.sweep.best_search import (
+    BestSearch,
+    Entrant,
+    Goal,
+    SearchGroup,
+    Speed,
+    make_groups,
+)
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 
@@ -33,7 +40,9 @@ def speed(step_s: float, peak_bytes: float | None = None, is_cpu_bound: bool = F
     return Speed(step_s, step_s, step_s, is_cpu_bound, peak_bytes)
 
 
-def play(groups: Sequence[Group], goal: Goal, duration: Duration, most: int = 1) -> list[Group]:
+def play(
+    groups: Sequence[SearchGroup], goal: Goal, duration: Duration, most: int = 1
+) -> list[SearchGroup]:
     """Return the groups when a search has ended. Each cell takes as long as a test says."""
     now = list(groups)
     while chosen := BestSearch(now, goal).round(most):
@@ -161,7 +170,7 @@ def test_no_search_recommends_what_is_slower_than_the_default() -> None:
             truth[one.cell.id] = chance.lognormvariate(0, 0.02)
             return truth[one.cell.id] * chance.lognormvariate(0, 0.0015)
 
-        goal = Goal(OVER, default={"precision": "bf16", "compile": "blocks"})
+        goal = Goal(OVER, default={"precision": ["bf16"], "compile": ["blocks"]})
         ended = play(make_groups(cells(), goal), goal, noisy)[0]
         winner, default = ended.winner, ended.entrants[ended.default]
         assert words(default) == "bf16 blocks"
@@ -182,6 +191,6 @@ def test_batches_are_compared_by_their_tokens() -> None:
 
 def test_a_default_that_is_no_candidate_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--default precision=fp16: is none of the candidates"):
-        make_groups(cells(), Goal(OVER, default={"precision": "fp16"}))
+        make_groups(cells(), Goal(OVER, default={"precision": ["fp16"]}))
     with pytest.raises(ConfigError, match="--over d_head: train_step has no such axis"):
         make_groups(cells(), Goal(("d_head",)))
