@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.common.text import counted
 from orchestrator.hardware.gpu_catalog import peak_tflops
@@ -324,7 +324,7 @@ def _speed_values(cell: Cell) -> tuple[object, ...]:
 @cache
 def _work_s(cell: Cell, conditions: DurationConditions) -> float:
     """Return the guessed duration of all steps."""
-    step_s = _step_s(cell, conditions.gpu)
+    step_s = max(guess_step(cell, conditions.gpu))
     if not conditions.timed:
         return step_s * _UNTIMED_STEPS
     # On a GPU the steps are timed twice: each one synchronized, and pipelined.
@@ -340,8 +340,18 @@ def _precision(cell: Cell) -> str:
     return str(cell.params.values().get("precision", "fp32"))
 
 
-def _step_s(cell: Cell, gpu: str | None) -> float:
-    """Return the duration of one step: its FLOPs at the usual share of the peak, or its launches."""
+class StepGuess(NamedTuple):
+    """Times that a step needs at least, in seconds: the longer one is the guess of its duration.
+
+    compute_s: its FLOPs at the usual share of the peak. launch_s: launching its kernels.
+    """
+
+    compute_s: float
+    launch_s: float
+
+
+def guess_step(cell: Cell, gpu: str | None) -> StepGuess:
+    """Return a guess of the duration of one step on a GPU of this name."""
     values = cell.params.values()
     launch_s = 0.0
     if dimensions := getattr(cell.params, "dimensions", None):
@@ -356,7 +366,7 @@ def _step_s(cell: Cell, gpu: str | None) -> float:
     work = all_tasks()[cell.task].work(cell.params)
     if work is None:  # then cells are only compared with others of the same model
         work = getattr(cell.params, "tokens", 1) / cell.params.ranks
-    return max(launch_s, work / (peak * 1e12 * _peak_share(cell, precision)))
+    return StepGuess(work / (peak * 1e12 * _peak_share(cell, precision)), launch_s)
 
 
 def _peak_share(cell: Cell, precision: str) -> float:

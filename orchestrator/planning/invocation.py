@@ -37,7 +37,7 @@ INVOCATION = "invocation"  # the key in a row's facts: the time of the command t
 
 MEASUREMENT_SETTINGS = ("env", "instruments")  # keys of a config that a row's facts have too
 
-_SEARCHES = (("max-context",), ("max-batch",))
+_SEARCHES = (("best",), ("max-context",), ("max-batch",))
 # Options that measure cells again: their marks are stored.
 REPEATS_WORK = {"--retry": True, "--only": True, "--fresh": False}
 _WORDS = ("fresh", "retry", "only")  # keys of the options that say which cells are measured again

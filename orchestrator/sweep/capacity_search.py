@@ -147,7 +147,7 @@ def _measure_limits(
         while cells := _next_cells(request, groups, tried):
             if result is not None and result.is_cut_short:
                 break
-            execution = _with_time_left(request.execution, started_s)
+            execution = with_time_left(request.execution, started_s)
             expansion = Expansion(tuple(cells.values()))
             step = replace(request, expansion=expansion, execution=execution, is_search=True)
             result = run_sweep(step, shared)
@@ -157,7 +157,7 @@ def _measure_limits(
     return result
 
 
-def _with_time_left(execution: ExecutionOptions, started_s: float) -> ExecutionOptions:
+def with_time_left(execution: ExecutionOptions, started_s: float) -> ExecutionOptions:
     if execution.time_limit_s is None:
         return execution
     elapsed_s = time.monotonic() - started_s

@@ -107,7 +107,8 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 if marks := plan.marks(left_out):
                     write_marks(writer, marks)
                 queue.begin(preflight)
-                notify(shared_settings(request.expansion.cells, request.selection.set))
+                if not request.is_search:
+                    notify(shared_settings(request.expansion.cells, request.selection.set))
                 error = measure(scheduler, queue, log, runtime.console, interruption)
         elif not request.is_recorded(invocation):
             # `sweep status` and the report are about the last command, also if it found every

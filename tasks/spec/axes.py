@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from enum import Flag, auto
+from enum import Enum, Flag, auto
 from functools import cache
 from typing import (
     TYPE_CHECKING,
@@ -67,6 +67,14 @@ class Affects(Flag):
 WORK = Affects.ALL & ~Affects.SPEED
 
 
+class Choice(Enum):
+    """Change of a training along an axis, for a search."""
+
+    NONE = auto()  # another model, another amount of work, or another way to measure it
+    SAME = auto()  # the same training, up to rounding
+    OTHER_NUMBERS = auto()  # the same model, trained with other numbers: the loss may differ
+
+
 @dataclass(frozen=True)
 class Axis:
     """Properties of an axis in addition to its type and its default.
@@ -75,6 +83,8 @@ class Axis:
     affects: what it may change.
     memory_order: None if memory may shrink along the axis. Otherwise a cell needs at least as much
         memory with a later value: `()` for larger numbers, or the words in their order.
+    choice: how a search for the fastest cell may change it.
+    alike: values of a choice of other numbers that compute the same, such as kernels of AdamW.
     """
 
     doc: str
@@ -82,6 +92,8 @@ class Axis:
     # If in doubt, more: a wrong Affects.MEMORY costs time, a missing one gives a wrong prediction.
     affects: Affects = Affects.ALL
     memory_order: tuple[str, ...] | None = None
+    choice: Choice = Choice.NONE
+    alike: tuple[str, ...] = ()
 
     def __call__(self, schema: Values) -> None:
         """Add the unit to the axis's JSON Schema."""
@@ -95,6 +107,8 @@ class AxisProperties(TypedDict, total=False):
     unit: str
     affects: Affects
     memory_order: tuple[str, ...] | None
+    choice: Choice
+    alike: tuple[str, ...]
 
 
 class _OfWork(TypedDict):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from tasks.spec.axes import (
     REQUIRED,
     Affects,
+    Choice,
     FrozenValues,
     Values,
     axis,
@@ -181,7 +182,9 @@ class RankedParams(Params):
     A rank is a process of the cell, with a GPU or a share of the CPU's cores for itself.
     """
 
-    gpus: PositiveInt = axis(1, "number of GPUs of one host, each with a process of the cell")
+    gpus: PositiveInt = axis(
+        1, "number of GPUs of one host, each with a process of the cell", choice=Choice.SAME
+    )
     processes: PositiveInt = axis(1, "number of processes of a cell on the CPU")
 
     @property
@@ -226,6 +229,7 @@ class TimedParams(Params):
         "fp32, tf32, bf16 and fp16 (by autocast, which keeps weights, gradients and optimizer state "
         "in fp32; fp16 with a gradient scaler), or bf16_pure "
         "(everything stored in it)",
+        choice=Choice.OTHER_NUMBERS,
     )
     timing: Timing = axis(
         "fixed",
@@ -308,11 +312,13 @@ class CompiledParams(TimedParams):
         "eager; blocks: one block by torch.compile, whose code serves all blocks; model: the whole "
         "model",
         affects=NOT_MEMORY,
+        choice=Choice.SAME,
     )
     compile_mode: CompileMode = axis(
         "default",
         "mode of torch.compile: default, reduce-overhead or max-autotune",
         affects=NOT_MEMORY,
+        choice=Choice.SAME,
     )
     compile_cache: CompileCache = axis(
         "shared",
@@ -349,6 +355,7 @@ class AttentionAxisParams(CompiledParams):
         "naive",
         "naive (each step makes a square), torch_softmax, weights_only, recompute; torch's own: "
         "math, efficient, flash, cudnn, flex, or sdpa, which chooses (see model/attention.py)",
+        choice=Choice.SAME,
     )
 
     @property

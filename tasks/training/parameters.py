@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from model.config import SIZES, VOCAB_SIZE, VOCABULARIES, Dimensions
-from tasks.spec.axes import MORE_WORK, WORK, Affects, Values, axis
+from tasks.spec.axes import MORE_WORK, WORK, Affects, Choice, Values, axis
 from tasks.spec.parameters import (
     CUDA_GRAPH_MODES,
     PASS,
@@ -82,30 +82,38 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
         "strategy of a cell with several ranks: naive, flat, overlap, bucketed and zero1 are the "
         "course's; ddp, zero1_torch and fsdp2 are torch's DistributedDataParallel, "
         "ZeroRedundancyOptimizer and fully_shard; none: one rank",
+        choice=Choice.SAME,
     )
     batch: Batch = axis(
         "global",
         "global: batch_size counts the sequences of all ranks together; per_gpu: of each",
         affects=WORK,
+        choice=Choice.OTHER_NUMBERS,
     )
     bucket_mb: Annotated[float, Field(gt=0)] = axis(
         25.0,
         "size of a bucket of gradients; with 25, torch's default, the first one of ddp has 1 MiB",
         unit="MiB",
+        choice=Choice.SAME,
     )
-    bucket_view: bool = axis(False, "true: gradients are views of ddp's buckets")
+    bucket_view: bool = axis(
+        False, "true: gradients are views of ddp's buckets", choice=Choice.SAME
+    )
     reshard: bool = axis(
         True,
         "true: fsdp2 frees a block's parameters after its forward pass, and gathers them again",
+        choice=Choice.SAME,
     )
     wire: Wire = axis(
         "fp32",
         "dtype in which gradients are sent: fp32, or theirs if it is narrower; bf16",
+        choice=Choice.OTHER_NUMBERS,
     )
     nccl_algo: NcclAlgo = axis(
         "auto",
         "algorithm of NCCL: auto, its own choice; ring; tree; no_nvls: without NVLink SHARP",
         affects=Affects.SPEED,
+        choice=Choice.SAME,
     )
 
     size: Size | None = axis(
@@ -144,7 +152,9 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
         {}, "keyword arguments of the factory, or values of the hf: config", affects=WORK
     )
     context_length: PositiveInt = axis(512, "length of each sequence", unit="tokens", **MORE_WORK)
-    batch_size: PositiveInt = axis(4, "sequences in a step", unit="sequences", **MORE_WORK)
+    batch_size: PositiveInt = axis(
+        4, "sequences in a step", unit="sequences", **MORE_WORK, choice=Choice.OTHER_NUMBERS
+    )
     vocab_size: PositiveInt = axis(VOCAB_SIZE, "size of the vocabulary", unit="tokens", **MORE_WORK)
     compile: Compile = "eager"
     pass_: Pass = axis(
@@ -160,38 +170,49 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
         "these options; sgd (fused), adafactor (a loop), muon (fused AdamW for all but the "
         "matrices of the blocks), or any class: package.module:Class",
         affects=_NO_GRAPH,
+        choice=Choice.OTHER_NUMBERS,
+        alike=("course", "foreach", "fused", "loop"),
     )
     lora: PositiveInt | None = axis(
         None,
         "rank of low-rank adapters of all linear layers in the blocks, with alpha of twice the "
         "rank; all other weights are frozen; null: none",
+        choice=Choice.OTHER_NUMBERS,
     )
     optimizer_args: Values = axis(
-        {}, "keyword arguments of the optimizer, such as momentum", affects=WORK & ~Affects.GRAPH
+        {},
+        "keyword arguments of the optimizer, such as momentum",
+        affects=WORK & ~Affects.GRAPH,
+        choice=Choice.OTHER_NUMBERS,
     )
     optimizer_step: Literal["after", "in_backward"] = axis(
         "after",
         "after: one step after the backward pass; in_backward: each parameter is updated when its "
         "gradient is complete, and the gradient is freed",
         affects=_NO_GRAPH,
+        choice=Choice.SAME,
     )
     loss: Loss = axis(
         "cross_entropy",
         "cross_entropy: of all logits together; chunked: of 512 tokens at a time, whose logits the "
         "backward pass computes again; model: what your model returns for labels=…; or "
         "package.module:function of (model, tokens, targets)",
+        choice=Choice.OTHER_NUMBERS,
+        alike=("cross_entropy", "chunked"),
     )
     checkpointing: Checkpointing = axis(
         "none",
         "activations that the backward pass computes again: none; blocks: all of each block; "
         "groups:K, such as groups:2: all of K neighbouring blocks together; selective: all but "
         "matrix products and attention; selective:2: also every second product with a weight",
+        choice=Choice.SAME,
     )
     gradient_accumulation: PositiveInt = axis(
         1,
         "micro-batches of a step, of batch_size sequences each",
         unit="micro-batches",
         affects=WORK & ~Affects.GRAPH,
+        choice=Choice.OTHER_NUMBERS,
     )
 
     @model_validator(mode="before")

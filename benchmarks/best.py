@@ -1,0 +1,147 @@
+"""Searches of `sweep best` in the cells of a run: how many are measured, and how good is the answer?
+
+    python benchmarks/best.py results/published/h200/full
+    python benchmarks/best.py results/published/h200/full --passes train_step --searches 40
+
+The truth is the measured step of each cell, searched over precision and compile. A simulated
+process multiplies it by a factor, whose standard deviation is 0.15 % for cells that the GPU limits
+and 10 % for those that the CPU limits, as pairs of runs of one machine showed. An answer is right if
+its true time is at most 2 % above the best one of its group. The share of time compares what the
+measured cells took, without their instruments, with all cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+from tabulate import tabulate
+
+from orchestrator import api
+from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.planning.request import resolve_again
+from orchestrator.store.open import open_run
+from orchestrator.sweep.best_search import (
+    BestSearch,
+    Entrant,
+    Goal,
+    SearchGroup,
+    Speed,
+    make_groups,
+    predict_groups,
+)
+
+OVER = ("precision", "compile")
+NOISE = {False: 0.0015, True: 0.10}
+RIGHT = 1.02
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a cell really takes. wall_s: without instruments."""
+
+    step_s: float
+    is_cpu_bound: bool
+    wall_s: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run")
+    parser.add_argument("--passes", default="train_step")
+    parser.add_argument("--searches", type=int, default=20)
+    options = parser.parse_args()
+    groups, truths = read_groups(options.run, options.passes.split(","))
+    rows = []
+    for until in (0.003, 0.01, 0.02):
+        found = [search(groups, truths, until, seed) for seed in range(options.searches)]
+        rows.append(
+            (
+                f"{100 * until:g} %",
+                *(sum(column) / len(found) for column in zip(*found, strict=True)),
+            )
+        )
+    head = (
+        "until",
+        "cells per group",
+        "share of time",
+        "right",
+        "GPU-bound right",
+        "slower than default",
+    )
+    print(tabulate(rows, head, floatfmt=".3f"))
+
+
+def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[SearchGroup], dict[str, Truth]]:
+    """Return the groups of a run without their speeds, and the truth by cell."""
+    cells: pd.DataFrame = api.load(folder).cells
+    cells = cells[cells["pass"].isin(passes) & (cells["status"] == "ok")]
+    truths = {}
+    for row in cells.to_dict("records"):
+        wall_s = row["time_process_s"] + row["time_build_s"] + row["time_warm_up_s"]
+        wall_s += row["time_timing_s"]
+        truths[row["cell"]] = Truth(row["step_ms_median"] / 1e3, bool(row["cpu_bound"]), wall_s)
+    request = resolve_again(open_run(folder))
+    known = [cell for cell in request.expansion.cells if cell.id in truths]
+    # Without a memory limit nothing is predicted: every cell of the run did fit.
+    gpu = GpuModel("", 0, None, str(cells["gpu"].iloc[0]))
+    return predict_groups(make_groups(known, Goal(OVER)), gpu, None), truths
+
+
+def search(
+    groups: Sequence[SearchGroup], truths: dict[str, Truth], until: float, seed: int
+) -> tuple[float, float, float, float, float]:
+    """Play one search and return the columns of its row."""
+    chance, goal = random.Random(seed), Goal(OVER, until=until)
+    noise = {
+        cell: math.exp(chance.gauss(0, NOISE[one.is_cpu_bound])) for cell, one in truths.items()
+    }
+    now = list(groups)
+    while chosen := BestSearch(now, goal).round(1):
+        for number, position in chosen:
+            one = now[number].entrants[position]
+            truth = truths[one.cell.id]
+            step_s = truth.step_s * noise[one.cell.id]
+            speed = Speed(step_s, step_s, step_s, truth.is_cpu_bound, None)
+            entrants = list(now[number].entrants)
+            entrants[position] = replace(one, speed=speed, status="ok")
+            now[number] = replace(now[number], entrants=tuple(entrants))
+    measured = [one for group in now for one in group.measured]
+    right = [is_right(group, truths) for group in now]
+    on_gpu = [one for one, group in zip(right, now, strict=True) if not on_cpu(group, truths)]
+    slower = [
+        true_s(group.winner, truths) > 1.0001 * true_s(group.entrants[group.default], truths)
+        for group in now
+    ]
+    return (
+        len(measured) / len(now),
+        sum(truths[one.cell.id].wall_s for one in measured)
+        / sum(one.wall_s for one in truths.values()),
+        sum(right) / len(right),
+        sum(on_gpu) / max(1, len(on_gpu)),
+        sum(slower) / len(slower),
+    )
+
+
+def true_s(one: Entrant | None, truths: dict[str, Truth]) -> float:
+    assert one is not None
+    return truths[one.cell.id].step_s
+
+
+def is_right(group: SearchGroup, truths: dict[str, Truth]) -> bool:
+    best_s = min(true_s(one, truths) for one in group.entrants)
+    return true_s(group.winner, truths) <= RIGHT * best_s
+
+
+def on_cpu(group: SearchGroup, truths: dict[str, Truth]) -> bool:
+    return any(truths[one.cell.id].is_cpu_bound for one in group.entrants)
+
+
+if __name__ == "__main__":
+    main()

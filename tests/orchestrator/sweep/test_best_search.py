@@ -1,0 +1,196 @@
+"""The search of the fastest configuration, with speeds that a test decides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.common.errors import ConfigError
+from orchestrator.sweep.best_search import (
+    BestSearch,
+    Entrant,
+    Goal,
+    SearchGroup,
+    Speed,
+    make_groups,
+)
+from tasks.spec.cell import Cell
+from tasks.spec.registry import make_cell
+
+OVER = ("precision", "compile")
+Duration = Callable[[Entrant], float]
+
+
+def cells(sizes: Sequence[str] = ("small",), **values: object) -> list[Cell]:
+    return [
+        make_cell(
+            "train_step",
+            {"device": "cuda", "size": size, "precision": precision, "compile": how, **values},
+        )
+        for size in sizes
+        for precision in ("fp32", "tf32", "bf16")
+        for how in ("eager", "blocks")
+    ]
+
+
+def speed(step_s: float, peak_bytes: float | None = None, is_cpu_bound: bool = False) -> Speed:
+    return Speed(step_s, step_s, step_s, is_cpu_bound, peak_bytes)
+
+
+def play(
+    groups: Sequence[SearchGroup], goal: Goal, duration: Duration, most: int = 1
+) -> list[SearchGroup]:
+    """Return the groups when a search has ended. Each cell takes as long as a test says."""
+    now = list(groups)
+    while chosen := BestSearch(now, goal).round(most):
+        assert len(chosen) <= most
+        assert len(set(chosen)) == len(chosen)
+        for number, position in chosen:
+            one = now[number].entrants[position]
+            assert one.speed is None
+            entrants = list(now[number].entrants)
+            entrants[position] = replace(one, speed=speed(duration(one)), status="ok")
+            now[number] = replace(now[number], entrants=tuple(entrants))
+    return now
+
+
+def words(one: Entrant | None) -> str:
+    assert one is not None
+    return " ".join(map(str, one.options.values()))
+
+
+def by_options(one: Entrant) -> float:
+    """Return the duration of a step: bf16 is fast, and compiling helps a little."""
+    precision = {"fp32": 1.0, "tf32": 0.5, "bf16": 0.3}[str(one.options["precision"])]
+    return precision * (0.8 if one.options["compile"] == "blocks" else 1.0)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_the_fastest_one_is_found_without_measuring_all(most: int) -> None:
+    groups = make_groups(cells(("small", "medium", "large", "xl")), Goal(OVER))
+    ended = play(groups, Goal(OVER), by_options, most)
+    assert [words(group.winner) for group in ended] == ["bf16 blocks"] * 4
+    assert sum(len(group.measured) for group in ended) < 4 * 6
+    for group in ended:
+        assert group.entrants[group.default].speed
+        assert words(group.entrants[group.default]) == "fp32 eager"
+
+
+def test_what_is_measured_already_is_not_measured_again() -> None:
+    groups = make_groups(cells(), Goal(OVER))
+    ended = play(groups, Goal(OVER), by_options)
+    assert BestSearch(ended, Goal(OVER)).round(8) == []
+    # From any state in between, the search ends with the same answer.
+    for count in range(1, 7):
+        entrants = [
+            replace(one, speed=speed(by_options(one)), status="ok") if number < count else one
+            for number, one in enumerate(groups[0].entrants)
+        ]
+        begun = [replace(groups[0], entrants=tuple(entrants))]
+        assert words(play(begun, Goal(OVER), by_options)[0].winner) == "bf16 blocks"
+
+
+def test_what_does_not_fit_never_runs() -> None:
+    verdicts = ["oom", "perhaps", "oom", "borderline", "fits", "oom"]
+    group = make_groups(cells(), Goal(OVER))[0]
+    entrants = [
+        replace(one, verdict=verdict)  # type: ignore[arg-type]
+        for one, verdict in zip(group.entrants, verdicts, strict=True)
+    ]
+    group = replace(group, entrants=tuple(entrants))
+    ended = play([group], Goal(OVER), by_options)[0]
+    assert [words(one) for one in ended.measured] == ["bf16 eager"]
+    ended = play([group], Goal(OVER, try_perhaps=True), by_options)[0]
+    assert {one.verdict for one in ended.measured} <= {"fits", "perhaps", "borderline"}
+    assert len(ended.measured) > 1
+
+
+def test_a_cell_that_failed_is_not_tried_for_ever() -> None:
+    group = make_groups(cells(), Goal(OVER))[0]
+    entrants = tuple(replace(one, was_tried=True, status="failed") for one in group.entrants)
+    search = BestSearch([replace(group, entrants=entrants)], Goal(OVER))
+    assert search.next(0).reason == "every candidate that may run was tried"
+    assert replace(group, entrants=entrants).winner is None
+
+
+def test_the_flops_at_the_peak_exclude_a_candidate() -> None:
+    group = make_groups(cells(), Goal(OVER))[0]
+    entrants = [
+        replace(one, floor_s=0.9 if one.options["precision"] == "fp32" else 0.0)
+        for one in group.entrants
+    ]
+    group = replace(group, entrants=tuple(entrants))
+    ended = play([group], Goal(OVER, until=0.0), by_options)[0]
+    # The default is measured all the same, to compare with it.
+    assert [words(one) for one in ended.measured if "fp32" in words(one)] == ["fp32 eager"]
+
+
+@pytest.mark.parametrize(
+    ("is_cpu_bound", "share", "winner"),
+    [
+        (False, 0.97, "bf16 eager"),
+        (False, 0.99, "fp32 eager"),
+        (True, 0.75, "fp32 eager"),
+        (True, 0.65, "bf16 eager"),
+    ],
+)
+def test_only_what_is_surely_faster_is_recommended(
+    is_cpu_bound: bool, share: float, winner: str
+) -> None:
+    group = make_groups(cells(), Goal(OVER))[0]
+    steps = {"fp32 eager": 1.0, "bf16 eager": share}
+    entrants = tuple(
+        replace(one, speed=speed(steps[words(one)], is_cpu_bound=is_cpu_bound), status="ok")
+        if words(one) in steps
+        else one
+        for one in group.entrants
+    )
+    assert words(replace(group, entrants=entrants).winner) == winner
+
+
+def test_of_two_that_are_as_fast_the_smaller_one_wins() -> None:
+    group = make_groups(cells(), Goal(OVER))[0]
+    known = {"fp32 eager": (1.0, 9e9), "bf16 eager": (0.5, 8e9), "bf16 blocks": (0.505, 5e9)}
+    entrants = tuple(
+        replace(one, speed=speed(*known[words(one)]), status="ok") if words(one) in known else one
+        for one in group.entrants
+    )
+    assert words(replace(group, entrants=entrants).winner) == "bf16 blocks"
+
+
+def test_no_search_recommends_what_is_slower_than_the_default() -> None:
+    chance = random.Random(0)
+    for _ in range(100):
+        truth: dict[str, float] = {}
+
+        def noisy(one: Entrant, truth: dict[str, float] = truth) -> float:
+            truth[one.cell.id] = chance.lognormvariate(0, 0.02)
+            return truth[one.cell.id] * chance.lognormvariate(0, 0.0015)
+
+        goal = Goal(OVER, default={"precision": ["bf16"], "compile": ["blocks"]})
+        ended = play(make_groups(cells(), goal), goal, noisy)[0]
+        winner, default = ended.winner, ended.entrants[ended.default]
+        assert words(default) == "bf16 blocks"
+        assert winner is not None
+        assert truth[winner.cell.id] <= truth[default.cell.id]
+
+
+def test_batches_are_compared_by_their_tokens() -> None:
+    goal = Goal(("batch_size",))
+    sizes = [
+        make_cell("train_step", {"device": "cuda", "size": "small", "batch_size": size})
+        for size in (1, 2, 4)
+    ]
+    seconds = {1: 0.1, 2: 0.15, 4: 0.4}
+    ended = play(make_groups(sizes, goal), goal, lambda one: seconds[one.cell.params.batch_size])[0]
+    assert words(ended.winner) == "2"
+
+
+def test_a_default_that_is_no_candidate_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="--default precision=fp16: is none of the candidates"):
+        make_groups(cells(), Goal(OVER, default={"precision": ["fp16"]}))
+    with pytest.raises(ConfigError, match="--over d_head: train_step has no such axis"):
+        make_groups(cells(), Goal(("d_head",)))
