@@ -1,7 +1,7 @@
-"""List, read and write the files of a remote folder through pyarrow's file systems or fsspec.
+"""List, read and write the files of a remote folder through pyarrow's file systems.
 
-pyarrow reaches s3, gs, abfss, hdfs and file; fsspec the rest. S3 means Amazon's servers unless
-AWS_ENDPOINT_URL, or `?endpoint_override=HOST:PORT&scheme=http`, names another one.
+These reach s3, gs, abfss, hdfs and file. S3 means Amazon's servers unless AWS_ENDPOINT_URL, or
+`?endpoint_override=HOST:PORT&scheme=http`, names another one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +31,6 @@ Answer = TypeVar("Answer")
 
 # These show an object once its last byte is written. Others need a rename to be atomic.
 _ATOMIC_FILE_SYSTEMS = ("s3", "gcs", "abfs")
-_READ_ONLY = ("http", "https", "github", "git", "zip", "tar", "libarchive", "data", "reference")
 _CONTAINER_FIRST = ("abfs", "abfss")  # abfss://container@account.dfs.core.windows.net/folder
 _PIECE_BYTES = 1024**2
 _DOWNLOADS = 16  # at a time; a bucket takes tens of milliseconds to answer each request
@@ -119,11 +118,6 @@ class RemoteFolder:
         except FileNotFoundError:
             return None
 
-    def fetch(self, name: str, target: Path) -> None:
-        """Download a file. Raise FileNotFoundError if it is missing."""
-        with self._files.open_input_stream(self._full(name)) as stream, target.open("wb") as file:
-            shutil.copyfileobj(stream, file, _PIECE_BYTES)
-
     def download(self, names: Iterable[str], folder: Path) -> None:
         """Download files into a folder. One that is missing is left out: readers report it."""
 
@@ -132,7 +126,9 @@ class RemoteFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.{os.getpid()}")
             with suppress(FileNotFoundError):
-                self.fetch(name, partial)
+                source = self._files.open_input_stream(self._full(name))
+                with source, partial.open("wb") as file:
+                    shutil.copyfileobj(source, file, _PIECE_BYTES)
                 partial.rename(path)
 
         with ThreadPoolExecutor(_DOWNLOADS) as pool:
@@ -158,16 +154,8 @@ class RemoteFolder:
         with suppress(FileNotFoundError):
             self._files.delete_file(self._full(name))
 
-    def require_not_read_only(self) -> None:
-        """Raise ConfigError if nothing can be written to such addresses."""
-        if self._scheme.rpartition("::")[2] in _READ_ONLY:
-            raise ConfigError(
-                f"{self}: can only be read", "Name a folder, or s3://bucket/folder with --out"
-            )
-
     def require_writable(self) -> None:
         """Write and remove a small file. Raise RunUnreachable if that fails."""
-        self.require_not_read_only()
         name = f".write-test-{secrets.token_hex(4)}"
         with reaching(self):
             self.put(name, b"")
@@ -222,12 +210,9 @@ def _answered_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
             answer.set_exception(error)
 
     threading.Thread(target=run, name=UNANSWERED, daemon=True).start()
-    try:
-        return answer.result(limit_s)
-    except TimeoutError as error:
-        if answer.done():
-            raise
-        raise TimeoutError(f"no answer in {limit_s:g} s") from error
+    if not wait([answer], limit_s).done:
+        raise TimeoutError(f"no answer in {limit_s:g} s")
+    return answer.result()
 
 
 def _connect(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
@@ -246,21 +231,10 @@ def _file_system(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str
     asked = address if has_option else f"{address}{'&' if parts.query else '?'}{option}"
     try:
         files, path = pafs.FileSystem.from_uri(asked)
-        return files, path
     except pa.ArrowInvalid as error:
-        if parts.scheme == "s3":
-            raise ConfigError(
-                f"{address}: {error}",
-                "Write s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
-            ) from error
-    import fsspec
-
-    try:
-        files, path = fsspec.core.url_to_fs(address)
-    except (ValueError, ImportError) as error:
-        reason = " ".join(str(error).split())
+        reason = str(error).replace(asked, address)
         raise ConfigError(
             f"{address}: {reason}",
-            "Name a folder, s3://bucket/folder, or what fsspec has a package for",
+            "Write s3://bucket/folder, or s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
         ) from error
-    return pafs.PyFileSystem(pafs.FSSpecHandler(files)), path
+    return files, path

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -87,20 +86,14 @@ class Stored:
 
     def read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
         """Return a table as a frame with texts as categories. Raise RunError as `read` does."""
-        import pandas as pd
-
         schema = with_categories(SCHEMAS[table])
-        empty = empty_table(schema, columns)
-        parts, waiting, series = self.parts(table, schema, columns), [empty], []
-        while waiting:  # first for a table without rows
-            whole = pa.concat_tables([empty, *waiting], promote_options="permissive")
-            whole = whole.unify_dictionaries()
-            series.append({name: whole[name].to_pandas() for name in empty.column_names})
-            waiting = list(islice(parts, _FILES_AT_ONCE))
-        # Each column leaves its files before the next one is joined.
-        joined = {name: _join([one.pop(name) for one in series]) for name in empty.column_names}
+        parts = [empty_table(schema, columns), *self.parts(table, schema, columns)]
+        whole = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+        del parts
+        # Each column leaves the table before the next one is converted.
+        frame: pd.DataFrame = whole.to_pandas(split_blocks=True, self_destruct=True)
         trim_memory()
-        return pd.DataFrame(joined, copy=False)
+        return frame
 
     def parts(self, table: str, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
         """Yield the rows of a table by file, with the types of a schema.
@@ -224,18 +217,3 @@ def _content(path: Path) -> bytes:
         if path.exists():  # False also where a link leads to itself
             return path.read_bytes()
     return b""
-
-
-def _join(columns: list[pd.Series]) -> pd.Series | pd.Categorical:
-    import pandas as pd
-    from pandas.api.types import union_categoricals
-
-    if not isinstance(columns[0].dtype, pd.CategoricalDtype):
-        return pd.concat(columns, ignore_index=True)
-    # pd.concat would turn categories that differ between files into text.
-    # A file of nulls has no categories, not even of text, and cannot be joined with others.
-    texts = []
-    for column in columns:
-        has_values = len(column.cat.categories) > 0
-        texts.append(column if has_values else column.cat.set_categories([""]))
-    return union_categoricals(texts)

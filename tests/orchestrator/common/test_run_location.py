@@ -55,8 +55,8 @@ def silent_server() -> Iterator[str]:
         ),
         (
             "http://127.0.0.1:9/x",
-            "http://127.0.0.1:9/x: can only be read. "
-            "Name a folder, or s3://bucket/folder with --out",
+            "http://127.0.0.1:9/x: Unrecognized filesystem type in URI: http://127.0.0.1:9/x. Write "
+            "s3://bucket/folder, or s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
         ),
     ],
 )
@@ -67,7 +67,6 @@ def test_an_unusable_output_address_is_refused_before_anything_is_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_folder, "_connect", lambda address, parts: (None, "x"))
     (tmp_path / "c.yaml").write_text(CONFIG)
     monkeypatch.setattr("orchestrator.store.mirror.RemoteRun.refresh", lambda *_, **__: None)
     result = sweep_here("run", "c.yaml", "--out", address, "--scheduler", "serial")
@@ -102,17 +101,13 @@ def test_a_folder_that_exists_is_no_address(
         require_lasting("s3:/y")
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["gs://anonymous@b/x?endpoint_override={server}&scheme=http", "http://{server}/x"],
-)
 def test_a_server_that_does_not_answer_is_given_up(
-    address: str, silent_server: str, monkeypatch: pytest.MonkeyPatch
+    silent_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_folder, "_ANSWER_S", 1.0)
     began = time.monotonic()
     with pytest.raises(RunUnreachable, match=r"no answer in 1 s\. Check the network"):
-        RemoteFolder(address.format(server=silent_server))
+        RemoteFolder(f"gs://anonymous@b/x?endpoint_override={silent_server}&scheme=http")
     assert time.monotonic() - began < 20
 
 
