@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.common.hashing import sha256
@@ -117,15 +119,24 @@ class Run:
         categories: return text columns as categories. A table of millions of rows with few
         different texts then takes a tenth of the memory.
         """
+        rows = self.table(table, columns, categories)
+        # Each column leaves the table before the next one is converted.
+        frame: pd.DataFrame = rows.to_pandas(split_blocks=categories, self_destruct=categories)
+        del rows
         if categories:
-            return self.stored().read_categories(table, columns)
-        frame: pd.DataFrame = self.stored().read(table, columns).to_pandas()
+            trim_memory()
         return frame
 
     def rows(self, table: str, columns: list[str]) -> Iterator[StoredRow]:
         """Yield the rows of a table, without importing pandas."""
-        for batch in self.stored().read(table, columns).to_batches(_BATCH_ROWS):
+        for batch in self.table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+    def table(
+        self, table: str, columns: list[str] | None = None, categories: bool = False
+    ) -> pa.Table:
+        """Return a table as pyarrow's. For the arguments see `read`."""
+        return self.stored().read(table, columns, categories)
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         """Return what changes with every change of some tables."""

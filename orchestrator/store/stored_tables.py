@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
-from orchestrator.common.files import trim_memory
 from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ATTEMPTS, CELLS_FILE, LISTING_FILE
 from orchestrator.store.listing import RESTORE, Listing, part_files, read_listing
@@ -43,15 +42,12 @@ from orchestrator.store.tables import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 # The values of each column of a table. A time is in microseconds since 1970.
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
 _READ_TRIES = 5
-# Reading takes several times the memory of the result, and pandas takes its time for each frame:
-# 16 files are a compromise.
-_FILES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -69,11 +65,16 @@ class Stored:
         with damage_as_run_error(f"{self.run}/{self.listing.log}", RESTORE):
             return read_log(self.log)
 
-    def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
-        """Return a table. Raise RunError if an attempt or prediction of it is damaged, or all are."""
-        schema = SCHEMAS[table]
+    def read(
+        self, table: str, columns: list[str] | None = None, categories: bool = False
+    ) -> pa.Table:
+        """Return a table. Raise RunError if an attempt or prediction of it is damaged, or all are.
+
+        categories: return text columns as dictionaries.
+        """
+        schema = with_categories(SCHEMAS[table]) if categories else SCHEMAS[table]
         parts = [empty_table(schema, columns), *self.parts(table, schema, columns)]
-        found = pa.concat_tables(parts, promote_options="permissive")
+        found = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
         # A publication has cells.parquet, but no attempts and no manifest.
         if table == ATTEMPTS and not found.num_rows and (self.folder / MANIFEST_FILE).exists():
             with suppress(FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
@@ -83,17 +84,6 @@ class Stored:
                         f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
                     )
         return found
-
-    def read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
-        """Return a table as a frame with texts as categories. Raise RunError as `read` does."""
-        schema = with_categories(SCHEMAS[table])
-        parts = [empty_table(schema, columns), *self.parts(table, schema, columns)]
-        whole = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
-        del parts
-        # Each column leaves the table before the next one is converted.
-        frame: pd.DataFrame = whole.to_pandas(split_blocks=True, self_destruct=True)
-        trim_memory()
-        return frame
 
     def parts(self, table: str, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
         """Yield the rows of a table by file, with the types of a schema.
@@ -182,10 +172,10 @@ def to_line(rows: Mapping[str, Columns]) -> bytes:
         short = {}
         for column in SCHEMAS[table]:
             values = columns.get(column.name, [None])
-            is_constant = values.count(values[0]) == len(values)
-            # What nobody could read later is refused now.
-            pa.array(values[:1] if is_constant else values, column.type)
-            short[column.name] = values[0] if is_constant else values
+            if values.count(values[0]) == len(values):
+                values = values[:1]
+            pa.array(values, column.type)  # what nobody could read later is refused now
+            short[column.name] = values if len(values) > 1 else values[0]
         tables[table] = [len(columns["cell"]), short]
     content = json.dumps(tables, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(content), content)
