@@ -1,7 +1,7 @@
-"""List, read and write the files of a remote folder through pyarrow's file systems.
+"""List, read and write the files of a bucket through pyarrow's file systems.
 
-These reach s3, gs, abfss, hdfs and file. S3 means Amazon's servers unless AWS_ENDPOINT_URL, or
-`?endpoint_override=HOST:PORT&scheme=http`, names another one.
+These show an object once its last byte is written. S3 means Amazon's servers unless AWS_ENDPOINT_URL,
+or `?endpoint_override=HOST:PORT&scheme=http`, names another one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from orchestrator.store.untrusted_files import is_plain_name
 
 Answer = TypeVar("Answer")
 
-# These show an object once its last byte is written. Others need a rename to be atomic.
-_ATOMIC_FILE_SYSTEMS = ("s3", "gcs", "abfs")
+_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 _CONTAINER_FIRST = ("abfs", "abfss")  # abfss://container@account.dfs.core.windows.net/folder
 _PIECE_BYTES = 1024**2
 _DOWNLOADS = 16  # at a time; a bucket takes tens of milliseconds to answer each request
@@ -64,6 +63,11 @@ class RemoteFolder:
     def __init__(self, address: str) -> None:
         """Raise ConfigError for an address that is wrong, RunUnreachable if it does not answer."""
         parts = urlsplit(address)
+        if parts.scheme not in _SCHEMES or not parts.netloc:
+            raise ConfigError(
+                f"{address}: is no folder of a bucket",
+                f"Name a folder, or write s3://bucket/folder ({', '.join(_SCHEMES)})",
+            )
         is_container = parts.scheme in _CONTAINER_FIRST and parts.password is None
         if "@" in parts.netloc and not is_container and parts.username != "anonymous":
             raise ConfigError(
@@ -74,7 +78,8 @@ class RemoteFolder:
         self._scheme = parts.scheme
         self._server = (parts.hostname or "") if is_container else parts.query
         with reaching(address):
-            self._files, self._base = _answered_within(_ANSWER_S, lambda: _connect(address, parts))
+            self._files, path = _answered_within(_ANSWER_S, lambda: _connect(address, parts))
+        self._base = path.rstrip("/")
 
     def __str__(self) -> str:
         return self.address
@@ -135,19 +140,10 @@ class RemoteFolder:
             list(pool.map(fetch, names))
 
     def put(self, name: str, source: Path | bytes) -> None:
-        """Upload a file, which is complete or as it was before.
-
-        Raise FileNotFoundError if the source is missing.
-        """
-        target = self._full(name)
-        if self._files.type_name in _ATOMIC_FILE_SYSTEMS:
-            self._write(target, source)
-            return
-        folder, _, last = target.rpartition("/")
-        partial = f"{folder}/.{last}.{secrets.token_hex(4)}"
-        self._files.create_dir(folder)
-        self._write(partial, source)
-        self._files.move(partial, target)
+        """Upload a file. Raise FileNotFoundError if the source is missing."""
+        file = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+        with file, self._files.open_output_stream(self._full(name)) as stream:
+            shutil.copyfileobj(file, stream, _PIECE_BYTES)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -160,11 +156,6 @@ class RemoteFolder:
         with reaching(self):
             self.put(name, b"")
             self.remove(name)
-
-    def _write(self, path: str, source: Path | bytes) -> None:
-        file = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
-        with file, self._files.open_output_stream(path) as stream:
-            shutil.copyfileobj(file, stream, _PIECE_BYTES)
 
     def _full(self, name: str) -> str:
         return f"{self._base}/{name}"
@@ -216,25 +207,17 @@ def _answered_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
 
 
 def _connect(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
-    files, path = _file_system(address, parts)
-    base = path.rstrip("/")
-    if parts.scheme != "s3":  # which has time limits for each request
-        files.get_file_info(base)
-    return files, base
-
-
-def _file_system(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
-    if parts.scheme == "s3" and not parts.netloc:
-        raise ConfigError(f"{address}: names no bucket", "Write s3://bucket/folder")
-    option = _OPTIONS.get(parts.scheme)
-    has_option = option is None or option.partition("=")[0] in parts.query
-    asked = address if has_option else f"{address}{'&' if parts.query else '?'}{option}"
+    """Return the file system of an address that answers, and the path within it."""
+    option = _OPTIONS.get(parts.scheme, "")
+    if option and option.partition("=")[0] not in parts.query:
+        address = f"{address}{'&' if parts.query else '?'}{option}"
     try:
-        files, path = pafs.FileSystem.from_uri(asked)
+        files, path = pafs.FileSystem.from_uri(address)
     except pa.ArrowInvalid as error:
-        reason = str(error).replace(asked, address)
         raise ConfigError(
-            f"{address}: {reason}",
-            "Write s3://bucket/folder, or s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
+            f"{address}: {error}",
+            "Write s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
         ) from error
+    if parts.scheme != "s3":  # which has time limits for each request
+        files.get_file_info(path)
     return files, path

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from pyarrow.fs import FileSystem
 
 from orchestrator.common.errors import EXIT_USER, ConfigError, RunUnreachable
 from orchestrator.common.run_location import require_lasting
@@ -55,8 +56,8 @@ def silent_server() -> Iterator[str]:
         ),
         (
             "http://127.0.0.1:9/x",
-            "http://127.0.0.1:9/x: Unrecognized filesystem type in URI: http://127.0.0.1:9/x. Write "
-            "s3://bucket/folder, or s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
+            "http://127.0.0.1:9/x: is no folder of a bucket. "
+            "Name a folder, or write s3://bucket/folder (s3, gs, gcs, abfs, abfss)",
         ),
     ],
 )
@@ -113,7 +114,7 @@ def test_a_server_that_does_not_answer_is_given_up(
 
 def test_the_container_of_an_azure_address_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        remote_folder, "_connect", lambda address, parts: remote_folder._file_system(address, parts)
+        remote_folder, "_connect", lambda address, parts: FileSystem.from_uri(address)
     )
     addresses = [f"abfss://c@{account}.dfs.core.windows.net/x/y" for account in ("one", "two")]
     one, two = map(RemoteFolder, addresses)

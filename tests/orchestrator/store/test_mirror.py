@@ -750,7 +750,7 @@ def test_artifacts_of_a_killed_attempt_are_not_shown_for_another_host(
             "s3://bucket/x?wrong=1",
             "Unexpected query parameter in S3 URI: 'wrong'. Write s3://bucket/folder",
         ),
-        ("s4://bucket/x", "Unrecognized filesystem type in URI: s4://bucket/x. Write s3://"),
+        ("s4://bucket/x", "s4://bucket/x: is no folder of a bucket. Name a folder, or write s3://"),
     ],
 )
 def test_a_wrong_address_is_reported_in_one_line(
@@ -774,9 +774,8 @@ def test_denied_access_names_the_variables_to_set(
     )
 
 
-@pytest.mark.parametrize("scheme", ["s3://bucket", "file://{tmp}"])
-def test_all_file_systems_behave_alike(bucket: Bucket, tmp_path: Path, scheme: str) -> None:
-    remote = RemoteFolder(f"{scheme.format(tmp=tmp_path)}/a/b")
+def test_files_of_a_bucket_are_listed_read_and_replaced(bucket: Bucket, tmp_path: Path) -> None:
+    remote = RemoteFolder("s3://bucket/a/b")
     large = tmp_path / "large"
     large.write_bytes(os.urandom(11_000_000))
     with reaching(remote):
