@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from orchestrator.common.errors import RunError, RunUnreachable, RunUnwritable, SweepError
+from orchestrator.common.errors import RunError, RunUnreachable
 from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
 from orchestrator.common.output import warn
 from orchestrator.store.batch_writer import BatchWriter
@@ -88,15 +88,9 @@ class RemoteRun(Run):
 
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         super().write_report(files)
-        report = self.folder / REPORT
-        try:
-            with reaching(self.remote):
-                for name in self.files_in(report):
-                    self.remote.put(name, self.folder / name)
-        except SweepError as error:
-            raise RunUnwritable(
-                f"the report is in {report}, but was not uploaded: {error.message}", error.remedy
-            ) from error
+        with reaching(self.remote):
+            for name in self.files_in(self.folder / REPORT):
+                self.remote.put(name, self.folder / name)
 
     def files_in(self, folder: Path) -> list[str]:
         """Return the files below a folder of the copy.

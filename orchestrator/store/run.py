@@ -235,15 +235,8 @@ class Run:
 
         An attempt counts from the moment it has a folder or a row, so that no number is used twice.
         """
-        found = [*self.attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])]
-        # Of older versions: a driver may have been cut off between an attempt's samples and its row.
-        for table in MEASURED_TABLES:
-            for path in part_files(self.folder / table):
-                cell, _, name = path.stem.rpartition("-")
-                if _NUMBER.fullmatch(name):
-                    found.append((cell, int(name)))
         highest: dict[str, int] = {}
-        for cell, number in found:
+        for cell, number in (*self.attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])):
             highest[cell] = max(number, highest.get(cell, 0))
         return highest
 

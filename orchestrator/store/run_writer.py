@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -201,7 +201,7 @@ def locked(run: Run) -> Iterator[IO[str]]:
                     "Wait for it, stop it, or name another folder with --out",
                 )
             with writing(run.folder):
-                # Earlier lines name drivers that have ended (see `bucket_owner`).
+                # Earlier lines name drivers that have ended (see `mirror_writer`).
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 lock.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
                 lock.flush()

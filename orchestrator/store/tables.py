@@ -7,11 +7,10 @@ or of another key is derived again.
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +48,6 @@ _FIELDS = [field for table in STORED_TABLES for field in table.fields]
 JSON_COLUMNS = frozenset(field.name for field in _FIELDS if field.dtype is Dtype.JSON)
 REQUIRED_COLUMNS = frozenset(field.name for field in _FIELDS if field.required)
 _KEY, _FACTS = b"sweep_key", b"sweep_facts"  # metadata of cells.parquet
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 
 
 def empty_table(schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
@@ -170,15 +167,3 @@ def read_cells_file(
         return table.to_pandas(), json.loads(table.schema.metadata[_FACTS])
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
-
-
-def return_freed_memory() -> None:
-    """Have this process return freed memory to the system, which takes up to a tenth more time.
-
-    pyarrow's own allocator keeps it, and glibc keeps blocks of up to 32 MiB once one was freed.
-    Only a command calls this: it also holds for other libraries in the process.
-    """
-    pa.set_memory_pool(pa.system_memory_pool())
-    with suppress(OSError, AttributeError):  # another C library
-        for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(threshold, _THRESHOLD_BYTES)

@@ -102,11 +102,6 @@ def test_a_run_is_continued_and_its_parts_stay_as_they_are(
     assert lengths_of(again) == []
 
 
-def test_a_number_of_samples_without_a_row_is_not_used_again(run: Run) -> None:
-    (run.folder / "attempts" / SINGLE).unlink()
-    assert run.highest_attempts()["c8e8af5d4a64"] == 1
-
-
 def test_a_lost_part_makes_its_cells_incomplete(run: Run) -> None:
     (run.folder / "samples" / SINGLE).unlink()
     states = read_states(run)
