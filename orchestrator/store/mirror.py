@@ -5,6 +5,7 @@ of batches never change, so that only those that it lacks are downloaded. A copy
 and more stays as it is, and the next driver on this host uploads the rest. If another host has
 written to the bucket by then, the copy lists what the bucket lists, and the attempts that only this
 host has are stored again from their journals; one whose number others have gets the next number.
+Their rows stay in `damaged/`.
 """
 
 from __future__ import annotations
@@ -26,17 +27,12 @@ from orchestrator.store.layout import (
     ATTEMPTS,
     CACHE,
     CELLS_FILE,
+    DAMAGED_FOLDER,
     LISTING_FILE,
     LOCK_FILE,
     REPORT,
 )
-from orchestrator.store.listing import (
-    RESTORE,
-    Listing,
-    is_batch,
-    read_listing,
-    restored_listing,
-)
+from orchestrator.store.listing import RESTORE, Listing, is_batch, read_listing
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
@@ -166,19 +162,23 @@ class RemoteRun(Run):
         """
         try:
             here = self.stored().undamaged()
-        except RunError:  # a torn copy: its batches are compared with those of the bucket
-            restored_listing(self.folder).write(self.folder)
-            here = self.stored().undamaged()
+        except RunError:  # a torn copy, which is downloaded again
+            here = Stored(self.folder, str(self), Listing(), b"")
         ours = _by_key(here.read(ATTEMPTS))
-        lacking = [name for name, _ in bucket.listing.files.items() - here.listing.files.items()]
+        common = dict(bucket.listing.files.items() & here.listing.files.items())
+        lacking = bucket.listing.files.keys() - common
         logged = _by_key(bucket.logged[ATTEMPTS]) if ATTEMPTS in bucket.logged else {}
         if not lacking and logged.items() <= ours.items():
             return
-        # First, so that no folder from here is taken for that of an attempt in the bucket.
-        self.remote.download([*lacking, CELLS_FILE], self.folder)
-        self._renumber_folders(ours, _by_key(bucket.undamaged().read(ATTEMPTS)))
         batches = BatchWriter(self.folder, str(self))
-        batches.set_aside_unlisted(bucket.listing)
+        batches.set_aside_unlisted(Listing(files=common))
+        self.remote.download([*lacking, CELLS_FILE], self.folder)
+        theirs = _by_key(bucket.undamaged().read(ATTEMPTS))
+        if here.log and not ours.items() <= theirs.items():
+            (self.folder / DAMAGED_FOLDER).mkdir(exist_ok=True)
+            replace_file(self.folder / DAMAGED_FOLDER / here.listing.log, here.log)
+        # Before the list is replaced: no folder from here may be taken for one of the bucket.
+        self._renumber_folders(ours, theirs)
         replace_file(self.folder / bucket.listing.log, bucket.log)
         bucket.listing.write(self.folder)
         batches.remove_logs(bucket.listing.log)

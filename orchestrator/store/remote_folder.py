@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from orchestrator.common.errors import ConfigError, RunError, RunUnreachable
-from orchestrator.common.run_location import UNANSWERED
 from orchestrator.store.untrusted_files import is_plain_name
 
 Answer = TypeVar("Answer")
@@ -200,7 +199,7 @@ def _answered_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=run, name=UNANSWERED, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     if not wait([answer], limit_s).done:
         raise TimeoutError(f"no answer in {limit_s:g} s")
     return answer.result()

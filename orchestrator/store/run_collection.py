@@ -82,9 +82,6 @@ class RunCollection(Run):
         names = tuple(tables)
         return [(name, run.table_versions(names)) for name, run in self.runs.items()]
 
-    def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
-        return None  # each of its runs has its file
-
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing, by RUN:CELL and number."""
         incomplete = {}

@@ -70,18 +70,10 @@ def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def to_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    """Return columns as a table with all columns of the schema; those that are missing are null.
-
-    A column of a newer program stays as it is.
-    """
-    rows = len(next(iter(columns.values()), ()))
-    arrays = {}
-    for field in schema:
-        arrays[field.name] = pa.array(columns.get(field.name, [None] * rows), field.type)
-    for name, values in columns.items():
-        if name not in arrays:
-            arrays[name] = pa.array(values)
-    return pa.table(arrays)
+    """Return columns as a table with the columns of a schema; those that are missing are null."""
+    nulls = [None] * len(next(iter(columns.values()), ()))
+    arrays = [pa.array(columns.get(field.name, nulls), field.type) for field in schema]
+    return pa.table(arrays, schema)
 
 
 def with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
