@@ -193,8 +193,9 @@ class MirrorWriter(RunWriter):
                 self._put(log, b"")
         if stored.log:
             self._put(listing.log, stored.log)
-        elif listing != before:  # of a driver that was killed before it listed its batches
-            self._remote.remove(listing.log)
+        elif listing != before and self._remote.read(listing.log):
+            # Of a driver that was killed before it listed the batch in front of it.
+            self._put(listing.log, b"")
         if listing != before:
             new = listing.files.items() - before.files.items()
             _raise_first(self._put_all(name for name, _ in new))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import ReferenceDevice, RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.files import return_freed_memory
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import path_argument, shell_command, shell_path
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from orchestrator.report.page.html import RenderedReport
     from orchestrator.report.tables.table import RenderedTable, Table
     from orchestrator.store.run import Run
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 
 
 @dataclass(frozen=True)
@@ -118,14 +115,14 @@ def report(**chosen: Any) -> None:
     if "list" in options.tables:
         click.echo(_listed_tables())
         return
+    # Large tables are read first and large texts built then: one would add to the other.
+    return_freed_memory()
     with ProgressLine("reading the results"):
         from orchestrator.analysis.results import load_results
         from orchestrator.report.formats.files import files_of
         from orchestrator.report.formats.terminal import Screen, overview
         from orchestrator.store.open import open_runs
 
-        # Large tables are read first and large texts built then: one would add to the other.
-        _return_freed_memory()
         run = open_runs(options.run_folders)
         results = load_results(run)
         selected = _selected_cells(results, options)
@@ -161,22 +158,6 @@ def report(**chosen: Any) -> None:
     elif not options.selects_cells and options.columns is None:
         with ProgressLine("writing the files"):
             run.write_report(files_of(pages))
-
-
-def _return_freed_memory() -> None:
-    """Have this process return freed memory to the system, which takes up to a tenth more time.
-
-    pyarrow's own allocator keeps it, and glibc keeps blocks of up to 32 MiB once one was freed.
-    Only a command calls this: it also holds for other libraries in the process.
-    """
-    import ctypes
-
-    import pyarrow as pa
-
-    pa.set_memory_pool(pa.system_memory_pool())
-    with suppress(OSError, AttributeError):  # another C library
-        for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(threshold, _THRESHOLD_BYTES)
 
 
 def _whole_report(run: Run, results: Results, references: tuple[Table, ...]) -> RenderedReport:
