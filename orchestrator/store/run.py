@@ -120,12 +120,17 @@ class Run:
         different texts then takes a tenth of the memory.
         """
         rows = self.table(table, columns, categories)
-        # Each column leaves the table before the next one is converted.
-        frame: pd.DataFrame = rows.to_pandas(split_blocks=categories, self_destruct=categories)
-        del rows
-        if categories:
-            trim_memory()
-        return frame
+        if not categories:
+            frame: pd.DataFrame = rows.to_pandas()
+            return frame
+        import pandas as pd
+
+        series = {}
+        for name in rows.column_names:
+            series[name] = rows[name].unify_dictionaries().to_pandas()
+            rows = rows.drop_columns(name)  # before the next one is converted
+        trim_memory()
+        return pd.DataFrame(series, copy=False)
 
     def rows(self, table: str, columns: list[str]) -> Iterator[StoredRow]:
         """Yield the rows of a table, without importing pandas."""

@@ -76,7 +76,7 @@ class RunCollection(Run):
         parts = []
         for name, run in self.runs.items():
             parts.append(_with_run(name, run.table(table, columns, categories)))
-        return pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+        return pa.concat_tables(parts, promote_options="permissive")
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         names = tuple(tables)

@@ -74,7 +74,7 @@ class Stored:
         """
         schema = with_categories(SCHEMAS[table]) if categories else SCHEMAS[table]
         parts = [empty_table(schema, columns), *self.parts(table, schema, columns)]
-        found = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+        found = pa.concat_tables(parts, promote_options="permissive")
         # A publication has cells.parquet, but no attempts and no manifest.
         if table == ATTEMPTS and not found.num_rows and (self.folder / MANIFEST_FILE).exists():
             with suppress(FileNotFoundError, pa.ArrowInvalid):  # the next run writes it again
