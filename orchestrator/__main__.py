@@ -6,11 +6,9 @@ import gc
 import locale
 import os
 import sys
-import threading
 
 from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER
 from orchestrator.common.limits import limit_error, require_threads
-from orchestrator.common.run_location import UNANSWERED
 
 _ALLOCATIONS_PER_COLLECTION = 50_000
 # NumPy's OpenBLAS starts one for each core, and sends SIGINT to its own process if it cannot.
@@ -34,23 +32,7 @@ def main() -> None:
             raise
         print(f"sweep: {at_limit}", file=sys.stderr)
         sys.exit(EXIT_USER)
-    try:
-        sweep(prog_name="sweep")
-    except SystemExit as end:
-        _exit_despite_unanswered_requests(end.code)
-        raise
-
-
-def _exit_despite_unanswered_requests(code: object) -> None:
-    """End this process now if a library still waits for a server in a thread.
-
-    When Python ends in the usual way, pyarrow 26 aborts the process with SIGABRT if such a thread
-    calls a file system of fsspec.
-    """
-    if isinstance(code, int) and any(one.name == UNANSWERED for one in threading.enumerate()):
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
+    sweep(prog_name="sweep")
 
 
 def _open_standard_descriptors() -> None:

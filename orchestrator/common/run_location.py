@@ -14,8 +14,6 @@ _SCHEMES = "s3a?|gs|gcs|abfss?|az|adl|hdfs|file|memory|https?|ftp|sftp|ssh|githu
 _MISTYPED = re.compile(rf"(?:{_SCHEMES}):(?!//)|[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _VOLATILE = re.compile(r"memory://|.*::memory://")
 
-UNANSWERED = "waits for the answer of a server"  # name of a thread
-
 RunLocation: TypeAlias = Path | str  # a folder, or an address
 Folder = TypeVar("Folder")
 

@@ -67,8 +67,8 @@ class BatchWriter:
         if stored.logged:
             self.write(stored.listing, stored.logged)
         else:
-            self._set_aside_unlisted(stored.listing)
-            self.remove_logs(stored.listing.next_number)
+            self.set_aside_unlisted(stored.listing)
+            self.remove_logs()
         self.log, self.log_bytes, self.lines = None, 0, 0
 
     def write(self, listing: Listing, tables: Mapping[str, pa.Table], number: int = 0) -> Listing:
@@ -81,7 +81,7 @@ class BatchWriter:
             # Without a log, a batch that is not listed counts as lost.
             (self.folder / listing.log).touch()
             flush_folder(self.folder)
-        self._set_aside_unlisted(listing)
+        self.set_aside_unlisted(listing)
         files = dict(listing.files)
         for table in sorted(tables, key=lambda table: table == ATTEMPTS):
             if tables[table].num_rows:
@@ -93,16 +93,16 @@ class BatchWriter:
                 files[name] = sha256(content)
         listing = listing.model_copy(update={"files": files, "last": max(listing.last, number)})
         listing.write(self.folder)
-        self.remove_logs(number)
+        self.remove_logs(listing.log)
         return listing
 
-    def remove_logs(self, last: int) -> None:
-        """Remove the logs up to a number. A driver that was killed may have left earlier ones."""
+    def remove_logs(self, but: str = "") -> None:
+        """Remove all logs but one. A driver that was killed may have left others."""
         for log in self.folder.glob("*.log"):
-            if log.stem.isdecimal() and int(log.stem) <= last:
+            if log.stem.isdecimal() and log.name != but:
                 log.unlink()
 
-    def _set_aside_unlisted(self, listing: Listing) -> None:
+    def set_aside_unlisted(self, listing: Listing) -> None:
         """Move files of batches that are not listed away: pandas reads all files of a folder.
 
         They are damaged, or a driver was killed before it listed them, and their attempts are in

@@ -13,7 +13,7 @@ models/         NAME/config.json of each model of transformers that is no preset
 artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, rerun.sh, traces
 cells.parquet   a row per cell, derived from the tables; replaced by rename
 report/         what `sweep report` writes
-damaged/        what was replaced when a damaged batch was built again
+damaged/        files of batches that are not listed: damaged ones, and those of a killed driver
 cache/          compiled kernels, shared by the cells of the run
 .lock           locked by the driver that writes; has a line for each driver that did
 

@@ -24,19 +24,18 @@ from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
-from orchestrator.store.listing import Listing, number_of, part_files
+from orchestrator.store.listing import Listing, part_files
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import RemoteRun
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run_writer import RunWriter, finishing, locked
 from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS
-from tasks.spec.messages import typed_error_text
 from tasks.spec.outcome import Outcome
 
 OWNER_FILE = "owner.json"
 # During an outage of the bucket the measuring continues, and its results wait in the copy.
-PATIENCE_S = 20.0  # at the end of a run, without an upload that succeeds
+PATIENCE_S = 20.0  # at the end of a run, for what failed before
 RETRY_S = 1.0
 _UPLOADS = 8  # at a time
 
@@ -62,7 +61,7 @@ def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callabl
     """Own the folder during the body. Yield a function that raises RunLocked once another driver does.
 
     lock: the locked file of the working copy, with a line for each driver that had it. Raise
-    RunLocked if another driver owns the folder, ConfigError if it is read-only, RunUnreachable.
+    RunLocked if another driver owns the folder, RunUnreachable.
     """
     *ended, this = lock.read_text().split("\n")
     own = json.dumps({"owner": this}).encode()
@@ -76,7 +75,6 @@ def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callabl
                 "What was measured here stays here, and the next `sweep run` from here uploads it",
             )
 
-    remote.require_not_read_only()
     with reaching(remote):
         before = remote.read(OWNER_FILE)
         if before is not None and not take_over and _name(before) not in ended:
@@ -99,11 +97,7 @@ def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callabl
 def _name(content: bytes) -> str:
     """Return the name of the driver in an owner.json, as the lock of its copy has it."""
     with suppress(ValueError, TypeError, KeyError):
-        found = json.loads(content)
-        if "owner" in found:
-            return str(found["owner"])
-        # Of older versions.
-        return f"process {found['process']} on {found['host']} (since {found['time']})"
+        return str(json.loads(content)["owner"])
     return "another driver"
 
 
@@ -118,12 +112,10 @@ class MirrorWriter(RunWriter):
         super().__init__(run.folder, lock)
         self._run, self._remote, self._require_owner = run, run.remote, require_owner
         self._listed = run.refresh(as_driver=True)  # in the bucket
-        self._log = ("", b"")  # name and content of the last one that was uploaded
         with reaching(run.remote):
             self._waiting = deque(_missing_files(run))
         self._thread = ThreadPoolExecutor(1, initializer=_lower_priority)
         self._next = Future[bool]()
-        self._last_success_s = 0.0  # of anything that is not uploaded again
         self._reason = ""  # of the last failure
         self._lost: RunLocked | None = None
 
@@ -152,16 +144,18 @@ class MirrorWriter(RunWriter):
 
     def flush(self) -> None:
         """Upload everything now. Raise RunUnwritable or RunLocked if that fails."""
-        self._last_success_s = time.monotonic()
-        while not self._upload().result():
+        is_done = self._upload().result()  # may take long: everything that waits
+        last_try_s = time.monotonic() + PATIENCE_S
+        while not is_done:
             if self._lost is not None:
                 raise self._lost
-            if time.monotonic() - self._last_success_s > PATIENCE_S:
+            if time.monotonic() > last_try_s:
                 raise RunUnwritable(
                     f"{self._remote}: results could not be uploaded: {self._reason}",
                     f"They are in {self.folder}; the next `sweep run` from here uploads them",
                 )
             time.sleep(RETRY_S)
+            is_done = self._upload().result()
 
     def _upload(self) -> Future[bool]:
         """Upload what the bucket lacks in the thread. The result is True if it lacks nothing then."""
@@ -177,48 +171,43 @@ class MirrorWriter(RunWriter):
                 names = {self._waiting.popleft() for _ in range(len(self._waiting))}
                 failed = self._put_all(names)
                 self._waiting.extend(failed)
-                if len(failed) < len(names):
-                    self._last_success_s = time.monotonic()
                 self._upload_rows(stored)
                 _raise_first(failed)
         except RunLocked as error:
             self._lost = error
         except SweepError as error:
             self._reason = error.message.removeprefix(f"{self._remote}: cannot be reached: ")
-        except Exception as error:  # file systems of fsspec raise errors of their own kinds
-            self._reason = typed_error_text(error)
         else:
             return True
         return False
 
     def _upload_rows(self, stored: Stored) -> None:
         """Upload the log of the attempts after the batches, then the batches, then their list."""
-        listing = stored.listing
         if self._listed is None:
             # Without a list, nobody knows if the bucket has all batches.
             self._list(Listing())
-        before = self._listed or Listing()
-        new = listing.files.items() - before.files.items()
-        logs = {f"{number_of(name):04}.log" for name, _ in new}
+        listing, before = stored.listing, self._listed or Listing()
+        logs = [f"{number:04}.log" for number in range(before.next_number, listing.next_number)]
         for log in logs:  # until they are listed, their batches are not finished
             if self._remote.read(log) is None:
                 self._put(log, b"")
-        if stored.log and (listing.log, stored.log) != self._log:
+        if stored.log:
             self._put(listing.log, stored.log)
-            self._log = listing.log, stored.log
-            self._last_success_s = time.monotonic()
+        elif listing != before and self._remote.read(listing.log):
+            # Of a driver that was killed before it listed the batch in front of it.
+            self._put(listing.log, b"")
         if listing != before:
+            new = listing.files.items() - before.files.items()
             _raise_first(self._put_all(name for name, _ in new))
             if listing.cells:
                 self._put(CELLS_FILE)
             self._list(listing)
-            for log in {*logs, before.log} - {listing.log}:
+            for log in logs:
                 self._remote.remove(log)
 
     def _list(self, listing: Listing) -> None:
         self._put(LISTING_FILE, listing.text().encode())
         self._listed = listing
-        self._last_success_s = time.monotonic()
 
     def _put_all(self, names: Iterable[str]) -> dict[str, BaseException]:
         """Upload files of the copy. Return the errors by name of the file.

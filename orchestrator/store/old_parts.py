@@ -12,11 +12,11 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError
-from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.tables import (
     JSON_COLUMNS,
     REQUIRED_COLUMNS,
@@ -24,7 +24,8 @@ from orchestrator.store.tables import (
     read_parquet,
 )
 
-_MERGED, _WHOLE_TABLE = "merged-", "all"
+_MERGED = "merged-"
+_RESTORE = "Copy it again, or move it away to measure its cells again, if needed with --retry ok"
 # Copies that file managers and synchronisers make are named "x (copy)" or "x.sync-conflict".
 _PART = re.compile(r"[\w-]+")
 # It precedes the checksum of a file, in front of the footer.
@@ -37,10 +38,10 @@ def read_parts(
 ) -> Iterator[pa.Table]:
     """Yield the rows of a table's parts, without parts that are in a merged part.
 
-    Raise RunError for a damaged part, a copy, and rows of another part.
+    Raise RunError for a damaged part, a copy, and rows that two parts have.
     """
     replaced: set[str] = set()
-    owners: dict[str, Path] = {}
+    owners: dict[tuple[Any, ...], Path] = {}
     # A killed driver may have left parts that it had merged, also merged ones. The newest is first.
     files = sorted(files, key=lambda path: path.stem.startswith(_MERGED))
     for path in reversed(files):
@@ -54,12 +55,9 @@ def read_parts(
         content = path.read_bytes()
         before, mark, after = content.rpartition(_CHECKSUM_MARK)
         checksum = zlib.crc32(after[4:], zlib.crc32(before)).to_bytes(4, "little")
-        if mark and checksum != after[:4]:
-            raise RunError(
-                f"{path}: is damaged: its rows differ from the rows that were written",
-                _remedy(path),
-            )
-        with damage_as_run_error(path, _remedy(path)):
+        with damage_as_run_error(path, _RESTORE):
+            if mark and checksum != after[:4]:
+                raise pa.ArrowInvalid("its rows differ from the rows that were written")
             rows = read_parquet(content, schema, columns and [*_KEY, *columns])
             # A part with a checksum was written by this program, and its rows are valid.
             if not mark:
@@ -67,14 +65,15 @@ def read_parts(
             replaced |= _replaced_by(rows, path)
             names = [name for name in _KEY if name in rows.column_names]
             keys = rows.select(names).unify_dictionaries().group_by(names).aggregate([])
-        is_of_one = "attempt" in names and not path.stem.startswith(_MERGED)
         for key in keys.to_pylist():
-            name = "-".join(map(str, key.values()))
-            twin = owners.setdefault(name, path)
-            if is_of_one and path.stem not in (name, _WHOLE_TABLE):
-                twin = path.with_name(f"{name}.parquet")
+            twin = owners.setdefault(tuple(key.values()), path)
             if twin != path:
-                raise _foreign_rows(path, name, twin)
+                cell, number = key.values()
+                raise RunError(
+                    f"{path}: contains the rows of attempt {number} of {cell}, which {twin.name}"
+                    " also contains",
+                    "Move one of the files away",
+                )
         yield rows.select([name for name in rows.column_names if not columns or name in columns])
 
 
@@ -102,24 +101,3 @@ def _replaced_by(rows: pa.Table, path: Path) -> set[str]:
     if not names:
         raise ValueError("it names no parts that it has the rows of")
     return {str(name).removesuffix(".parquet") for name in names}
-
-
-def _foreign_rows(path: Path, name: str, twin: Path) -> RunError:
-    cell, _, number = name.rpartition("-")
-    problem = f"{path}: contains the rows of attempt {number} of {cell}"
-    if not twin.exists():
-        return RunError(problem, f"Rename it to {twin.name}, or move it away")
-    return RunError(f"{problem}, which {twin.name} also contains", "Move one of the files away")
-
-
-def _remedy(part: Path) -> str:
-    # A cell counts as done if it has a row.
-    row = part.parent.with_name(ATTEMPTS) / part.name
-    end = "and measure its cells again with --retry ok"
-    if part == row:
-        end = "to measure its cells again"
-    elif row.exists():
-        end = f"with {row} to measure its cell again"
-    elif part.parent.name == "predictions":
-        end = "to predict the memory of its cells again"
-    return f"Copy it again, or move it away {end}"

@@ -1,7 +1,7 @@
-"""List, read and write the files of a remote folder through pyarrow's file systems or fsspec.
+"""List, read and write the files of a bucket through pyarrow's file systems.
 
-pyarrow reaches s3, gs, abfss, hdfs and file; fsspec the rest. S3 means Amazon's servers unless
-AWS_ENDPOINT_URL, or `?endpoint_override=HOST:PORT&scheme=http`, names another one.
+These show an object once its last byte is written. S3 means Amazon's servers unless AWS_ENDPOINT_URL,
+or `?endpoint_override=HOST:PORT&scheme=http`, names another one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -24,14 +24,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from orchestrator.common.errors import ConfigError, RunError, RunUnreachable
-from orchestrator.common.run_location import UNANSWERED
 from orchestrator.store.untrusted_files import is_plain_name
 
 Answer = TypeVar("Answer")
 
-# These show an object once its last byte is written. Others need a rename to be atomic.
-_ATOMIC_FILE_SYSTEMS = ("s3", "gcs", "abfs")
-_READ_ONLY = ("http", "https", "github", "git", "zip", "tar", "libarchive", "data", "reference")
+_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 _CONTAINER_FIRST = ("abfs", "abfss")  # abfss://container@account.dfs.core.windows.net/folder
 _PIECE_BYTES = 1024**2
 _DOWNLOADS = 16  # at a time; a bucket takes tens of milliseconds to answer each request
@@ -65,6 +62,11 @@ class RemoteFolder:
     def __init__(self, address: str) -> None:
         """Raise ConfigError for an address that is wrong, RunUnreachable if it does not answer."""
         parts = urlsplit(address)
+        if parts.scheme not in _SCHEMES or not parts.netloc:
+            raise ConfigError(
+                f"{address}: is no folder of a bucket",
+                f"Name a folder, or write s3://bucket/folder ({', '.join(_SCHEMES)})",
+            )
         is_container = parts.scheme in _CONTAINER_FIRST and parts.password is None
         if "@" in parts.netloc and not is_container and parts.username != "anonymous":
             raise ConfigError(
@@ -75,7 +77,8 @@ class RemoteFolder:
         self._scheme = parts.scheme
         self._server = (parts.hostname or "") if is_container else parts.query
         with reaching(address):
-            self._files, self._base = _answered_within(_ANSWER_S, lambda: _connect(address, parts))
+            self._files, path = _answered_within(_ANSWER_S, lambda: _connect(address, parts))
+        self._base = path.rstrip("/")
 
     def __str__(self) -> str:
         return self.address
@@ -119,11 +122,6 @@ class RemoteFolder:
         except FileNotFoundError:
             return None
 
-    def fetch(self, name: str, target: Path) -> None:
-        """Download a file. Raise FileNotFoundError if it is missing."""
-        with self._files.open_input_stream(self._full(name)) as stream, target.open("wb") as file:
-            shutil.copyfileobj(stream, file, _PIECE_BYTES)
-
     def download(self, names: Iterable[str], folder: Path) -> None:
         """Download files into a folder. One that is missing is left out: readers report it."""
 
@@ -132,51 +130,31 @@ class RemoteFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.{os.getpid()}")
             with suppress(FileNotFoundError):
-                self.fetch(name, partial)
+                source = self._files.open_input_stream(self._full(name))
+                with source, partial.open("wb") as file:
+                    shutil.copyfileobj(source, file, _PIECE_BYTES)
                 partial.rename(path)
 
         with ThreadPoolExecutor(_DOWNLOADS) as pool:
             list(pool.map(fetch, names))
 
     def put(self, name: str, source: Path | bytes) -> None:
-        """Upload a file, which is complete or as it was before.
-
-        Raise FileNotFoundError if the source is missing.
-        """
-        target = self._full(name)
-        if self._files.type_name in _ATOMIC_FILE_SYSTEMS:
-            self._write(target, source)
-            return
-        folder, _, last = target.rpartition("/")
-        partial = f"{folder}/.{last}.{secrets.token_hex(4)}"
-        self._files.create_dir(folder)
-        self._write(partial, source)
-        self._files.move(partial, target)
+        """Upload a file. Raise FileNotFoundError if the source is missing."""
+        file = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+        with file, self._files.open_output_stream(self._full(name)) as stream:
+            shutil.copyfileobj(file, stream, _PIECE_BYTES)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
         with suppress(FileNotFoundError):
             self._files.delete_file(self._full(name))
 
-    def require_not_read_only(self) -> None:
-        """Raise ConfigError if nothing can be written to such addresses."""
-        if self._scheme.rpartition("::")[2] in _READ_ONLY:
-            raise ConfigError(
-                f"{self}: can only be read", "Name a folder, or s3://bucket/folder with --out"
-            )
-
     def require_writable(self) -> None:
         """Write and remove a small file. Raise RunUnreachable if that fails."""
-        self.require_not_read_only()
         name = f".write-test-{secrets.token_hex(4)}"
         with reaching(self):
             self.put(name, b"")
             self.remove(name)
-
-    def _write(self, path: str, source: Path | bytes) -> None:
-        file = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
-        with file, self._files.open_output_stream(path) as stream:
-            shutil.copyfileobj(file, stream, _PIECE_BYTES)
 
     def _full(self, name: str) -> str:
         return f"{self._base}/{name}"
@@ -221,46 +199,24 @@ def _answered_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=run, name=UNANSWERED, daemon=True).start()
-    try:
-        return answer.result(limit_s)
-    except TimeoutError as error:
-        if answer.done():
-            raise
-        raise TimeoutError(f"no answer in {limit_s:g} s") from error
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], limit_s).done:
+        raise TimeoutError(f"no answer in {limit_s:g} s")
+    return answer.result()
 
 
 def _connect(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
-    files, path = _file_system(address, parts)
-    base = path.rstrip("/")
-    if parts.scheme != "s3":  # which has time limits for each request
-        files.get_file_info(base)
-    return files, base
-
-
-def _file_system(address: str, parts: SplitResult) -> tuple[pafs.FileSystem, str]:
-    if parts.scheme == "s3" and not parts.netloc:
-        raise ConfigError(f"{address}: names no bucket", "Write s3://bucket/folder")
-    option = _OPTIONS.get(parts.scheme)
-    has_option = option is None or option.partition("=")[0] in parts.query
-    asked = address if has_option else f"{address}{'&' if parts.query else '?'}{option}"
+    """Return the file system of an address that answers, and the path within it."""
+    option = _OPTIONS.get(parts.scheme, "")
+    if option and option.partition("=")[0] not in parts.query:
+        address = f"{address}{'&' if parts.query else '?'}{option}"
     try:
-        files, path = pafs.FileSystem.from_uri(asked)
-        return files, path
+        files, path = pafs.FileSystem.from_uri(address)
     except pa.ArrowInvalid as error:
-        if parts.scheme == "s3":
-            raise ConfigError(
-                f"{address}: {error}",
-                "Write s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
-            ) from error
-    import fsspec
-
-    try:
-        files, path = fsspec.core.url_to_fs(address)
-    except (ValueError, ImportError) as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{address}: {reason}",
-            "Name a folder, s3://bucket/folder, or what fsspec has a package for",
+            f"{address}: {error}",
+            "Write s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
         ) from error
-    return pafs.PyFileSystem(pafs.FSSpecHandler(files)), path
+    if parts.scheme != "s3":  # which has time limits for each request
+        files.get_file_info(path)
+    return files, path

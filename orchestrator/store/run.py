@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.common.hashing import sha256
@@ -117,15 +119,29 @@ class Run:
         categories: return text columns as categories. A table of millions of rows with few
         different texts then takes a tenth of the memory.
         """
-        if categories:
-            return self.stored().read_categories(table, columns)
-        frame: pd.DataFrame = self.stored().read(table, columns).to_pandas()
-        return frame
+        rows = self.table(table, columns, categories)
+        if not categories:
+            frame: pd.DataFrame = rows.to_pandas()
+            return frame
+        import pandas as pd
+
+        series = {}
+        for name in rows.column_names:
+            series[name] = rows[name].unify_dictionaries().to_pandas()
+            rows = rows.drop_columns(name)  # before the next one is converted
+        trim_memory()
+        return pd.DataFrame(series, copy=False)
 
     def rows(self, table: str, columns: list[str]) -> Iterator[StoredRow]:
         """Yield the rows of a table, without importing pandas."""
-        for batch in self.stored().read(table, columns).to_batches(_BATCH_ROWS):
+        for batch in self.table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+    def table(
+        self, table: str, columns: list[str] | None = None, categories: bool = False
+    ) -> pa.Table:
+        """Return a table as pyarrow's. For the arguments see `read`."""
+        return self.stored().read(table, columns, categories)
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         """Return what changes with every change of some tables."""
@@ -224,15 +240,8 @@ class Run:
 
         An attempt counts from the moment it has a folder or a row, so that no number is used twice.
         """
-        found = [*self.attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])]
-        # Of older versions: a driver may have been cut off between an attempt's samples and its row.
-        for table in MEASURED_TABLES:
-            for path in part_files(self.folder / table):
-                cell, _, name = path.stem.rpartition("-")
-                if _NUMBER.fullmatch(name):
-                    found.append((cell, int(name)))
         highest: dict[str, int] = {}
-        for cell, number in found:
+        for cell, number in (*self.attempt_folders(), *self.rows(ATTEMPTS, ["cell", "attempt"])):
             highest[cell] = max(number, highest.get(cell, 0))
         return highest
 

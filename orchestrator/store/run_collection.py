@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.common.errors import RunError
@@ -68,28 +70,17 @@ class RunCollection(Run):
             "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
         }
 
-    def read(
+    def table(
         self, table: str, columns: list[str] | None = None, categories: bool = False
-    ) -> pd.DataFrame:
-        import pandas as pd
-
-        frames = []
+    ) -> pa.Table:
+        parts = []
         for name, run in self.runs.items():
-            frames.append(_with_run(name, run.read(table, columns, categories)))
-        whole = pd.concat(frames, ignore_index=True)
-        if categories:
-            # concat turns categories that differ between runs into text.
-            for column, dtype in frames[0].dtypes.items():
-                if isinstance(dtype, pd.CategoricalDtype):
-                    whole[column] = whole[column].astype("category")
-        return whole
+            parts.append(_with_run(name, run.table(table, columns, categories)))
+        return pa.concat_tables(parts, promote_options="permissive")
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         names = tuple(tables)
         return [(name, run.table_versions(names)) for name, run in self.runs.items()]
-
-    def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
-        return None  # each of its runs has its file
 
     def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
         """Return the attempts whose rows are missing, by RUN:CELL and number."""
@@ -210,11 +201,9 @@ def _problems(folder: Path, contents: _Contents) -> Iterator[str]:
 
 
 def _require_files(folder: Path, digests: Mapping[str, str], remedy: str) -> None:
-    missing = [name for name in digests if not is_plain(folder / name, folder)]
-    if missing:
-        names = f"{missing[0]}{and_more(len(missing) - 1)}"
-        raise RunError(f"{folder}: {names} of what was published is missing, or a link", remedy)
     for name, digest in digests.items():
+        if not is_plain(folder / name, folder):
+            raise RunError(f"{folder / name}: was published, and is missing or a link", remedy)
         if file_digest(folder / name) != digest:
             raise RunError(f"{folder / name}: is torn, or not what was published", remedy)
 
@@ -224,16 +213,14 @@ def _title(names: list[str]) -> str:
     return f"{title}{and_more(len(names) - _NAMES_IN_TITLE)}"
 
 
-def _with_run(name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    prefix = f"{name}{RUN_SEPARATOR}"
-    if "cell" in frame:
-        cell = frame["cell"]
-        if hasattr(cell, "cat"):
-            cell = cell.cat.rename_categories(lambda one: f"{prefix}{one}")
-        else:
-            cell = prefix + cell
-        frame = frame.assign(cell=cell)
-    if "params" in frame:
-        params = [json.dumps({"run": name, **json.loads(text)}) for text in frame["params"]]
-        frame = frame.assign(params=params)
-    return frame
+def _with_run(name: str, rows: pa.Table) -> pa.Table:
+    """Return rows with RUN:CELL as their cells, and the run as their first parameter."""
+    found = {column: rows[column] for column in rows.column_names}
+    if "cell" in found:
+        cells = found["cell"].cast(pa.string())
+        cells = pc.binary_join_element_wise(f"{name}{RUN_SEPARATOR}", cells, "")
+        found["cell"] = cells.cast(rows["cell"].type)
+    if "params" in found:
+        params = [{"run": name, **json.loads(text)} for text in found["params"].to_pylist()]
+        found["params"] = pa.array(map(json.dumps, params), pa.string())
+    return pa.table(found)

@@ -1,7 +1,7 @@
 """Write a results folder, as the one process that holds its lock.
 
 Each file is complete or absent, because it is renamed into place; only the log of the attempts is
-appended to. A driver that ends, or has had no outcome for a minute, closes the log as a batch.
+appended to. A driver that ends closes the log as a batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,9 +37,6 @@ from tasks.spec.tables import Sample
 if TYPE_CHECKING:
     import pandas as pd
 
-# Without an outcome for so long, the log is closed: pandas reads batches and no logs.
-IDLE_S = 60.0
-
 
 class RunWriter(Run):
     """A run as its one driver sees it."""
@@ -50,9 +46,7 @@ class RunWriter(Run):
         super().__init__(folder)
         self.lock = lock
         self.batches = BatchWriter(folder, str(self))
-        self._mutex = threading.RLock()  # the log is also closed by a timer
-        self._timer: threading.Timer | None = None
-        self.appended_s = 0.0  # when the last attempt was stored; 0: none was
+        self.has_appended = False
 
     def write_manifest(self, manifest: Manifest) -> None:
         with self.writing():
@@ -97,13 +91,9 @@ class RunWriter(Run):
 
     def finish(self) -> None:
         """Write the attempts that this driver has in the log as a batch, if there are any."""
-        with self._mutex:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            if self.batches.log:
-                with self.writing():
-                    self.batches.close()
+        if self.batches.log:
+            with self.writing():
+                self.batches.close()
 
     def attempts_without_row(self) -> Iterator[Attempt]:
         """Yield the attempts that left a folder but no row, because their driver was killed.
@@ -162,28 +152,12 @@ class RunWriter(Run):
     def _append(self, rows: Mapping[str, Columns]) -> None:
         with self.writing():
             self.batches.append(rows)
-            self.appended_s = time.monotonic()
-            if self._timer is None:  # a new thread for each outcome would take 0.2 ms
-                self._start_timer(IDLE_S)
-
-    def _start_timer(self, wait_s: float) -> None:
-        self._timer = threading.Timer(wait_s, self._close_if_idle)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _close_if_idle(self) -> None:
-        # An error is raised where the next attempt is stored. Until then, its log counts.
-        with self._mutex, suppress(SweepError):
-            wait_s = self.appended_s + IDLE_S - time.monotonic()
-            if wait_s > 0:
-                self._start_timer(wait_s)
-            elif not (self.lock and self.lock.closed):
-                self.finish()
+            self.has_appended = True
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Raise RunUnwritable for what the disk refuses during the body."""
-        with self._mutex, writing(self.folder):
+        with writing(self.folder):
             # If the folder was removed, another driver may have begun a new one: the lock of a
             # removed file is still held, but excludes nobody.
             path = self.folder / LOCK_FILE
@@ -227,7 +201,7 @@ def locked(run: Run) -> Iterator[IO[str]]:
                     "Wait for it, stop it, or name another folder with --out",
                 )
             with writing(run.folder):
-                # Earlier lines name drivers that have ended (see `bucket_owner`).
+                # Earlier lines name drivers that have ended (see `mirror_writer`).
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 lock.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
                 lock.flush()

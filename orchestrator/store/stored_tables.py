@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,7 +25,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
-from orchestrator.common.files import trim_memory
 from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ATTEMPTS, CELLS_FILE, LISTING_FILE
 from orchestrator.store.listing import RESTORE, Listing, part_files, read_listing
@@ -44,15 +42,12 @@ from orchestrator.store.tables import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 # The values of each column of a table. A time is in microseconds since 1970.
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
 _READ_TRIES = 5
-# Reading takes several times the memory of the result, and pandas takes its time for each frame:
-# 16 files are a compromise.
-_FILES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -70,9 +65,14 @@ class Stored:
         with damage_as_run_error(f"{self.run}/{self.listing.log}", RESTORE):
             return read_log(self.log)
 
-    def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
-        """Return a table. Raise RunError if an attempt or prediction of it is damaged, or all are."""
-        schema = SCHEMAS[table]
+    def read(
+        self, table: str, columns: list[str] | None = None, categories: bool = False
+    ) -> pa.Table:
+        """Return a table. Raise RunError if an attempt or prediction of it is damaged, or all are.
+
+        categories: return text columns as dictionaries.
+        """
+        schema = with_categories(SCHEMAS[table]) if categories else SCHEMAS[table]
         parts = [empty_table(schema, columns), *self.parts(table, schema, columns)]
         found = pa.concat_tables(parts, promote_options="permissive")
         # A publication has cells.parquet, but no attempts and no manifest.
@@ -84,23 +84,6 @@ class Stored:
                         f"Copy that folder again, or remove {CELLS_FILE} to measure all cells again",
                     )
         return found
-
-    def read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
-        """Return a table as a frame with texts as categories. Raise RunError as `read` does."""
-        import pandas as pd
-
-        schema = with_categories(SCHEMAS[table])
-        empty = empty_table(schema, columns)
-        parts, waiting, series = self.parts(table, schema, columns), [empty], []
-        while waiting:  # first for a table without rows
-            whole = pa.concat_tables([empty, *waiting], promote_options="permissive")
-            whole = whole.unify_dictionaries()
-            series.append({name: whole[name].to_pandas() for name in empty.column_names})
-            waiting = list(islice(parts, _FILES_AT_ONCE))
-        # Each column leaves its files before the next one is joined.
-        joined = {name: _join([one.pop(name) for one in series]) for name in empty.column_names}
-        trim_memory()
-        return pd.DataFrame(joined, copy=False)
 
     def parts(self, table: str, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
         """Yield the rows of a table by file, with the types of a schema.
@@ -189,10 +172,10 @@ def to_line(rows: Mapping[str, Columns]) -> bytes:
         short = {}
         for column in SCHEMAS[table]:
             values = columns.get(column.name, [None])
-            is_constant = values.count(values[0]) == len(values)
-            # What nobody could read later is refused now.
-            pa.array(values[:1] if is_constant else values, column.type)
-            short[column.name] = values[0] if is_constant else values
+            if values.count(values[0]) == len(values):
+                values = values[:1]
+            pa.array(values, column.type)  # what nobody could read later is refused now
+            short[column.name] = values if len(values) > 1 else values[0]
         tables[table] = [len(columns["cell"]), short]
     content = json.dumps(tables, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(content), content)
@@ -224,18 +207,3 @@ def _content(path: Path) -> bytes:
         if path.exists():  # False also where a link leads to itself
             return path.read_bytes()
     return b""
-
-
-def _join(columns: list[pd.Series]) -> pd.Series | pd.Categorical:
-    import pandas as pd
-    from pandas.api.types import union_categoricals
-
-    if not isinstance(columns[0].dtype, pd.CategoricalDtype):
-        return pd.concat(columns, ignore_index=True)
-    # pd.concat would turn categories that differ between files into text.
-    # A file of nulls has no categories, not even of text, and cannot be joined with others.
-    texts = []
-    for column in columns:
-        has_values = len(column.cat.categories) > 0
-        texts.append(column if has_values else column.cat.set_categories([""]))
-    return union_categoricals(texts)

@@ -7,11 +7,10 @@ or of another key is derived again.
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +48,6 @@ _FIELDS = [field for table in STORED_TABLES for field in table.fields]
 JSON_COLUMNS = frozenset(field.name for field in _FIELDS if field.dtype is Dtype.JSON)
 REQUIRED_COLUMNS = frozenset(field.name for field in _FIELDS if field.required)
 _KEY, _FACTS = b"sweep_key", b"sweep_facts"  # metadata of cells.parquet
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
 
 
 def empty_table(schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
@@ -73,18 +70,10 @@ def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def to_table(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    """Return columns as a table with all columns of the schema; those that are missing are null.
-
-    A column of a newer program stays as it is.
-    """
-    rows = len(next(iter(columns.values()), ()))
-    arrays = {}
-    for field in schema:
-        arrays[field.name] = pa.array(columns.get(field.name, [None] * rows), field.type)
-    for name, values in columns.items():
-        if name not in arrays:
-            arrays[name] = pa.array(values)
-    return pa.table(arrays)
+    """Return columns as a table with the columns of a schema; those that are missing are null."""
+    nulls = [None] * len(next(iter(columns.values()), ()))
+    arrays = [pa.array(columns.get(field.name, nulls), field.type) for field in schema]
+    return pa.table(arrays, schema)
 
 
 def with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -170,15 +159,3 @@ def read_cells_file(
         return table.to_pandas(), json.loads(table.schema.metadata[_FACTS])
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
-
-
-def return_freed_memory() -> None:
-    """Have this process return freed memory to the system, which takes up to a tenth more time.
-
-    pyarrow's own allocator keeps it, and glibc keeps blocks of up to 32 MiB once one was freed.
-    Only a command calls this: it also holds for other libraries in the process.
-    """
-    pa.set_memory_pool(pa.system_memory_pool())
-    with suppress(OSError, AttributeError):  # another C library
-        for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(threshold, _THRESHOLD_BYTES)

@@ -53,7 +53,7 @@ def require_plain(folder: Path, names: Iterable[str] = FOLDERS) -> None:
 
 def is_plain(path: Path, folder: Path) -> bool:
     """Return True if a path is a regular file that no link below the folder leads to."""
-    return not _links_above(path, folder) and path.is_file() and not path.is_symlink()
+    return path.is_file() and not _leads_elsewhere(path, folder)
 
 
 def is_plain_name(text: str) -> bool:
@@ -63,14 +63,13 @@ def is_plain_name(text: str) -> bool:
 
 def require_no_link(path: Path, folder: Path) -> None:
     """Raise RunUnwritable if a link below the folder leads to a path that is to be written."""
-    for parent in _links_above(path, folder):
-        raise RunUnwritable(f"{parent}: is a symbolic link", "Remove it")
+    for parent in reversed(path.relative_to(folder).parents):
+        if _leads_elsewhere(folder / parent, folder):
+            raise RunUnwritable(f"{folder / parent}: is a symbolic link", "Remove it")
 
 
-def _links_above(path: Path, folder: Path) -> list[Path]:
-    """Return the symbolic links among the folders that a path below `folder` goes through."""
-    below = [parent for parent in path.parents if parent.is_relative_to(folder)]
-    return [parent for parent in below if parent != folder and parent.is_symlink()]
+def _leads_elsewhere(path: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)) != Path(os.path.realpath(folder), path.relative_to(folder))
 
 
 def read_json(

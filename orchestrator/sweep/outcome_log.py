@@ -89,7 +89,7 @@ def store_cells(writer: RunWriter) -> dict[str, set[str]]:
 
     writer.finish()  # the key is that of the closed log
     key = cells_key(writer, every_version=False)
-    results = None if writer.appended_s else stored_results(writer, key)
+    results = None if writer.has_appended else stored_results(writer, key)
     if results is None:
         results = derive_results(writer, every_version=False)
         writer.write_cells(results.cells, key, cells_facts(results))

@@ -18,6 +18,7 @@ from click.testing import Result
 
 from tests.conftest import ROOT
 from tests.docs.pages import TEXTS, sweep_commands
+from tests.support.s3 import Bucket, serve
 from tests.support.traces import NsysExport, training_step
 
 pytestmark = [pytest.mark.docs, pytest.mark.timeout(600)]
@@ -62,7 +63,7 @@ def made_small(command: str) -> str:
 
 
 def _made_small(command: str) -> str:
-    command = command.replace("s3://bucket", "file://{folder}/bucket").partition(" > ")[0]
+    command = command.partition(" > ")[0]
     if command.startswith("sweep max-"):
         command = re.sub(r" --(where|set|gpu) (\"[^\"]*\"|'[^']*'|\S+)| --confirm", "", command)
         small = TINY.replace("device=cpu", "device=cuda")
@@ -106,6 +107,17 @@ def commands_with_configs() -> Iterator[tuple[str, dict[str, str]]]:
                 yield command, configs
 
 
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Serve s3://bucket."""
+    bucket = Bucket()
+    with serve(bucket):
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+@pytest.mark.usefixtures("bucket")
 def test_every_command_runs(
     sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +138,7 @@ def test_every_command_runs(
             shown = configs
         for name, text in configs.items():
             (tmp_path / name).write_text(text)
-        small = made_small(command).format(folder=tmp_path)
+        small = made_small(command)
         if named := re.search(r"results/(\w+)[ :]CELL", small):
             (cell, *_) = sorted((results / named[1] / "artifacts").glob("*"))
             small = re.sub("CELL(_[AB])?", cell.name, small)

@@ -105,35 +105,3 @@ def test_closed_standard_descriptors_are_opened_first(closed: str, tmp_path: Pat
     assert len(list((tmp_path / "results" / "c" / "attempts").glob("*.parquet"))) == 1
     assert ("1" in closed) == (not done.stdout)
     assert not done.stderr
-
-
-@pytest.mark.process
-def test_a_library_that_waits_for_a_server_cannot_change_the_exit_code() -> None:
-    """A thread that Python cannot end is left behind: pyarrow would abort the process."""
-    program = """\
-import atexit, sys, threading
-import orchestrator.cli.main as cli
-from orchestrator import __main__ as entry
-from orchestrator.common.run_location import UNANSWERED
-
-atexit.register(print, "Python ended as usual")
-waits = sys.argv[1] == "waits"
-
-def command(prog_name):
-    if waits:
-        wait = threading.Event().wait
-        threading.Thread(target=wait, name=UNANSWERED, daemon=True).start()
-    print("sweep: no answer")
-    sys.exit(2)
-
-cli.main = command
-entry.main()
-"""
-    for how, expected in (
-        ("waits", "sweep: no answer\n"),
-        ("ends", "sweep: no answer\nPython ended as usual\n"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", program, how], cwd=ROOT, capture_output=True, text=True
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (2, expected, "")

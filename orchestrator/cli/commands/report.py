@@ -11,6 +11,7 @@ import click
 from orchestrator.cli.commands.option_types import ReferenceDevice, RunLocationType
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.files import return_freed_memory
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation
 from orchestrator.common.text import path_argument, shell_command, shell_path
@@ -114,15 +115,14 @@ def report(**chosen: Any) -> None:
     if "list" in options.tables:
         click.echo(_listed_tables())
         return
+    # Large tables are read first and large texts built then: one would add to the other.
+    return_freed_memory()
     with ProgressLine("reading the results"):
         from orchestrator.analysis.results import load_results
         from orchestrator.report.formats.files import files_of
         from orchestrator.report.formats.terminal import Screen, overview
         from orchestrator.store.open import open_runs
-        from orchestrator.store.tables import return_freed_memory
 
-        # Large tables are read first and large texts built then: one would add to the other.
-        return_freed_memory()
         run = open_runs(options.run_folders)
         results = load_results(run)
         selected = _selected_cells(results, options)

@@ -376,10 +376,10 @@ def come_from_the_future(folder: Path) -> None:
     [
         (
             remove_a_part,
-            "full/samples/0001.parquet of what was published is missing, or a link. Copy",
+            "full/samples/0001.parquet: was published, and is missing or a link. Copy",
         ),
         (tear_a_part, "full/kernels/0001.parquet: is torn, or not what was published. Copy"),
-        (remove_a_run, " and 8 more of what was published is missing, or a link. Copy"),
+        (remove_a_run, ": was published, and is missing or a link. Copy"),
         (tear_the_list, f"{PUBLICATION_FILE}: is not JSON: Expecting"),
         (list_less, f"{PUBLICATION_FILE}: is damaged, or of another program: runs: Field required"),
         (list_nothing, "is damaged, or of another program: it is no JSON object. Copy"),

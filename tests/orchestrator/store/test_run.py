@@ -154,22 +154,6 @@ def test_a_long_run_has_few_files(
         assert len(run.read("samples", categories=True)) == 9 * 12
 
 
-def test_a_log_without_an_outcome_for_a_minute_is_closed(
-    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_writer, "IDLE_S", 0.3)
-    with open_for_writing(run) as writer:
-        writer.append(make_outcome(), None)
-        deadline = time.monotonic() + 30
-        while not (run.folder / "stored.json").exists() and time.monotonic() < deadline:
-            assert len(run.read("attempts")) == 1
-            time.sleep(0.02)
-        assert len(pd.read_parquet(run.folder / "attempts")) == 1
-        writer.append(make_outcome(seed=1), None)
-        assert len(run.read("attempts")) == 2
-    assert len(pd.read_parquet(run.folder / "attempts")) == 2
-
-
 @pytest.mark.parametrize("moment", ["before the log", "after the log"])
 def test_a_reader_sees_each_row_once_while_a_batch_is_closed(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -228,18 +212,13 @@ def test_a_folder_may_have_any_name(
     assert run.read("samples", categories=True)["cell"].nunique() == 3
 
 
-def test_categories_do_not_depend_on_the_number_of_files_in_a_batch(
-    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stored_tables, "_FILES_AT_ONCE", 2)
+def test_categories_are_the_texts_of_all_files(run: Run, make_outcome: MakeOutcome) -> None:
     with open_for_writing(run) as writer:
         for length in (16, 32, 64):
             writer.append(make_outcome(context_length=length), None)
             writer.finish()
     found = run.read("samples", categories=True)
-    assert (
-        found["cell"].nunique() == len(found["cell"].cat.categories) - 1 == 3
-    )  # and the empty text
+    assert found["cell"].nunique() == len(found["cell"].cat.categories) == 3
     texts = dict.fromkeys(found.select_dtypes("category"), "str")
     pd.testing.assert_frame_equal(found.astype(texts), run.read("samples"))
 

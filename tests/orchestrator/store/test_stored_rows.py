@@ -21,7 +21,7 @@ from click.testing import Result
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import RunError, RunMismatch, SweepError
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store import batch_writer, run_writer
+from orchestrator.store import batch_writer
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.listing import Listing, read_listing
@@ -432,7 +432,6 @@ def patch_writes(patch: pytest.MonkeyPatch, kill_at: int) -> list[int]:
 
         return call
 
-    patch.setattr(run_writer, "IDLE_S", 3600.0)
     for name in ("rename", "replace", "unlink", "touch"):
         patch.setattr(Path, name, before(getattr(Path, name)))
     patch.setattr(os, "fsync", before(os.fsync))
