@@ -19,6 +19,7 @@ from orchestrator.analysis.gate_policy import CellLimits, Policy, limits_match
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import EXIT_FAILURES, EXIT_UNDECIDED, ConfigError
 from orchestrator.common.suggestions import suggestion
+from orchestrator.store.run import INCOMPLETE
 from tasks.spec.messages import assignments
 from tasks.spec.status import Status
 
@@ -140,6 +141,11 @@ def exact_checks(
 ) -> Iterator[Check]:
     """Yield the checks of a cell's status, peak memory, graph breaks and recompilations."""
     first, second = (str(row["status"]) for row in rows)
+    if INCOMPLETE in (first, second):
+        side = "A" if first == INCOMPLETE else "B"
+        reason = f"some of its rows are missing in {side}"
+        yield Check(cell, settings, "status", Verdict.UNDECIDED, reason=reason)
+        return
     if first == Status.OK != second:
         action = policy.status.oom if second in _OOM else policy.status.failed
         verdict = Verdict.WORSE if action == "fail" else Verdict.SAME

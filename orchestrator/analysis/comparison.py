@@ -23,7 +23,7 @@ from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.common.text import shell_path
-from orchestrator.store.run import Run, find_cell
+from orchestrator.store.run import INCOMPLETE, Run, find_cell
 from tasks.spec.messages import assignments
 
 _TASK = "task"
@@ -42,12 +42,12 @@ def compare_runs(
     first, second = load_timings(a.require()), load_timings(b.require())
     rows = [{row["cell"]: row for row in each(one.results.cells)} for one in (first, second)]
     for run, measured in zip((a, b), rows, strict=True):
-        if not any(_is_measured(row) for row in measured.values()):
+        if all(row["status"] == INCOMPLETE for row in measured.values()):
             remedy = (
                 f"`sweep show {shell_path(run)}` lists its cells;"
                 " traces are compared with --table kernel-diff"
             )
-            raise RunError(f"{run}: has no cell that was timed", remedy)
+            raise RunError(f"{run}: has no measured cell", remedy)
     parameters: dict[str, tuple[str, str]] = {}
     if cells:
         kind = "measured cell"
@@ -76,7 +76,7 @@ def compare_runs(
                 policy.acceptance(values),
             )
         )
-    if not any(map(_are_measured, pairs)):
+    if not any(_is_measured(row) for pair in pairs for row in pair.rows):
         problem = f"{a} and {b}: have no measured cell in common"
         raise RunError(problem, "Name cells as RUN:CELL")
     require_matching(policy, all_values)
@@ -96,10 +96,6 @@ def _timing(run: RunTimings, cell: str) -> CellTiming:
 
 def _is_measured(row: Row) -> bool:
     return bool(row["status"] == "ok")
-
-
-def _are_measured(pair: CellPair) -> bool:
-    return any(map(_is_measured, pair.rows))
 
 
 def _missing(

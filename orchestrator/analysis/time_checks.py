@@ -16,7 +16,7 @@ import numpy as np
 from orchestrator.analysis.axes import Row, has_value
 from orchestrator.analysis.cell_timing import CellTiming
 from orchestrator.analysis.checks import Check
-from orchestrator.analysis.cpu_bound import BoundBy
+from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
 from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.verdicts import (
     UNKNOWN,
@@ -28,6 +28,7 @@ from orchestrator.analysis.verdicts import (
     detectable,
     rounds_needed,
 )
+from tasks.spec.status import Status
 
 STEP, KERNELS, OPERATIONS = "step", "kernels", "operations"
 UNITS = {STEP: "ms", KERNELS: "ms", OPERATIONS: "operations"}
@@ -36,7 +37,7 @@ UNITS = {STEP: "ms", KERNELS: "ms", OPERATIONS: "operations"}
 # one pair in 400 is expected to exceed it (benchmarks/gate_noise.csv).
 KERNEL_NOISE = Noise(0.004, 30)
 _CPU_ROUNDS = 20  # of 10, a comparison in 75 had a false alarm at 10 %
-_USUAL_ROUNDS = 5
+_USUAL_ROUNDS, _MOST_ROUNDS = 5, 100
 _CLOCK_TOLERANCE = 0.01
 
 
@@ -102,7 +103,7 @@ def _question(pair: CellPair) -> Rounds | Check | None:
     """Return the rounds to decide on, a check that cannot be decided, or None without times."""
     steps, kernels = pair.both(STEP), pair.both(KERNELS)
     if not steps and not kernels:
-        return None
+        return _without_times(pair)
     limits, is_same = pair.policy, pair.is_same_machine
     count = min(map(len, steps)) if steps else 0
     # One round of kernel times is decided by the noise that is known of them.
@@ -113,6 +114,10 @@ def _question(pair: CellPair) -> Rounds | Check | None:
         if count < _CPU_ROUNDS:
             reason = f"CPU-bound, which needs {_CPU_ROUNDS} rounds and has {count}"
             return _undecided(pair, OPERATIONS, reason, f"--repeat {_CPU_ROUNDS}")
+        waited = [row["waited_for_core"] for row in pair.rows if has_value(row, "waited_for_core")]
+        if max(waited, default=0) > MAX_CORE_WAIT:
+            reason = f"other processes used its cores more than {MAX_CORE_WAIT:.0%} of the time"
+            return _undecided(pair, OPERATIONS, reason, "--retry cpu-contended")
         quantity, threshold, prior = OPERATIONS, limits.step.cpu_bound, UNKNOWN
     elif kernels:
         own = limits.kernels
@@ -121,6 +126,17 @@ def _question(pair: CellPair) -> Rounds | Check | None:
     else:
         return _undecided(pair, STEP, *_without_kernels(pair))
     return Rounds(_log_ratios(pair, quantity), threshold, quantity, prior)
+
+
+def _without_times(pair: CellPair) -> Check | None:
+    """Return an undecided check of a cell that both measured, unless memory is all they measured."""
+    if any(row["status"] != Status.OK for row in pair.rows):
+        return None
+    has_memory = all(has_value(row, "peak_allocated_bytes") for row in pair.rows)
+    is_timed = any(timing.steps_ms or timing.kernels_ms for timing in pair.timings)
+    if has_memory and not is_timed:
+        return None
+    return _undecided(pair, STEP, "no time was measured in both", "")
 
 
 def _log_ratios(pair: CellPair, quantity: str) -> tuple[float, ...]:
@@ -217,9 +233,11 @@ def _decided(
         deviation = decision.noise.deviation
         reason = f"differs by more than the limit, but two machines may differ by ±{deviation:.1%}"
         return replace(check, reason=reason, remedy="")
-    needed = rounds_needed(decision.noise, rounds.threshold, cells, false_alarm)
-    reason = f"noise of ±{math.expm1(decision.noise.deviation):.1%} between rounds"
     if not decision.noise.degrees_of_freedom:
         reason = "measured once, so the noise between processes is not known"
-        needed = _USUAL_ROUNDS
+        return replace(check, reason=reason, remedy=f"--repeat {_USUAL_ROUNDS}")
+    reason = f"noise of ±{math.expm1(decision.noise.deviation):.1%} between rounds"
+    needed = rounds_needed(decision.noise, rounds.threshold, cells, false_alarm)
+    if needed > _MOST_ROUNDS:
+        return replace(check, reason=f"{reason}: more than {_MOST_ROUNDS} rounds would be needed")
     return replace(check, reason=reason, remedy=f"--repeat {max(needed, count + 1, _USUAL_ROUNDS)}")

@@ -171,6 +171,8 @@ def last_command(run: Run) -> str:
 
 def command_with(run: Run, options: Sequence[str]) -> str:
     """Return the command line of the last sweep with these options instead of its own."""
+    if not read_invocations(run):  # a folder that no command of this program measured into
+        return shell_command(["sweep", "run", "CONFIG", *options, "--out", path_argument(run)])
     replaced = {word: True for word in options if word.startswith("-")}
     arguments = without_options(_last_arguments(run), replaced)
     return shell_command(["sweep", *arguments, *options, *_out_option(run)])

@@ -35,6 +35,7 @@ from orchestrator.store.run import Run, find_cell
 
 KERNEL_DIFF = "kernel-diff"
 _LISTED = 8
+_REASONS = 3  # why cells are undecided, in lines of their own
 _VERDICT = "verdict"
 _JUDGED = {STEP: "step time", KERNELS: "kernel time", OPERATIONS: "step time in operations"}
 
@@ -49,7 +50,7 @@ def describe_comparison(
     for name, (a, b) in comparison.differences.items():
         yield f"{name}: {a} → {b}"
     if runs and not comparison.differences:
-        yield "A and B are the same program on the same hardware: each difference is a false alarm"
+        yield "A and B are the same program, so each difference is a false alarm"
     for table in filter(None, (comparison_table(comparison), changes_table(comparison))):
         yield f"\n{dense_table_text(table, screen, '--format csv')}\n"
     yield from describe_outcome(comparison, runs)
@@ -148,8 +149,11 @@ def _accepted(comparison: Comparison) -> Iterator[str]:
 
 def _undecided(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
     """Yield the number of cells for each reason, and the commands that decide them."""
-    for reason, count in Counter(check.reason for check in comparison.undecided).items():
+    reasons = Counter(check.reason for check in comparison.undecided).most_common()
+    for reason, count in reasons[:_REASONS]:
         yield f"undecided: {cell_count(count)}: {reason}"
+    if count := sum(count for _, count in reasons[_REASONS:]):
+        yield f"undecided: {cell_count(count)}, for other reasons in the notes"
     options = [check.remedy for check in comparison.undecided if check.remedy]
     if not options:
         return
