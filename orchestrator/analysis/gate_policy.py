@@ -60,7 +60,7 @@ class CompileLimits(_Strict):
 
 
 class StatusActions(_Strict):
-    """What follows if a cell that A measured has no result in B."""
+    """Actions for a cell that A measured and that has no result in B."""
 
     oom: Action = Field("fail", description="it runs out of memory")
     failed: Action = Field("fail", description="it fails in another way")

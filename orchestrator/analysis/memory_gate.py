@@ -78,8 +78,11 @@ def _predicted_check(
 
 def _grown(before: Record, after: Record, sign: int) -> list[str]:
     """Return what grew, or shrank if the sign is -1: a role at the peak, modules and operations."""
-    roles = _changes(before["at_peak_bytes"], after["at_peak_bytes"], sign)
-    modules = _changes(before["module_bytes"], after["module_bytes"], sign)
+    # Programs before this one did not write them.
+    roles, modules = (
+        _changes(before.get(name, {}), after.get(name, {}), sign)
+        for name in ("at_peak_bytes", "module_bytes")
+    )
     kind = _kind(roles[0][0]) if roles else ""
     named = [one for one in modules if _kind(one[0]) == kind] or modules
     shown = dict([*roles[:1], *named[:_NAMED]])

@@ -20,9 +20,9 @@ from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
 from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.verdicts import (
     UNKNOWN,
-    Decision,
     Noise,
     Rounds,
+    RoundsDecision,
     Verdict,
     decide,
     detectable,
@@ -169,7 +169,7 @@ def _without_kernels(pair: CellPair) -> tuple[str, str]:
     return "not known to be GPU-bound, without kernel times", option
 
 
-def _clock_explanation(pair: CellPair, rounds: Rounds, decision: Decision) -> str:
+def _clock_explanation(pair: CellPair, rounds: Rounds, decision: RoundsDecision) -> str:
     """Return how the GPU clocks differ, if the difference is not as large in clock cycles too."""
     first, second = (timing.clock_mhz for timing in pair.timings)
     if rounds.kind == OPERATIONS or not first or not second:
@@ -213,7 +213,7 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _decided(
-    pair: CellPair, rounds: Rounds, decision: Decision, cells: int, false_alarm: float
+    pair: CellPair, rounds: Rounds, decision: RoundsDecision, cells: int, false_alarm: float
 ) -> Check:
     count = len(rounds.log_ratios)
     check = replace(

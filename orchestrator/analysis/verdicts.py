@@ -84,7 +84,7 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RoundsDecision:
     """Verdict on one cell.
 
     log_ratio: median over the rounds. half_width: of its interval, at the confidence that holds for
@@ -104,7 +104,7 @@ class Decision:
         return float(np.exp(low)), float(np.exp(high))
 
 
-def decide(cells: Sequence[Rounds], false_alarm: float) -> list[Decision]:
+def decide(cells: Sequence[Rounds], false_alarm: float) -> list[RoundsDecision]:
     """Return the decision on each cell.
 
     false_alarm: probability that any cell is SLOWER if nothing changed, and the same for FASTER.
@@ -136,7 +136,7 @@ def decide(cells: Sequence[Rounds], false_alarm: float) -> list[Decision]:
     decisions = []
     for found in zip(verdicts, medians, half_widths, noises, strict=True):
         verdict, median, half_width, noise = found
-        decisions.append(Decision(Verdict(verdict), float(median), float(half_width), noise))
+        decisions.append(RoundsDecision(Verdict(verdict), float(median), float(half_width), noise))
     return decisions
 
 
@@ -163,7 +163,7 @@ def rounds_needed(noise: Noise, threshold: float, cells: int, false_alarm: float
     return _MAX_ROUNDS
 
 
-def detectable(decision: Decision, rounds: int, threshold: float) -> float:
+def detectable(decision: RoundsDecision, rounds: int, threshold: float) -> float:
     """Return the relative slow-down that the rule finds with a probability of 90 %."""
     # The median of normal values has 1.25 times the standard error of their mean.
     quantile, of_median = 1.2816, 1.2533 if rounds > 2 else 1.0

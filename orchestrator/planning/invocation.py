@@ -170,7 +170,7 @@ def last_command(run: Run) -> str:
 
 
 def command_with(run: Run, options: Sequence[str]) -> str:
-    """Return the command line of the last sweep with these options instead of its own."""
+    """Return the command line of the last sweep with these options, which replace equal ones."""
     if not read_invocations(run):  # a folder that no command of this program measured into
         return shell_command(["sweep", "run", "CONFIG", *options, "--out", path_argument(run)])
     replaced = {word: True for word in options if word.startswith("-")}

@@ -225,7 +225,7 @@ class SavedWatcher:
 
 
 def of_all_layers(path: str) -> str:
-    """Return the path of a module with `*` in place of numbers, such as `layers.*.ffn`."""
+    """Return the path of a module in which `*` stands for numbers: `layers.*.ffn`."""
     return re.sub(r"(?<![^.])\d+(?=[. ]|$)", "*", path)
 
 

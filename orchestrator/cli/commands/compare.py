@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 
 from orchestrator.cli.text import warn_of_incomplete
 from orchestrator.common.errors import ConfigError, RunError
@@ -148,6 +147,8 @@ def _write_files(comparison: Comparison, runs: tuple[Run, ...], options: Mapping
 
 
 def _read_policy(path: Path | None) -> Policy:
+    from pydantic import ValidationError
+
     from orchestrator.analysis.gate_policy import Policy, PolicyFile
     from orchestrator.config.schema import read_config_text
     from orchestrator.config.yaml_source import Source, config_error, load_yaml, plain

@@ -10,9 +10,9 @@ import pytest
 
 from orchestrator.analysis.verdicts import (
     UNKNOWN,
-    Decision,
     Noise,
     Rounds,
+    RoundsDecision,
     Verdict,
     decide,
     detectable,
@@ -161,7 +161,7 @@ def test_a_change_that_is_called_detectable_is_found_in_nine_of_ten_cases() -> N
     """With ten equal cells, whose noise is known well."""
     rng = np.random.default_rng(0)
     deviation, found = 0.004, []
-    decision = Decision(Verdict.SAME, 0.0, 0.0, Noise(deviation, 60))
+    decision = RoundsDecision(Verdict.SAME, 0.0, 0.0, Noise(deviation, 60))
     for _ in range(400):
         logs = rng.normal(0, deviation, (10, 5))
         first = decide([Rounds(tuple(row), 0.02) for row in logs], 0.01)[0]
