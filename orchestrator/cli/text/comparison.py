@@ -137,7 +137,7 @@ def _power(comparison: Comparison) -> Iterator[str]:
         detectable = f"{middle:.1%}" if middle < 1 else "more than 100%"
         yield (
             f"probability of a false alarm in the whole comparison: at most {alarm}; a slow-down of"
-            f" {detectable} is found with 90% in the median cell"
+            f" {detectable} in the median cell would be found with 90%"
         )
 
 
@@ -191,9 +191,9 @@ def _measures(check: Check) -> dict[str, Entry]:
     shown = milliseconds if check.unit == "ms" else partial(quantity, form=",.0f")
     return {
         _VERDICT: Entry(str(check.verdict)),
-        "by": Entry(check.gate) if check.log_ratios else MISSING,
         "B / A": quantity(check.ratio, ".4f"),
         NOTES: Entry(check.reason),
+        "by": Entry(check.gate) if check.log_ratios else MISSING,
         "interval": interval,
         "A": shown(check.a),
         "B": shown(check.b),
