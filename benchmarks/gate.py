@@ -1,10 +1,10 @@
 """How often the gate raises a false alarm, and which changes it finds, on measured noise.
 
 Each round of a simulated cell has the ratio of two processes of one real cell, measured on H200s
-where nothing had changed (gate_noise.csv: medians of processes on 15 machines; those with another
-GPU clock are left out). Half of the 40 cells of a
-comparison are judged by the step time of GPU-bound cells, half by the kernel time of CPU-bound
-ones. With a change, one cell of either kind is slower. Seeds are fixed.
+where nothing had changed. gate_noise.csv has the medians of these processes, from all runs that were
+published at commit 67bcc56, on 15 machines; those with another GPU clock are left out. Half of the
+40 cells of a comparison are judged by the step time of GPU-bound cells, half by the kernel time of
+CPU-bound ones. With a change, one cell of either kind is slower. Seeds are fixed.
 
     python benchmarks/gate.py [--families N]
 """

@@ -62,10 +62,13 @@ def compare_runs(
         common = {cell for cell, _ in ids}
         alone = [[cell for cell in one if cell not in common] for one in rows]
         only = (len(alone[0]), len(alone[1]))
+    names: tuple[str, ...] = ("host", "gpu_uuid")
+    if a.is_published and b.is_published and a.folder.parent != b.folder.parent:
+        names = ("gpu_uuid",)  # each publication numbers its hosts
     pairs, all_values = [], []
     for one, other in ids:
         row = rows[0][one]
-        values = {_TASK: row[_TASK], **{axis: row[axis] for axis in first.results.axes}}
+        values = _values(row, first.results.axes)
         all_values.append(values)
         pairs.append(
             CellPair(
@@ -74,6 +77,7 @@ def compare_runs(
                 (_timing(first, one), _timing(second, other)),
                 policy.of_cell(values),
                 policy.acceptance(values),
+                names,
             )
         )
     if not any(_is_measured(row) for pair in pairs for row in pair.rows):
@@ -85,7 +89,7 @@ def compare_runs(
         found = exact_checks(pair.cell, pair.settings, pair.rows, pair.policy)
         checks += [replace(one, accepted=pair.accepted) for one in found]
     if policy.status.missing == "fail" and not cells:
-        checks += _missing(rows, settings)
+        checks += _missing(rows, settings, first.results.axes, policy)
     differences = parameters | _differing_fingerprints(first, second, ids)
     return Comparison(tuple(checks), policy, differences, only)
 
@@ -99,11 +103,19 @@ def _is_measured(row: Row) -> bool:
 
 
 def _missing(
-    rows: Sequence[Mapping[str, Row]], settings: Mapping[str, Mapping[str, str]]
+    rows: Sequence[Mapping[str, Row]],
+    settings: Mapping[str, Mapping[str, str]],
+    axes: Sequence[str],
+    policy: Policy,
 ) -> Iterator[Check]:
     for cell, row in rows[0].items():
         if _is_measured(row) and cell not in rows[1]:
-            yield Check(cell, settings[cell], "status", Verdict.WORSE, reason="is not in B")
+            check = Check(cell, settings[cell], "status", Verdict.WORSE, reason="is not in B")
+            yield replace(check, accepted=policy.acceptance(_values(row, axes)))
+
+
+def _values(row: Row, axes: Sequence[str]) -> dict[str, object]:
+    return {_TASK: row[_TASK], **{axis: row[axis] for axis in axes}}
 
 
 def cell_labels(results: Results) -> dict[str, str]:

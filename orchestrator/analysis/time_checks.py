@@ -19,6 +19,7 @@ from orchestrator.analysis.checks import Check
 from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
 from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.verdicts import (
+    MIN_ROUNDS,
     UNKNOWN,
     Noise,
     Rounds,
@@ -43,13 +44,17 @@ _CLOCK_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class CellPair:
-    """One cell in both runs."""
+    """One cell in both runs.
+
+    names: facts that are equal on one machine only.
+    """
 
     settings: Mapping[str, str]
     rows: tuple[Row, Row]
     timings: tuple[CellTiming, CellTiming]
     policy: Policy
     accepted: str
+    names: tuple[str, ...] = ("host", "gpu_uuid")
 
     @property
     def cell(self) -> str:
@@ -58,7 +63,7 @@ class CellPair:
     @property
     def is_same_machine(self) -> bool:
         """True if both have the same host or the same GPU. A container may have a new host name."""
-        for name in ("host", "gpu_uuid"):
+        for name in self.names:
             is_known = all(has_value(row, name) and row[name] for row in self.rows)
             if is_known and self.rows[0][name] == self.rows[1][name]:
                 return True
@@ -106,11 +111,16 @@ def _question(pair: CellPair) -> Rounds | Check | None:
         return _without_times(pair)
     limits, is_same = pair.policy, pair.is_same_machine
     count = min(map(len, steps)) if steps else 0
-    # One round of kernel times is decided by the noise that is known of them.
-    is_step = steps and is_same and pair.bound_by is BoundBy.GPU and (count > 1 or not kernels)
-    if is_step:
+    is_gpu_bound = pair.bound_by is BoundBy.GPU
+    # A few rounds of kernel times are decided by the noise that is known of them.
+    if steps and is_same and is_gpu_bound and (count >= MIN_ROUNDS or not kernels):
         quantity, threshold, prior = STEP, limits.step.gpu_bound, UNKNOWN
-    elif isinstance(limits.step.cpu_bound, float) and is_same and pair.both(OPERATIONS):
+    elif (
+        isinstance(limits.step.cpu_bound, float)
+        and is_same
+        and not is_gpu_bound
+        and pair.both(OPERATIONS)
+    ):
         if count < _CPU_ROUNDS:
             reason = f"CPU-bound, which needs {_CPU_ROUNDS} rounds and has {count}"
             return _undecided(pair, OPERATIONS, reason, f"--repeat {_CPU_ROUNDS}")

@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 # Cells say something about the noise of other cells if they have this many rounds, and if there are
 # this many cells. With two rounds, comparisons of equal cells had 5 times as many false alarms.
-_MIN_ROUNDS = 3
+MIN_ROUNDS = 3
 _MIN_CELLS = 8
 _CONFIDENCE = 0.95  # of SAME, for each cell by itself
 # Two repetitions that happen to be equal to the last digit do not prove that there is no noise.
@@ -181,7 +181,7 @@ def noise_of_cells(cells: Sequence[Rounds]) -> list[Noise]:
     own = [_own_noise(cell.log_ratios) for cell in cells]
     repeated: dict[str, list[Noise]] = defaultdict(list)
     for cell, noise in zip(cells, own, strict=True):
-        if len(cell.log_ratios) >= _MIN_ROUNDS:
+        if len(cell.log_ratios) >= MIN_ROUNDS:
             repeated[cell.kind].append(noise)
     common = {
         kind: _common_noise(known) for kind, known in repeated.items() if len(known) >= _MIN_CELLS
@@ -189,7 +189,7 @@ def noise_of_cells(cells: Sequence[Rounds]) -> list[Noise]:
     noises = []
     for cell, noise in zip(cells, own, strict=True):
         prior = cell.prior
-        if len(cell.log_ratios) >= _MIN_ROUNDS:
+        if len(cell.log_ratios) >= MIN_ROUNDS:
             prior = common.get(cell.kind, prior)
         squares = noise.squares + prior.squares
         degrees = noise.degrees_of_freedom + prior.degrees_of_freedom

@@ -132,6 +132,29 @@ def test_on_another_machine_only_kernel_times_are_judged(
         assert check.step_ratio == pytest.approx(2.0)
 
 
+def test_fewer_than_three_rounds_are_judged_by_kernel_times(tmp_path: Path, gpu: Outcome) -> None:
+    """This holds also if the policy judges CPU-bound steps: these are GPU-bound."""
+    paces = [Sample("telemetry", "host_pace", "1/ms", 400.0, when) for when in ("before", "after")]
+    cells = [with_samples(one, *paces) for one in gpu_cell(gpu, (40.0, 40.1), (38.0, 38.0))]
+    run = write(tmp_path / "a", *cells)
+    policy = PolicyFile.model_validate({"gate": {"step": {"cpu_bound": "10%"}}}).gate
+    for one in (Policy(), policy):
+        assert verdict_of(only_time(run, run, one)) == ("kernels", Verdict.SAME)
+
+
+def test_hosts_of_two_publications_may_have_one_name(
+    tmp_path: Path, gpu: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = gpu_cell(gpu, (40.0,) * 3, (38.0,) * 3, host="host 1")
+    runs = [write(tmp_path / name / "run", *cells) for name in "ab"]
+    known = [on("host 1", one, gpu_uuid="GPU 5f3a") for one in cells]
+    same_gpu = [write(tmp_path / name / "run", *known) for name in "cd"]
+    monkeypatch.setattr(Run, "is_published", True)
+    assert not only_time(*runs).is_same_machine
+    assert only_time(runs[0], runs[0]).is_same_machine
+    assert only_time(*same_gpu).is_same_machine
+
+
 def test_repetitions_on_another_machine_are_one_round(tmp_path: Path, gpu: Outcome) -> None:
     """All of them differ in the same way, however often they are repeated."""
     before = write(tmp_path / "a", *gpu_cell(gpu, (40.0,) * 5, (38.0,) * 5))
@@ -347,6 +370,11 @@ def test_cells_that_are_missing_in_b_count_if_the_policy_says_so(
     policy = PolicyFile.model_validate({"gate": {"status": {"missing": "fail"}}}).gate
     (failure,) = compare_runs(a, b, policy).failures
     assert (failure.gate, failure.reason) == ("status", "is not in B")
+    accepted = {
+        "status": {"missing": "fail"},
+        "cells": [{"when": {"device": "cuda"}, "accept": "x"}],
+    }
+    assert compare_runs(a, b, PolicyFile.model_validate({"gate": accepted}).gate).outcome == "PASS"
 
 
 def test_limits_of_some_cells_and_cells_that_may_fail(
