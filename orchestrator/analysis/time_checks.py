@@ -34,8 +34,8 @@ from tasks.spec.status import Status
 STEP, KERNELS, OPERATIONS = "step", "kernels", "operations"
 UNITS = {STEP: "ms", KERNELS: "ms", OPERATIONS: "operations"}
 # Noise of the kernel time of one process, of any cell on any machine. In 298 pairs of processes on
-# H200s of 15 machines, where nothing had changed, the largest difference was 1.7 %; with these values
-# one pair in 400 is expected to exceed it (benchmarks/gate_noise.csv).
+# H200s of 6 machines, where nothing had changed, the largest difference was 1.7 %; with these values
+# one pair in 215 is expected to exceed it (benchmarks/gate_noise.csv).
 KERNEL_NOISE = Noise(0.004, 30)
 _CPU_ROUNDS = 20  # of 10, a comparison in 75 had a false alarm at 10 %
 _USUAL_ROUNDS, _MOST_ROUNDS = 5, 100

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 # Cells say something about the noise of other cells if they have this many rounds, and if there are
-# this many cells. With two rounds, comparisons of equal cells had 5 times as many false alarms.
+# this many cells. Where the noise of cells differs by a factor of three, a test without a threshold
+# had 2.8 % false alarms with two rounds instead of 1 %.
 MIN_ROUNDS = 3
 _MIN_CELLS = 8
 _CONFIDENCE = 0.95  # of SAME, for each cell by itself
