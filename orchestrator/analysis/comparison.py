@@ -1,289 +1,121 @@
-"""Comparison of two runs, or of two cells: a real difference, or noise?
+"""Comparison of two runs, or of two cells: what is slower, and what could not be decided.
 
-A difference is real if the intervals of both times leave a gap and it exceeds the cell's noise from
-process to process, which is known if both were measured several times. If the GPU clocks
-differ, that must also hold in clock cycles; if the cell depends on the CPU, it must hold in
-operations of the CPU, at the speeds that were measured.
+Step times of GPU-bound cells are compared on one machine only, kernel times on any. CPU-bound step
+times are shown, and judged only if the policy asks for it, in operations of the CPU. Memory, status,
+graph breaks and recompilations hardly vary, and are compared without statistics.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from operator import attrgetter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import pandas as pd
 
-from orchestrator.analysis.axes import axis_text, axis_texts, key_axes, sort_cells
-from orchestrator.analysis.cell_timing import (
-    LARGE_DIFFERENCE,
-    CellTiming,
-    RatioInterval,
-    RunTimings,
-    load_timings,
-)
-from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
-from orchestrator.analysis.noise import SIGNIFICANCE, Noise, noise_per_cell, pooled_noise
+from orchestrator.analysis.axes import Row, axis_text, axis_texts, each, key_axes, sort_cells
+from orchestrator.analysis.cell_timing import CellTiming, RunTimings, load_timings
+from orchestrator.analysis.checks import Check, Comparison, exact_checks, require_matching
+from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.results import Results
+from orchestrator.analysis.time_checks import CellPair, time_checks
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.common.text import shell_path
-from orchestrator.store.run import Run, find_cell
+from orchestrator.store.run import INCOMPLETE, Run, find_cell
 from tasks.spec.messages import assignments
 
-# If all attempts of two equal cells are drawn from any one distribution, those of one side are all
-# longer in 2 of 252 cases, less than SIGNIFICANCE. With 4 on each side it is 2 of 70.
-_DISTRIBUTION_FREE_ATTEMPTS = 5
-_CLOCK_TOLERANCE = 0.01
 _TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
 
 
-class Change(StrEnum):
-    """Result of the comparison of one cell."""
+def compare_runs(
+    a: Run, b: Run, policy: Policy | None = None, cells: tuple[str, str] | None = None
+) -> Comparison:
+    """Compare every cell that both runs have, or two cells.
 
-    SAME = "SAME"  # no difference beyond the noise
-    FASTER = "FASTER"
-    SLOWER = "SLOWER"
-    # The noise is unknown; or too large to call a large difference one; or the difference is beyond
-    # it, but the intervals overlap, the repetitions disagree, or the clock or other processes
-    # explain it.
-    AMBIGUOUS = "AMBIGUOUS"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Comparison of one cell.
-
-    settings: its task and the axes that tell it apart. reason: why the change is AMBIGUOUS.
-    """
-
-    settings: Mapping[str, str]
-    a: CellTiming
-    b: CellTiming
-    noise: Noise
-    change: Change
-    reason: str = ""
-
-    @property
-    def noise_is_known(self) -> bool:
-        """True if both sides were repeated.
-
-        Processes that do the same differ by 0.1 % on one machine and by 100 % on another, and from
-        cell to cell, so nothing can be assumed of a cell that was measured once.
-        """
-        return _are_repeated(self.a, self.b)
-
-    @property
-    def noise_threshold(self) -> float:
-        """The relative difference that noise alone may cause."""
-        return _noise_threshold(self.a, self.b, self.noise)
-
-    @property
-    def ratio(self) -> RatioInterval:
-        """B's time over A's."""
-        return self.b.over(self.a)
-
-    @property
-    def kernel_ratio(self) -> RatioInterval | None:
-        """B's kernel time over A's, or None if one of them is unknown."""
-        if self.a.kernels is None or self.b.kernels is None:
-            return None
-        return self.b.kernels.over(self.a.kernels)
-
-    @property
-    def bound_by(self) -> BoundBy | None:
-        """CPU-bound if either time is, GPU-bound if both are, and None if that is unknown."""
-        limits = (self.a.bound_by, self.b.bound_by)
-        if BoundBy.CPU in limits:
-            return BoundBy.CPU
-        return None if None in limits else BoundBy.GPU
-
-    @property
-    def differs(self) -> bool:
-        """True if the difference is real."""
-        return self.change in (Change.FASTER, Change.SLOWER)
-
-    @property
-    def is_distribution_free(self) -> bool:
-        """True if the difference is real whatever the distribution of the noise is."""
-        a, b = self.a.medians_ms, self.b.medians_ms
-        is_apart = max(a) < min(b) or max(b) < min(a)
-        fewest = min(len(a), len(b))
-        return self.differs and is_apart and fewest >= _DISTRIBUTION_FREE_ATTEMPTS
-
-
-@dataclass(frozen=True)
-class ComparisonReport:
-    """Comparison of two runs, or of two cells.
-
-    comparisons: one for each cell that both runs measured.
-    noise: pooled over all cells.
-    differences: parameters of two named cells, and how the runs were measured.
-    unmatched: number of cells that only one of the runs measured, if all cells are compared.
-    of_kernels: true if kernel times are compared, because a run timed no steps.
-    """
-
-    comparisons: tuple[Comparison, ...]
-    noise: Noise
-    differences: Mapping[str, tuple[str, str]]
-    unmatched: int
-    of_kernels: bool
-
-    @property
-    def differing_by_chance(self) -> float:
-        """The expected number of false FASTER and SLOWER cells if nothing changed."""
-        judged = sum(one.noise_is_known for one in self.comparisons)
-        return SIGNIFICANCE * judged
-
-    @property
-    def geometric_mean(self) -> float:
-        """The geometric mean of the ratios. There is at least one."""
-        return statistics.geometric_mean(one.ratio.middle for one in self.comparisons)
-
-
-def compare_runs(a: Run, b: Run, cells: tuple[str, str] | None = None) -> ComparisonReport:
-    """Compare the steps of every cell that both runs measured, or of two cells.
-
-    If a run timed no steps and both runs have kernel times, those are compared.
     cells: how the id of each cell begins, the first in `a` and the second in `b`.
     Raise RunError if there is nothing to compare.
     """
+    policy = policy or Policy()
     first, second = load_timings(a.require()), load_timings(b.require())
-    of_kernels = not (first.steps and second.steps) and bool(first.kernels and second.kernels)
-    timings = (first.kernels, second.kernels) if of_kernels else (first.steps, second.steps)
-    for run, measured in zip((a, b), timings, strict=True):
-        if not measured:
+    rows = [{row["cell"]: row for row in each(one.results.cells)} for one in (first, second)]
+    for run, measured in zip((a, b), rows, strict=True):
+        if all(row["status"] == INCOMPLETE for row in measured.values()):
             remedy = (
                 f"`sweep show {shell_path(run)}` lists its cells;"
                 " traces are compared with --table kernel-diff"
             )
-            raise RunError(f"{run}: has no cell that was timed", remedy)
+            raise RunError(f"{run}: has no measured cell", remedy)
     parameters: dict[str, tuple[str, str]] = {}
     if cells:
         kind = "measured cell"
-        named = (find_cell(cells[0], timings[0], a, kind), find_cell(cells[1], timings[1], b, kind))
-        pairs, unmatched = [named], 0
+        known = [[cell for cell, row in one.items() if _is_measured(row)] for one in rows]
+        named = (find_cell(cells[0], known[0], a, kind), find_cell(cells[1], known[1], b, kind))
+        ids, only = [named], (0, 0)
         parameters = _differing_parameters(first.results, second.results, named)
         settings = _cell_settings(first.results, parameters)
     else:
         settings = _cell_settings(first.results)
-        common = timings[0].keys() & timings[1].keys()
-        pairs = [(cell, cell) for cell in settings if cell in common]
-        unmatched = len(timings[0]) + len(timings[1]) - 2 * len(pairs)
-    if not pairs:
+        ids = [(cell, cell) for cell in settings if cell in rows[1]]
+        common = {cell for cell, _ in ids}
+        alone = [[cell for cell in one if cell not in common] for one in rows]
+        only = (len(alone[0]), len(alone[1]))
+    names: tuple[str, ...] = ("host", "gpu_uuid")
+    if a.is_published and b.is_published and a.folder.parent != b.folder.parent:
+        names = ("gpu_uuid",)  # each publication numbers its hosts
+    pairs, all_values = [], []
+    for one, other in ids:
+        row = rows[0][one]
+        values = _values(row, first.results.axes)
+        all_values.append(values)
+        pairs.append(
+            CellPair(
+                settings[one],
+                (row, rows[1][other]),
+                (_timing(first, one), _timing(second, other)),
+                policy.of_cell(values),
+                policy.acceptance(values),
+                names,
+            )
+        )
+    if not any(_is_measured(row) for pair in pairs for row in pair.rows):
         problem = f"{a} and {b}: have no measured cell in common"
         raise RunError(problem, "Name cells as RUN:CELL")
-    medians = [one.medians_ms for measured in timings for one in measured.values()]
-    paired = [(timings[0][one].medians_ms, timings[1][other].medians_ms) for one, other in pairs]
-    noises = noise_per_cell(paired, medians)
-    comparisons = []
-    for (one, other), noise in zip(pairs, noises, strict=True):
-        comparisons.append(compare_cell(settings[one], timings[0][one], timings[1][other], noise))
-    differences = parameters | _differing_fingerprints(first, second, pairs)
-    return ComparisonReport(
-        tuple(comparisons), pooled_noise(medians), differences, unmatched, of_kernels
-    )
+    require_matching(policy, all_values)
+    checks = [*time_checks(pairs, policy)]
+    for pair in pairs:
+        found = exact_checks(pair.cell, pair.settings, pair.rows, pair.policy)
+        checks += [replace(one, accepted=pair.accepted) for one in found]
+    if policy.status.missing == "fail" and not cells:
+        checks += _missing(rows, settings, first.results.axes, policy)
+    differences = parameters | _differing_fingerprints(first, second, ids)
+    return Comparison(tuple(checks), policy, differences, only)
 
 
-def compare_cell(
-    settings: Mapping[str, str], a: CellTiming, b: CellTiming, noise: Noise
-) -> Comparison:
-    """Compare two timings of one cell."""
-    change, reason = _change(a, b, noise)
-    return Comparison(settings, a, b, noise, change, reason)
+def _timing(run: RunTimings, cell: str) -> CellTiming:
+    return run.timings.get(cell, CellTiming())
 
 
-def _change(a: CellTiming, b: CellTiming, noise: Noise) -> tuple[Change, str]:
-    """Return the change, and why it is AMBIGUOUS."""
-    if not _are_repeated(a, b):
-        return Change.AMBIGUOUS, _measured_once(a, b)
-    relative = _noise_threshold(a, b, noise)
-    threshold = math.log1p(relative)
-    change = Change.SLOWER if b.ms > a.ms else Change.FASTER
-    has_gap = _has_gap(a, b, change)
-    # The median resists one disturbed attempt, but the noise is that of the mean: both must agree.
-    by_median = math.log(b.ms / a.ms)
-    by_mean = math.log(b.mean_ms / a.mean_ms)
-    differ = abs(by_median) > threshold, abs(by_mean) > threshold
-    if not any(differ):
-        ratio = b.over(a)
-        if relative > LARGE_DIFFERENCE and (has_gap or ratio.is_large):
-            return Change.AMBIGUOUS, "repetitions differ by as much"
-        if ratio.is_vague:
-            return Change.AMBIGUOUS, "the interval is too wide"
-        return Change.SAME, ""
-    if not all(differ) or by_median * by_mean < 0:
-        return Change.AMBIGUOUS, "median and mean disagree"
-    if not has_gap:
-        return Change.AMBIGUOUS, "the intervals overlap"
-    reason = _clock_explanation(a, b, change) or _cpu_explanation(a, b, change)
-    if reason:
-        return Change.AMBIGUOUS, reason
-    return change, ""
+def _is_measured(row: Row) -> bool:
+    return bool(row["status"] == "ok")
 
 
-def _are_repeated(a: CellTiming, b: CellTiming) -> bool:
-    return min(len(a.medians_ms), len(b.medians_ms)) > 1
+def _missing(
+    rows: Sequence[Mapping[str, Row]],
+    settings: Mapping[str, Mapping[str, str]],
+    axes: Sequence[str],
+    policy: Policy,
+) -> Iterator[Check]:
+    for cell, row in rows[0].items():
+        if _is_measured(row) and cell not in rows[1]:
+            check = Check(cell, settings[cell], "status", Verdict.WORSE, reason="is not in B")
+            yield replace(check, accepted=policy.acceptance(_values(row, axes)))
 
 
-def _noise_threshold(a: CellTiming, b: CellTiming, noise: Noise) -> float:
-    return noise.threshold(len(a.medians_ms), len(b.medians_ms))
-
-
-def _measured_once(a: CellTiming, b: CellTiming) -> str:
-    if len(a.medians_ms) == len(b.medians_ms) == 1:
-        return "measured once on each side"
-    if len(a.medians_ms) == 1:
-        return "measured once in A"
-    return "measured once in B"
-
-
-def _has_gap(a: CellTiming, b: CellTiming, change: Change) -> bool:
-    """Return True if there is a gap between the intervals, in the direction of the change."""
-    if change is Change.SLOWER:
-        return b.low_ms > a.high_ms
-    return b.high_ms < a.low_ms
-
-
-def _clock_explanation(a: CellTiming, b: CellTiming, change: Change) -> str:
-    """Return why the GPU clock may explain the difference, or an empty string."""
-    first, second = a.clock_mhz, b.clock_mhz
-    if not first or not second or abs(second / first - 1) <= _CLOCK_TOLERANCE:
-        return ""
-    if _has_gap(_scaled(a, first, first), _scaled(b, second, second), change):
-        return ""
-    return f"GPU clock: {first:.0f} → {second:.0f} MHz"
-
-
-def _cpu_explanation(a: CellTiming, b: CellTiming, change: Change) -> str:
-    """Return why the CPU of the slower time may explain the difference, or an empty string."""
-    faster, slower = sorted((a, b), key=attrgetter("ms"))
-    depends = slower.depends_on_cpu or faster.depends_on_cpu
-    # The speed is known at both ends of the timing, but not in between: the whole range counts.
-    if depends and slower.dispatch_rates and faster.dispatch_rates:
-        had_slower_cpu = slower.dispatch_rates[0] < faster.dispatch_rates[0]
-        if had_slower_cpu and not _has_gap(_in_operations(a), _in_operations(b), change):
-            return f"CPU speed: {_rates(a)} → {_rates(b)} operations per ms"
-    if slower.waited_for_core > MAX_CORE_WAIT:
-        return f"other processes used the cores {slower.waited_for_core:.0%} of the time"
-    return ""
-
-
-def _in_operations(timing: CellTiming) -> CellTiming:
-    return _scaled(timing, *(timing.dispatch_rates or (1.0, 1.0)))
-
-
-def _scaled(timing: CellTiming, low: float, high: float) -> CellTiming:
-    return CellTiming(timing.medians_ms, timing.low_ms * low, timing.high_ms * high)
-
-
-def _rates(timing: CellTiming) -> str:
-    return " to ".join(dict.fromkeys(f"{rate:.0f}" for rate in timing.dispatch_rates or ()))
+def _values(row: Row, axes: Sequence[str]) -> dict[str, object]:
+    return {_TASK: row[_TASK], **{axis: row[axis] for axis in axes}}
 
 
 def cell_labels(results: Results) -> dict[str, str]:

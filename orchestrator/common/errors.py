@@ -23,6 +23,7 @@ from tasks.spec.messages import escape_unprintable, shorten
 
 EXIT_FAILURES = 1  # the sweep is complete, and some cell failed
 EXIT_USER = 2  # a SweepError
+EXIT_UNDECIDED = 3  # a comparison that could not be decided
 EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL of sysexits.h: cells are left, run again
 EXIT_INTERRUPTED = 130
 COMPLETED = (0, EXIT_FAILURES)  # exit codes of a complete sweep

@@ -127,13 +127,18 @@ class SweepConfig(Strict):
 
 def load_config(path: Path) -> tuple[SweepConfig, Source]:
     """Load a config from a file. Raises ConfigError with the file's name, and the line if known."""
+    return parse_config(read_config_text(path), str(path))
+
+
+def read_config_text(path: Path) -> str:
+    """Return the text of a YAML file. Raises ConfigError if it cannot be read."""
     try:
         content = _read_at_most(MAX_BYTES + 1, path)
         if len(content) > MAX_BYTES:
             raise ConfigError(
                 f"{path}: larger than {MAX_BYTES} bytes", "A config has a few dozen lines"
             )
-        text = content.decode("utf-8")
+        return content.decode("utf-8")
     except OSError as error:
         remedy = ""
         siblings = sorted(map(str, path.parent.glob("*.yaml")))
@@ -146,7 +151,6 @@ def load_config(path: Path) -> tuple[SweepConfig, Source]:
         raise ConfigError(
             f"{path}: cannot be read: byte {error.start} is not UTF-8", "Save it as UTF-8"
         ) from error
-    return parse_config(text, str(path))
 
 
 def _read_at_most(size: int, path: Path) -> bytes:

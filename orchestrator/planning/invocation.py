@@ -169,6 +169,15 @@ def last_command(run: Run) -> str:
     return shell_command(["sweep", *_last_arguments(run), *_out_option(run)])
 
 
+def command_with(run: Run, options: Sequence[str]) -> str:
+    """Return the command line of the last sweep with these options, which replace equal ones."""
+    if not read_invocations(run):  # a folder that no command of this program measured into
+        return shell_command(["sweep", "run", "CONFIG", *options, "--out", path_argument(run)])
+    replaced = {word: True for word in options if word.startswith("-")}
+    arguments = without_options(_last_arguments(run), replaced)
+    return shell_command(["sweep", *arguments, *options, *_out_option(run)])
+
+
 def command_in_copy(run: Run, copy: Path) -> str:
     """Return the command line that continues in a copy of a published run, without a time limit."""
     config = run.read_manifest()["config_path"]

@@ -7,6 +7,7 @@ when the backward pass reads the tensor again: it is the node of the graph that 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +29,7 @@ LARGEST = 5  # operations with a sample each
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Saved:
-    """A saved storage. place: module or part in its block. operation: its node, once known.
+    """A saved storage. place: its module or part. operation: its node, once known.
 
     It lives as long as a part of the graph holds the storage.
     """
@@ -125,9 +126,16 @@ class SavedTensors:
         sizes: Counter[str] = Counter()
         for one in self._found():
             if one.in_block:
-                name = ": ".join(filter(None, (one.place, one.operation))) or "unknown"
-                sizes[name] += one.nbytes
+                place = one.place.removeprefix(self._block_path).removeprefix(".").strip()
+                sizes[_name(place, one.operation)] += one.nbytes
         return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+
+    def by_module(self) -> dict[str, int]:
+        """Return `module: node` and bytes of each operation of the model, for all layers together."""
+        sizes: Counter[str] = Counter()
+        for one in self._found():
+            sizes[_name(of_all_layers(one.place), one.operation)] += one.nbytes
+        return dict(sizes)
 
     def _pack(self, tensor: Tensor) -> _Packed:
         storage = tensor.untyped_storage()
@@ -184,9 +192,7 @@ class SavedTensors:
             self._places.pop()
 
     def _place(self) -> str:
-        module, part = self._places[-1]
-        within = module.removeprefix(self._block_path).removeprefix(".")
-        return " ".join(filter(None, (within, part)))
+        return " ".join(filter(None, self._places[-1]))
 
     def _see_residual(self, module: nn.Module, inputs: object, output: object) -> None:
         # A block may return a tuple, such as its output and a cache.
@@ -199,14 +205,15 @@ class SavedTensors:
 class SavedWatcher:
     """Watcher that counts in each phase of a step. It needs no memory itself.
 
-    samples: of the phases so far. They are complete only after the backward pass, which names the
-        operations, and a task may have none.
+    samples, module_bytes (see `by_module`): of the phases so far. They are complete only after the
+        backward pass, which names the operations, and a task may have none.
     """
 
     def __init__(self, workload: Workload, instrument: str = "memory") -> None:
         self._saved, self._instrument = SavedTensors(workload), instrument
         self._watching = ExitStack()
         self.samples: list[Sample] = []
+        self.module_bytes: dict[str, int] = {}
 
     def enter(self, phase: str) -> None:
         self._watching.enter_context(self._saved.watching())
@@ -214,6 +221,16 @@ class SavedWatcher:
     def leave(self, phase: str) -> None:
         self._watching.close()
         self.samples[:] = self._saved.samples(self._instrument)
+        self.module_bytes = self._saved.by_module()
+
+
+def of_all_layers(path: str) -> str:
+    """Return the path of a module in which `*` stands for numbers: `layers.*.ffn`."""
+    return re.sub(r"(?<![^.])\d+(?=[. ]|$)", "*", path)
+
+
+def _name(place: str, operation: str) -> str:
+    return ": ".join(filter(None, (place, operation))) or "unknown"
 
 
 def _total(saved: Iterable[Saved]) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from tasks.prediction.replay import Label, Peaks, Trace
 
+TEMPORARY = "temporary"
+
 
 def compose(trace: Trace, peak: Peaks) -> dict[str, int]:
     """Return bytes by role at a peak of the steady step, largest first.
@@ -23,10 +25,22 @@ def compose(trace: Trace, peak: Peaks) -> dict[str, int]:
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
+def temporary_by_part(trace: Trace, peak: Peaks) -> dict[str, int]:
+    """Return bytes of the temporary storages at a peak, by the part of the model that made them."""
+    activations = _made_by_forward(trace)
+    sizes: dict[str, int] = {}
+    for storage in _live_at(trace, peak):
+        label = trace.labels[storage]
+        if _role(label, storage in activations) == TEMPORARY:
+            name = f"{TEMPORARY}: {label.part or 'other'}"
+            sizes[name] = sizes.get(name, 0) + trace.sizes_bytes[storage]
+    return sizes
+
+
 def _role(label: Label, is_activation: bool) -> str:
     if label.role:
         return label.role
-    return f"activations: {label.part or 'other'}" if is_activation else "temporary"
+    return f"activations: {label.part or 'other'}" if is_activation else TEMPORARY
 
 
 def _live_at(trace: Trace, peak: Peaks) -> set[int]:

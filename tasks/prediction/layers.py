@@ -80,6 +80,10 @@ def write_out(small: Trace, large: Trace, more: int) -> Trace:
         raise Unlike("the storages are created in another order")
     trace.flops += _written_samples(small.flops, large.flops, more)
     trace.saved += _written_samples(small.saved, large.saved, more)
+    if small.module_bytes.keys() != large.module_bytes.keys():
+        raise Unlike("the traces have other modules")
+    for name, nbytes in small.module_bytes.items():
+        trace.module_bytes[name] = nbytes + (large.module_bytes[name] - nbytes) * more
     trace.eager_functions |= large.eager_functions
     trace.unfollowed |= large.unfollowed
     return trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
@@ -15,12 +16,12 @@ from tasks import attention, train_step
 from tasks.attention import AttentionParams
 from tasks.harness.device import CpuDevice, Skip
 from tasks.harness.error_kinds import is_unsupported
-from tasks.harness.saved_tensors import SavedWatcher
+from tasks.harness.saved_tensors import SavedWatcher, of_all_layers
 from tasks.harness.workload import Watcher, Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
 from tasks.prediction.compiled_functions import functions_compiled
-from tasks.prediction.composition import compose
+from tasks.prediction.composition import compose, temporary_by_part
 from tasks.prediction.operations.emulation import GpuFunctions, gpu_emulated
 from tasks.prediction.operations.flops import FlopCount
 from tasks.prediction.records import (
@@ -117,7 +118,10 @@ class Predictor:
         by_role = _composition(trace, peaks)
         counted = [sample for sample in trace.flops if ("steady", sample.phase) in peaks]
         samples = (*_samples(peaks, how), *by_role, *trace.saved, *counted, *_closed_form(params))
-        prediction = Prediction(how, reason, samples, verdicts).without(trace.unfollowed)
+        temporary = temporary_by_part(trace, highest(peaks, "steady")[1])
+        module_bytes = {**trace.module_bytes, **temporary}
+        prediction = Prediction(how, reason, samples, verdicts, module_bytes)
+        prediction = prediction.without(trace.unfollowed)
         if not trace.eager_functions:
             return prediction
         return prediction.with_eager_functions(trace.eager_functions)
@@ -212,10 +216,13 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
             gc.collect(1)
             untraced = _untraced_tokens(params)
         tracker.label([untraced], "inputs")
+        sizes: Counter[str] = Counter()
         model, optimizers = workload.model, workload.optimizers
         tracker.label(workload.resident, "inputs")
         if model is not None:
             tracker.label(model.parameters(), "parameters")
+            for name, parameter in model.named_parameters():
+                sizes[f"parameter {of_all_layers(name)}"] += parameter.nbytes
         tracker.follow(workload, outside="loss" if optimizers else "attention")
         saved = SavedWatcher(workload, "prediction")
         steps: tuple[Step, ...] = ("first", "steady")
@@ -234,6 +241,8 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
     tracker.trace.unfollowed |= emulation.unfollowed
     if not is_compiled:
         tracker.trace.saved += saved.samples
+        sizes.update(saved.module_bytes)
+    tracker.trace.module_bytes |= sizes
     if isinstance(params, TrainStepParams):
         tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace

@@ -14,9 +14,6 @@ from tasks.spec.registry import make_cell
 from tasks.spec.source_digest import HUB
 from tasks.spec.tables import Sample
 
-VERSION = 14  # raise it when an unchanged cell would be predicted differently
-_COMPILED_VERSION = 2  # the same, for cells whose compiled code is generated
-
 _GIB = 1024**3
 
 COMPILED, AS_BLOCKS, CLOSED_FORM = "compiled", "as blocks", "closed form"
@@ -91,12 +88,15 @@ class Prediction:
         bound for a model that does not run without data. Empty: nothing is known.
     reason: why there is no peak, or why a compiled cell is predicted as eager.
     verdicts: by limit, in bytes.
+    module_bytes: of `Trace`, and what is temporary at the peak, by part. They say which module and
+        operation a change made larger.
     """
 
     how: str
     reason: str = ""
     samples: tuple[Sample, ...] = ()
     verdicts: Mapping[int, Verdict] = field(default_factory=dict)
+    module_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def _peak(self, metric: str, *modes: str) -> float | None:
         peak = None
@@ -229,7 +229,7 @@ class Prediction:
         samples = tuple(Sample(**sample) for sample in body["samples"])
         # JSON has texts as keys only.
         verdicts = {int(cap): verdict for cap, verdict in body["verdicts"].items()}
-        return cls(body["how"], body["reason"], samples, verdicts)
+        return cls(body["how"], body["reason"], samples, verdicts, body["module_bytes"])
 
 
 def unknown(reason: str) -> Prediction:
@@ -315,5 +315,5 @@ def memory_identity(cell: Cell) -> dict[str, Any]:
     if values.get("precision") == "tf32":
         values["precision"] = "fp32"
     if generates_code(cell):
-        values |= {"compile": compiled_part(cell), "compiled": _COMPILED_VERSION}
+        values["compile"] = compiled_part(cell)
     return {"task": cell.task, "version": cell.version, **values}

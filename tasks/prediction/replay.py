@@ -52,6 +52,8 @@ class Trace:
     flops: operations of the steady step by phase, as samples.
     saved: what the steady step's forward pass saves for its backward pass, in the samples of
         tasks/harness/saved_tensors.py.
+    module_bytes: sizes of what a step saves, by module and operation, and of parameters, by name.
+        Layers are added up: `layers.*.ffn: SiluBackward0`.
     eager_functions: names of functions that are compiled on a GPU, but ran eagerly here.
     unfollowed: names of operations that a GPU computes in kernels with memory of unknown size.
     sent: storages that a collective sends for which nobody waits: see `held_by_nccl`.
@@ -64,6 +66,7 @@ class Trace:
     )
     flops: list[Sample] = field(default_factory=list)
     saved: list[Sample] = field(default_factory=list)
+    module_bytes: dict[str, int] = field(default_factory=dict)
     eager_functions: set[str] = field(default_factory=set)
     unfollowed: set[str] = field(default_factory=set)
     sent: set[int] = field(default_factory=set)
@@ -72,6 +75,7 @@ class Trace:
         """Return the trace as if this phase had not run."""
         others = Trace(self.sizes_bytes, self.labels, flops=self.flops, saved=self.saved)
         others.unfollowed = self.unfollowed
+        others.module_bytes = self.module_bytes
         for step, spans in self.spans.items():
             others.spans[step] = [span for span in spans if span.phase != phase]
         return others

@@ -142,10 +142,12 @@ def test_every_command_runs(
         if named := re.search(r"results/(\w+)[ :]CELL", small):
             (cell, *_) = sorted((results / named[1] / "artifacts").glob("*"))
             small = re.sub("CELL(_[AB])?", cell.name, small)
-        words = [*shlex.split(small)[1:]]
+        words = [*shlex.split(small.replace("../", ""))[1:]]
         if words[0] == "run":
             words += ["--scheduler", "serial"]
         done = sweep_here(*words)
-        # On a busy machine, a run may be slower than the same run before.
-        allowed = (0, 1) if "--fail-on" in words else (0,)
+        # Steps on a CPU are not judged, and nothing else is measured here.
+        allowed = (0, 3) if "--gate" in words else (0,)
         assert done.exit_code in allowed, (command, done.output, done.exception)
+        if target := re.search(r" > \S*?(\w+\.json)$", command):
+            (tmp_path / target[1]).write_text(done.stdout)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import Any
 
 import click
 import pytest
 
+from orchestrator.analysis.gate_policy import PolicyFile
 from orchestrator.cli.main import main
+from orchestrator.config.grid import expand
+from orchestrator.config.schema import load_config
+from orchestrator.config.selection import Selection
+from orchestrator.config.yaml_source import load_yaml, plain
 from orchestrator.report.tables.registry import TABLES
 from tests.conftest import ROOT
 from tests.docs.pages import TEXTS, headings, sweep_commands
@@ -18,7 +24,7 @@ from tests.support.plain_words import DIALECT_WORD
 OTHER_OPTIONS = {"--nproc-per-node", 
     "--nodes", "--gpus-per-node", "--time", "--working-dir", "--address", "--head", "--help",
     "--version", "--init", "--fresh", "--no-deps", "--wheel-dir", "--trace", "--type",
-    "--cuda-graph-trace",
+    "--cuda-graph-trace", "--index-url",
 }  # fmt: skip
 LONGEST_SENTENCE = 30  # words
 GENERATED = {"docs/columns.md", *(page for page in TEXTS if page.startswith("docs/reference/"))}
@@ -61,6 +67,31 @@ def test_every_command_in_a_page_parses(page: str) -> None:
             name, command, rest = main.resolve_command(context, words)
             assert command is not None
             command.make_context(str(name), rest, parent=context)
+
+
+def test_the_policy_in_the_guide_is_valid() -> None:
+    page = "docs/how-to/use-in-ci.md"
+    (block,) = re.findall(r"```yaml\n(gate:\n.*?)```", TEXTS[page], re.DOTALL)
+    policy = PolicyFile.model_validate(plain(load_yaml(block, page))).gate
+    assert [bool(cell.accept) for cell in policy.cells] == [False, True]
+
+
+def test_the_workflow_of_this_repository_runs_commands_that_exist() -> None:
+    """They are those of the guide, with the config and the code of this repository."""
+    path = ROOT / ".github" / "workflows" / "memory-gate.yml"
+    workflow: Any = plain(load_yaml(path.read_text(), path.name))
+    runs = [step["run"] for step in workflow["jobs"]["memory"]["steps"] if "run" in step]
+    commands = [re.sub(r"^python -m orchestrator|^sweep", "", run) for run in runs[2:]]
+    assert len(commands) == 3
+    for line in commands:
+        with click.Context(main) as context:
+            name, command, rest = main.resolve_command(context, shlex.split(line.split(" > ")[0]))
+            assert command is not None
+            command.make_context(str(name), rest, parent=context)
+    config, source = load_config(ROOT / "configs" / "memory-gate.yaml")
+    cells = expand(config, source, Selection()).cells
+    assert len(cells) == 40
+    assert len({cell.params.values()["model"] for cell in cells} - {None}) == 3
 
 
 def test_every_help_text_has_an_example_that_parses() -> None:
@@ -124,5 +155,6 @@ def test_every_config_in_a_page_is_valid(page: str) -> None:
     from orchestrator.config.schema import parse_config
     from orchestrator.config.selection import Selection
 
-    for text in re.findall(r"```yaml\n(.*?)```", TEXTS[page], re.DOTALL):
+    # Policies begin with `gate`, workflows with `on`.
+    for text in re.findall(r"```yaml\n(?!gate:|on:)(.*?)```", TEXTS[page], re.DOTALL):
         assert expand(*parse_config(text, page), Selection({}, {})).cells

@@ -1,40 +1,49 @@
-"""`sweep compare`: is one run faster than another?"""
+"""`sweep compare`: is one run slower than another, or does it need more memory?"""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.commands.option_types import Percentage
 from orchestrator.cli.text import warn_of_incomplete
-from orchestrator.common.errors import EXIT_FAILURES, ConfigError
+from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.run_location import RunLocation, is_address, require_name, split_cell
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.comparison import ComparisonReport
+    from orchestrator.analysis.checks import Comparison
+    from orchestrator.analysis.gate_policy import Policy
     from orchestrator.report.tables.table import RenderedTable
+    from orchestrator.store.run import Run
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option(
-    "--fail-on",
-    type=click.Choice(["slower", "faster", "ambiguous"]),
-    multiple=True,
-    help="Exit with code 1 if more cells of B have this verdict than chance explains. May be"
-    " repeated.",
+    "--gate",
+    is_flag=True,
+    help="Exit with 1 if a cell is slower or needs more memory, and with 3 if too many cells could"
+    " not be decided. In GitHub Actions, add the result to the summary of the job.",
 )
 @click.option(
-    "--threshold",
-    default="0%",
-    type=Percentage(),
-    help="With --fail-on, ignore differences up to this one, such as 3%.  [0%]",
+    "--policy",
+    type=_FILE,
+    metavar="FILE",
+    help="With --gate, limits other than the default ones. `sweep schema --policy` describes them.",
 )
+@click.option("--markdown", type=_FILE, metavar="FILE", help="Write the result as Markdown.")
+@click.option("--junit", type=_FILE, metavar="FILE", help="Write the result as JUnit XML.")
+@click.option("--json", "json_", type=_FILE, metavar="FILE", help="Write the result as JSON.")
 @click.option(
     "--table",
     type=click.Choice(["kernel-diff"]),
@@ -48,65 +57,144 @@ if TYPE_CHECKING:
     help="Format that is printed. All but text have every column of the table, and nothing else."
     "  [text]",
 )
-def compare(a: str, b: str, table: str | None, form: str, **gate: Any) -> None:
-    """Show which cells of B are faster or slower than in A.
+def compare(a: str, b: str, table: str | None, form: str, **options: Any) -> None:
+    """Show which cells of B are slower, faster, or need more memory than in A.
 
-    A and B are two runs, or two cells as RUN:CELL. Measure both with --repeat: a difference must
-    exceed the noise, which is how much repetitions of a cell differ.
+    A and B are two runs, two cells as RUN:CELL, or two files of predicted memory, which need no GPU:
+    `sweep plan CONFIG --memory --gpu H100 --format json > FILE.json`.
+
+    Measure both runs with --repeat 5: the repetitions show how much the times of equal cells differ.
 
     Example: sweep compare results/demo results/other
     """
+    if table:
+        _print_kernels(a, b, form)
+        return
+    policy = _read_policy(options["policy"])
+    runs: tuple[Run, ...] = ()
+    if _is_file(a) and _is_file(b):
+        from orchestrator.analysis.memory_gate import compare_predictions
+
+        comparison = compare_predictions(_read_predictions(a), _read_predictions(b), policy)
+    else:
+        runs, comparison = _compare_runs(a, b, policy)
+    if options["gate"] and "gpu" in comparison.differences:
+        first, second = comparison.differences["gpu"]
+        raise RunError(
+            f"A was measured on {first} and B on {second}, so a difference does not show the effect"
+            " of a change",
+            "Measure both on the same kind of GPU",
+        )
+    _print(comparison, runs, form)
+    _write_files(comparison, runs, options)
+    if options["gate"]:
+        sys.exit(comparison.exit_code)
+
+
+def _compare_runs(a: str, b: str, policy: Policy) -> tuple[tuple[Run, Run], Comparison]:
     from orchestrator.analysis.comparison import compare_runs
     from orchestrator.analysis.results import incomplete_cells
-    from orchestrator.cli.text.comparison import (
-        compare_kernels,
-        comparison_table,
-        describe_comparison,
-    )
-    from orchestrator.report.formats.terminal import Screen, table_text
-    from orchestrator.report.tables.views import MAX_ROWS
     from orchestrator.store.open import open_run
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(a), _run_and_cell(b)
-    if table:
-        cells = (cell_a, cell_b)
-        with ProgressLine("comparing"):
-            kernels = compare_kernels(open_run(run_a), open_run(run_b), cells)
-        if form == "text":
-            click.echo(table_text(kernels, Screen.of_stdout(), MAX_ROWS, "--format csv"))
-        else:
-            click.echo(_printed(kernels, form).rstrip("\n"))
-        return
     if bool(cell_a) != bool(cell_b):
         raise ConfigError(
             f"{a} and {b}: one is a run and the other a cell",
             "Name two runs, or two cells as RUN:CELL",
         )
-    pair = (cell_a, cell_b) if cell_a else None
     with ProgressLine("comparing"):
         runs = (open_run(run_a), open_run(run_b))
-        report = compare_runs(*runs, pair)
+        comparison = compare_runs(*runs, policy, (cell_a, cell_b) if cell_a else None)
     for run in runs:
         warn_of_incomplete(run, incomplete_cells(run))
+    return runs, comparison
+
+
+def _print(comparison: Comparison, runs: tuple[Run, ...], form: str) -> None:
+    from orchestrator.cli.text.comparison import (
+        changes_table,
+        comparison_table,
+        describe_comparison,
+    )
+    from orchestrator.report.formats.terminal import Screen
+
     if form == "text":
         screen = Screen.of_stdout(may_color=False)
-        for line in describe_comparison(report, screen):
+        for line in describe_comparison(comparison, screen, runs):
             click.echo(screen.text(line))
+        return
+    table = comparison_table(comparison) or changes_table(comparison)
+    if table:
+        click.echo(_printed(table, form).rstrip("\n"))
+
+
+def _write_files(comparison: Comparison, runs: tuple[Run, ...], options: Mapping[str, Any]) -> None:
+    from orchestrator.cli.text.gate_files import gate_json, gate_junit, gate_markdown
+
+    summary = os.environ.get(_SUMMARY) if options["gate"] else None
+    try:
+        if path := options["markdown"]:
+            path.write_text(gate_markdown(comparison, runs))
+        if path := options["junit"]:
+            path.write_text(gate_junit(comparison))
+        if path := options["json_"]:
+            path.write_text(gate_json(comparison))
+        if summary:
+            with open(summary, "a") as file:
+                file.write(gate_markdown(comparison, runs))
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from error
+
+
+def _read_policy(path: Path | None) -> Policy:
+    from pydantic import ValidationError
+
+    from orchestrator.analysis.gate_policy import Policy, PolicyFile
+    from orchestrator.config.schema import read_config_text
+    from orchestrator.config.yaml_source import Source, config_error, load_yaml, plain
+
+    if path is None:
+        return Policy()
+    document = load_yaml(read_config_text(path), str(path))
+    try:
+        return PolicyFile.model_validate(plain(document)).gate
+    except ValidationError as error:
+        raise config_error(error, Source(str(path), document)) from error
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".json") and Path(text).is_file()
+
+
+def _read_predictions(path: str) -> list[dict[str, Any]]:
+    """Read the output of `sweep plan --memory --format json`."""
+    remedy = "Write it with `sweep plan CONFIG --memory --gpu H100 --format json`"
+    try:
+        records: Any = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", remedy) from error
+    keys = {"cell", "task", "params", "memory"}
+    is_known = isinstance(records, list) and all(
+        isinstance(one, dict) and keys <= one.keys() for one in records
+    )
+    if not is_known:
+        raise ConfigError(f"{path}: has no predicted memory", remedy)
+    return list(records)
+
+
+def _print_kernels(a: str, b: str, form: str) -> None:
+    from orchestrator.cli.text.comparison import compare_kernels
+    from orchestrator.report.formats.terminal import Screen, table_text
+    from orchestrator.report.tables.views import MAX_ROWS
+    from orchestrator.store.open import open_run
+
+    (run_a, cell_a), (run_b, cell_b) = _run_and_cell(a), _run_and_cell(b)
+    with ProgressLine("comparing"):
+        kernels = compare_kernels(open_run(run_a), open_run(run_b), (cell_a, cell_b))
+    if form == "text":
+        click.echo(table_text(kernels, Screen.of_stdout(), MAX_ROWS, "--format csv"))
     else:
-        click.echo(_printed(comparison_table(report), form).rstrip("\n"))
-    if _differs(report, **gate):
-        sys.exit(EXIT_FAILURES)
-
-
-def _differs(report: ComparisonReport, fail_on: tuple[str, ...], threshold: float) -> bool:
-    """Return True if more cells than by chance have one of the verdicts of --fail-on."""
-    large = [one for one in report.comparisons if abs(one.ratio.middle - 1) > threshold]
-    for verdict in fail_on:
-        count = sum(one.change.lower() == verdict for one in large)
-        by_chance = 0.0 if verdict == "ambiguous" else report.differing_by_chance
-        if count > by_chance:
-            return True
-    return False
+        click.echo(_printed(kernels, form).rstrip("\n"))
 
 
 def _printed(table: RenderedTable, form: str) -> str:

@@ -42,13 +42,16 @@ def doctor(out: RunLocation) -> None:
 
 
 @click.command()
-def schema() -> None:
+@click.option("--policy", is_flag=True, help="Print that of a policy for `sweep compare --gate`.")
+def schema(policy: bool) -> None:
     """Print the JSON Schema of a config, for editors.
 
     Example: sweep schema > sweep.schema.json
     """
     import json
 
+    from orchestrator.analysis.gate_policy import PolicyFile
     from orchestrator.config.schema import json_schema
 
-    click.echo(json.dumps(json_schema(), indent=1))
+    made = PolicyFile.model_json_schema() if policy else json_schema()
+    click.echo(json.dumps(made, indent=1))

@@ -1,23 +1,25 @@
-"""Output of `sweep compare`: settings that differ, a verdict for each cell, and kernels of two cells."""
+"""Output of `sweep compare`: what differs, a verdict for each cell, and the result of the gate."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.axes import has_value
-from orchestrator.analysis.cell_timing import AGREEMENT, RatioInterval
-from orchestrator.analysis.comparison import Change, Comparison, ComparisonReport, cell_labels
+from orchestrator.analysis.checks import MEMORY, Check, Comparison
+from orchestrator.analysis.comparison import cell_labels
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import Results, load_results
+from orchestrator.analysis.time_checks import KERNELS, OPERATIONS, STEP
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import RunError
 from orchestrator.common.text import cell_count, cells_and_verb
+from orchestrator.planning.invocation import command_with
 from orchestrator.report.formats.terminal import Screen, dense_table_text
+from orchestrator.report.tables.formatters import to_gib
 from orchestrator.report.tables.kernel_tables import difference_between
 from orchestrator.report.tables.layouts import text_table
 from orchestrator.report.tables.registry import TABLES
@@ -29,150 +31,193 @@ from orchestrator.report.tables.table import (
     milliseconds,
     quantity,
 )
-from orchestrator.report.text.numbers import HOST_MARK
 from orchestrator.store.run import Run, find_cell
 
 KERNEL_DIFF = "kernel-diff"
 _LISTED = 8
+_REASONS = 3  # why cells are undecided, in lines of their own
 _VERDICT = "verdict"
-# Of a relative difference. From here on, it is printed as a factor: as a percentage, a time could
-# not be so much shorter.
-_LARGE_NOISE = 1.0
-# Above this factor, the repetitions are too few to estimate the noise any better.
-_MAX_FACTOR = 10
-_BOUND_BY = {
-    BoundBy.GPU: f"{BoundBy.GPU} on both sides",
-    BoundBy.CPU: f"{BoundBy.CPU} ({HOST_MARK})",
-}
+_JUDGED = {STEP: "step time", KERNELS: "kernel time", OPERATIONS: "step time in operations"}
 
 
-def describe_comparison(report: ComparisonReport, screen: Screen) -> Iterator[str]:
-    """Yield the lines of a comparison of two runs or cells. The table fits the screen."""
-    for name, (a, b) in report.differences.items():
+def describe_comparison(
+    comparison: Comparison, screen: Screen, runs: Sequence[Run] = ()
+) -> Iterator[str]:
+    """Yield the lines of a comparison. The tables fit the screen.
+
+    runs: A and B, whose commands are shown with the options that decide what is undecided.
+    """
+    for name, (a, b) in comparison.differences.items():
         yield f"{name}: {a} → {b}"
-    yield _noise(report)
-    if report.of_kernels:
-        yield "one run timed no steps: kernel times are compared"
-    table = dense_table_text(comparison_table(report), screen, "--format csv")
-    yield f"\n{table}\n"
-    yield from _summary(report)
-    yield from _cpu_warning(report.comparisons)
-    yield from _agreement(report.comparisons)
+    if runs and not comparison.differences:
+        yield "A and B are the same program, so each difference is a false alarm"
+    for table in filter(None, (comparison_table(comparison), changes_table(comparison))):
+        yield f"\n{dense_table_text(table, screen, '--format csv')}\n"
+    yield from describe_outcome(comparison, runs)
 
 
-def _noise(report: ComparisonReport) -> str:
-    degrees = report.noise.degrees_of_freedom
-    known_count = sum(map(attrgetter("noise_is_known"), report.comparisons))
-    unknown = len(report.comparisons) - known_count
-    if unknown == len(report.comparisons):
-        reasons = set(map(attrgetter("reason"), report.comparisons))
-        problem = reasons.pop() if len(reasons) == 1 else "measured once on one side or on both"
-        remedy = "Measure both sides with --repeat 5"
-        return f"{problem}, so the noise between processes is not known. {remedy}"
-    deviations = [one.noise.deviation for one in report.comparisons if one.noise_is_known]
-    # Deviations of the logarithms of times.
-    quantiles = np.quantile(deviations, [0, 0.5, 1])
-    least, middle, most = (_difference(one, math.exp(one), ".2%") for one in quantiles)
-    spread = middle
-    if len(deviations) > 1:
-        spread += f" in the median cell, {least} to {most}"
-    known = f"noise between processes: {spread}, with {degrees} degrees of freedom"
-    if unknown:
-        cells = cells_and_verb(unknown, "was", "were")
-        known += f". {cells} measured once: measure again with --repeat 5"
-    return known
+def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterator[str]:
+    """Yield the result, what it rests on, and the commands that decide what is undecided."""
+    yield _headline(comparison)
+    if not comparison.times and (changed := _counts(comparison.exact)):
+        yield f"memory: {changed}"
+    for gate, judged in _JUDGED.items():
+        checks = [check for check in comparison.times if check.gate == gate]
+        if checks:
+            yield f"by {judged}: {_counts(checks)}{_worst(checks)}"
+    yield from _exact(comparison)
+    yield from _information(comparison.times)
+    yield from _power(comparison)
+    only_a, only_b = comparison.only
+    if only_a or only_b:
+        alone = [
+            f"{cell_count(n)} only in {side}" for n, side in ((only_a, "A"), (only_b, "B")) if n
+        ]
+        yield f"not compared: {', '.join(alone)}"
+    yield from _accepted(comparison)
+    yield from _undecided(comparison, runs)
 
 
-def _difference(relative: float, factor: float, form: str) -> str:
-    """Return a relative difference, such as `±0.60%`, or the factor that it is if it is large."""
-    if relative < _LARGE_NOISE:
-        return f"±{relative:{form}}"
-    return f"factor {factor:.1f}" if factor <= _MAX_FACTOR else f"factor > {_MAX_FACTOR}"
+def _headline(comparison: Comparison) -> str:
+    count = len(comparison.cells)
+    failed = len({check.cell for check in comparison.failures})
+    open_ = count - comparison.decided_cells
+    if comparison.outcome == "FAIL":
+        suffix = f"; {open_} undecided" if open_ else ""
+        return f"FAIL: {failed} of {cells_and_verb(count, 'is worse', 'are worse')} in B{suffix}"
+    if comparison.outcome == "PASS":
+        suffix = f"; {cell_count(open_)} UNDECIDED, within at_least" if open_ else ""
+        return f"PASS: {comparison.decided_cells} of {cell_count(count)}{suffix}"
+    return f"UNDECIDED: {open_} of {cells_and_verb(count, 'was', 'were')} not decided"
 
 
-def comparison_table(report: ComparisonReport) -> RenderedTable:
-    """Return a table with a row for each compared cell."""
-    rows = [(one.settings, _measures(one)) for one in report.comparisons]
-    return text_table("Comparison", rows, _VERDICT)
+def _counts(checks: Sequence[Check]) -> str:
+    counts = Counter(check.verdict for check in checks)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
 
 
-def _measures(one: Comparison) -> dict[str, Entry]:
+def _worst(checks: Sequence[Check]) -> str:
+    ratios = [check.ratio for check in checks if check.ratio]
+    return f"; B / A {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
+
+
+def _exact(comparison: Comparison) -> Iterator[str]:
+    by_gate: dict[str, list[Check]] = {}
+    for check in comparison.exact:
+        by_gate.setdefault(check.gate, []).append(check)
+    parts = []
+    for gate, checks in by_gate.items():
+        good = sum(check.verdict in (Verdict.SAME, Verdict.BETTER) for check in checks)
+        if gate == MEMORY:
+            limit = f"{comparison.policy.memory:.0%}"
+            worst = max((check.ratio or 1 for check in checks), default=1) - 1
+            text = f"peak memory within {limit} in {good} of {cell_count(len(checks))}"
+            parts.append(f"{text} (largest change {worst:+.1%})")
+        else:
+            parts.append(f"{gate} not worse in {good} of {len(checks)}")
+    if parts:
+        yield f"exact: {'; '.join(parts)}"
+
+
+def _information(checks: Sequence[Check]) -> Iterator[str]:
+    others = [check for check in checks if check.gate != STEP and check.step_ratio]
+    for bound in (BoundBy.GPU, BoundBy.CPU):
+        ratios = [one.step_ratio for one in others if one.bound_by is bound and one.step_ratio]
+        if ratios:
+            cells = f"{len(ratios)} {bound} {'cell' if len(ratios) == 1 else 'cells'}"
+            span = f"{min(ratios):.3f} to {max(ratios):.3f}"
+            yield f"for information, step time of {cells}, which is not judged: B / A {span}"
+
+
+def _power(comparison: Comparison) -> Iterator[str]:
+    found = [check.detectable for check in comparison.times if check.detectable]
+    if found:
+        middle = sorted(found)[len(found) // 2]
+        alarm = f"{comparison.policy.false_alarm:.2%}".replace(".00", "")
+        detectable = f"{middle:.1%}" if middle < 1 else "more than 100%"
+        yield (
+            f"probability of a false alarm in the whole comparison: at most {alarm}; a slow-down of"
+            f" {detectable} in the median cell would be found with 90%"
+        )
+
+
+def _accepted(comparison: Comparison) -> Iterator[str]:
+    for check in comparison.checks:
+        if check.accepted and check.verdict in (Verdict.SLOWER, Verdict.WORSE):
+            yield f"accepted: {check.gate} of {check.label}, because {check.accepted}"
+
+
+def _undecided(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the number of cells for each reason, and the commands that decide them."""
+    reasons = Counter(check.reason for check in comparison.undecided).most_common()
+    for reason, count in reasons[:_REASONS]:
+        yield f"undecided: {cell_count(count)}: {reason}"
+    if count := sum(count for _, count in reasons[_REASONS:]):
+        yield f"undecided: {cell_count(count)}, for other reasons in the notes"
+    options = [check.remedy for check in comparison.undecided if check.remedy]
+    if not options:
+        return
+    if any(run.is_published for run in runs):
+        yield f"to decide, measure both on one machine, with {' '.join(_joined(options))}"
+        return
+    yield "to decide, measure both and compare again:"
+    for run in runs:
+        yield f"  {command_with(run, _joined(options))}"
+
+
+def _joined(options: Sequence[str]) -> list[str]:
+    """Return the words of all options, and the largest number of repetitions."""
+    words: dict[str, str] = {}
+    for option in options:
+        name, _, value = option.partition(" ")
+        if name != "--repeat" or int(value) > int(words.get(name, "0")):
+            words[name] = value
+    return [word for pair in words.items() for word in pair]
+
+
+def comparison_table(comparison: Comparison) -> RenderedTable | None:
+    """Return a table with a row for each time that is compared; None without times."""
+    rows = [(check.settings, _measures(check)) for check in comparison.times]
+    return text_table("Comparison", rows, _VERDICT) if rows else None
+
+
+def _measures(check: Check) -> dict[str, Entry]:
     """Return the entries of a row; on a narrow screen, the last ones are left out."""
-    ratio, interval, noise, kernels = one.ratio, MISSING, MISSING, MISSING
-    verdict = str(one.change)
-    if one.differs and one.bound_by is BoundBy.CPU:
-        verdict += f" ({BoundBy.CPU})"
-    if not math.isnan(ratio.low):
-        interval = Entry(f"{ratio.low:.4f} to {ratio.high:.4f}")
-    if one.noise_is_known:
-        noise = Entry(_difference(one.noise_threshold, 1 + one.noise_threshold, ".1%"))
-    if one.kernel_ratio:
-        kernels = quantity(one.kernel_ratio.middle, ".4f")
+    interval = rounds = MISSING
+    if check.interval and check.interval[1] < float("inf"):
+        interval = Entry(f"{check.interval[0]:.4f} to {check.interval[1]:.4f}")
+    if check.log_ratios:
+        rounds = quantity(len(check.log_ratios), ".0f")
+    shown = milliseconds if check.unit == "ms" else partial(quantity, form=",.0f")
     return {
-        _VERDICT: Entry(verdict),
-        "B / A": quantity(ratio.middle, ".4f"),
-        NOTES: Entry(one.reason),
+        _VERDICT: Entry(str(check.verdict)),
+        "B / A": quantity(check.ratio, ".4f"),
+        NOTES: Entry(check.reason),
+        "by": Entry(check.gate) if check.log_ratios else MISSING,
         "interval": interval,
-        "A": milliseconds(one.a.ms),
-        "B": milliseconds(one.b.ms),
-        "noise": noise,
-        "kernels, B / A": kernels,
+        "A": shown(check.a),
+        "B": shown(check.b),
+        "rounds": rounds,
+        "step, B / A": quantity(check.step_ratio, ".4f"),
     }
 
 
-def _summary(report: ComparisonReport) -> Iterator[str]:
-    """Yield how many cells have each verdict, how many would differ by chance, and how many surely."""
-    comparisons = report.comparisons
-    counts = Counter(map(attrgetter("change"), comparisons))
-    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Change if counts[verdict])
-    suffix = ""
-    if report.unmatched:
-        suffix = f"; {cell_count(report.unmatched)} that only one of them measured"
-    yield f"{verdicts}; geometric mean of B / A: {report.geometric_mean:.4f}{suffix}"
-    if report.differing_by_chance:
-        differing = sum(map(attrgetter("differs"), comparisons))
-        cells = cells_and_verb(len(comparisons), "differs", "differ")
-        yield f"{differing} of {cells}. By chance, {report.differing_by_chance:.2g} would differ"
-    if count := sum(map(attrgetter("is_distribution_free"), comparisons)):
-        yield f"{count} of them without an assumption about the noise: no attempts overlap"
-
-
-def _cpu_warning(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Yield a warning if another CPU could explain some of the differences."""
-    limits = [one.bound_by for one in comparisons if one.differs]
-    bound = limits.count(BoundBy.CPU)
-    if not bound:
-        return
-    if len(limits) == 1:
-        subject = "the cell that differs is"
-    elif bound < len(limits):
-        subject = f"{bound} of the {len(limits)} cells that differ are"
-    else:
-        subject = f"all {bound} cells that differ are"
-    yield f"{subject} CPU-bound: another CPU may explain the difference"
-
-
-def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Yield how many cells agree in their times and in their kernel times."""
-    shares = []
-    for kind in BoundBy:
-        ratios = [one.ratio for one in comparisons if one.bound_by is kind]
-        if ratios:
-            shares.append(f"{_agreeing(ratios, len(ratios))} {_BOUND_BY[kind]}")
-    cells = cells_and_verb(len(comparisons), "agrees", "agree")
-    sentence = f"{_agreeing([one.ratio for one in comparisons], cells)} within their intervals"
-    sentence += f" or {AGREEMENT:.0%}"
-    if shares:
-        sentence += f": {', '.join(shares)}"
-    yield sentence
-    kernels = list(filter(None, map(attrgetter("kernel_ratio"), comparisons)))
-    if kernels:
-        cells = cells_and_verb(len(kernels), "agrees", "agree")
-        yield f"in kernel time, which does not depend on the CPU, {_agreeing(kernels, cells)}"
-
-
-def _agreeing(ratios: Sequence[RatioInterval], total: object) -> str:
-    return f"{sum(map(attrgetter('agrees'), ratios))} of {total}"
+def changes_table(comparison: Comparison) -> RenderedTable | None:
+    """Return a table of exact quantities that changed; None if none did."""
+    rows = []
+    for check in comparison.exact:
+        if check.verdict is Verdict.SAME:
+            continue
+        measures = {
+            _VERDICT: Entry(str(check.verdict)),
+            "B / A": quantity(check.ratio if check.unit == "bytes" else None, ".4f"),
+            NOTES: Entry(check.reason),
+            "what": Entry(check.gate),
+            "A": to_gib(check.a) if check.unit == "bytes" else MISSING,
+            "B": to_gib(check.b) if check.unit == "bytes" else MISSING,
+        }
+        rows.append((check.settings, measures))
+    return text_table("Changes", rows, _VERDICT) if rows else None
 
 
 def compare_kernels(a: Run, b: Run, cells: tuple[str, str] = ("", "")) -> RenderedTable:

@@ -101,6 +101,8 @@ def plan_records(
                 "at_least_bytes": prediction.least_bytes(),
                 "how": prediction.how,
                 "reason": reason_of(cell, prediction, card),
+                "at_peak_bytes": prediction.role_bytes(),
+                "module_bytes": dict(prediction.module_bytes),
             }
         yield record
 

@@ -43,10 +43,6 @@ def test_statuses_and_flaws_of_the_command_line_are_those_of_the_program() -> No
             for size in ("nan", "inf", "1e400", "-1", "x")
         ),
         *(
-            (("compare", "a", "b", "--threshold", share), "--threshold")
-            for share in ("nan%", "inf", "3", HUGE + "%")
-        ),
-        *(
             (("plan", "c.yaml", "--sample", share), "--sample")
             for share in ("nan%", "inf%", "-1%", "0%", "0.0%", HUGE + "%")
         ),

@@ -21,7 +21,7 @@ from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver, nccl_bytes
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning import predicting_process
+from orchestrator.planning import predicting_process, prediction_requests
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.report.formats.terminal import Screen
@@ -108,6 +108,16 @@ def test_each_need_is_asked_for_once(asked: list[PredictionRequest]) -> None:
     ]  # the sizes are known, and say so
     assert len(asked) == 1
     predict_memory([cell_of(memory_limit_gib=2.25)], None, ())  # there the allocator must be tried
+    assert len(asked) == 2
+
+
+def test_predictions_are_not_remembered_for_other_code_of_this_program(
+    asked: list[PredictionRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory gate would otherwise compare a prediction with itself."""
+    for digest in ("one", "one", "two"):
+        monkeypatch.setattr(prediction_requests, "_code_digest", lambda digest=digest: digest)
+        predict_memory([cell_of()], TINY_GPU, ())
     assert len(asked) == 2
 
 

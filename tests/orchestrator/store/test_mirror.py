@@ -172,7 +172,7 @@ def test_another_host_reads_and_continues_a_run(
     shown = call("show", ADDRESS, cell).output
     assert "all is well" in shown
     assert f"by hand: env PYTHONPATH={ROOT}" in shown
-    assert "1 AMBIGUOUS" in call("compare", f"{ADDRESS}:{cell}", f"{ADDRESS}:{cell}").output
+    assert "1 UNDECIDED" in call("compare", f"{ADDRESS}:{cell}", f"{ADDRESS}:{cell}").output
     assert call("report", ADDRESS, "--table", "timings").exit_code == 0
     assert "timings.md" in bucket.names("runs/x/report/")
     run = open_run(ADDRESS)

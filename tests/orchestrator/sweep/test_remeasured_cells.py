@@ -110,8 +110,8 @@ def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], SweepR
     assert sorted(map(length_of, scheduler.begun)) == [16, 32]
     assert (result.quality["interval-wide"], result.counts) == (0, {Status.OK: 2})
     run = request_of().run
-    timings = load_timings(run).steps.values()
-    assert [timing.medians_ms for timing in timings] == [pytest.approx((10.045,))] * 3
+    timings = load_timings(run).timings.values()
+    assert [timing.steps_ms for timing in timings] == [pytest.approx((10.045,))] * 3
     after = load_results(run).cells.set_index("context_length")
     assert after["attempts"].to_dict() == {16: 2, 32: 2, 64: 1}
     assert after["repetitions"].to_list() == [1, 1, 1]
@@ -132,8 +132,8 @@ def test_repetitions_of_a_replaced_cell_add_to_the_new_attempt(
     replaced = [one.cell.id for one in scheduler.begun[:2]]
     assert run.marks() == {cell: [1] for cell in replaced}
     assert load_results(run).cells["repetitions"].to_list() == [2, 2, 2]
-    timings = load_timings(run).steps.values()
-    assert [len(timing.medians_ms) for timing in timings] == [2, 2, 2]
+    timings = load_timings(run).timings.values()
+    assert [len(timing.steps_ms) for timing in timings] == [2, 2, 2]
 
 
 def test_a_failed_replacement_leaves_the_earlier_success(

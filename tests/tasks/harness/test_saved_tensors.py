@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from model.accounting import residual_stream_bytes, saved_block_bytes
 from model.config import Dimensions
-from tasks.harness.saved_tensors import SavedTensors
+from tasks.harness.saved_tensors import SavedTensors, of_all_layers
 from tasks.prediction.predictor import track
+from tasks.prediction.resizing import trace_by_layers
 from tasks.spec.tables import Sample
 from tasks.train_step import build
 from tasks.training.parameters import TrainStepParams
@@ -84,6 +85,32 @@ def test_operations_have_a_place_and_a_name() -> None:
         (4, "ffn: SigmoidBackward0", wide),
         (5, "attn scores: BmmBackward0", 2 * 4 * 2 * 64 * 96),
     ]
+
+
+def test_sizes_by_module_add_up_all_layers_and_what_is_outside_of_them() -> None:
+    """The model that is written out from smaller ones has the same sizes as the one traced whole."""
+    whole = track(params_of(num_layers=12))
+    wide = 4 * 2 * 64 * 256
+    assert whole.module_bytes["layers.*.ffn: MulBackward0"] == 12 * 3 * wide
+    assert whole.module_bytes["parameter layers.*.ffn.w1.weight"] == 12 * 4 * 96 * 256
+    assert whole.module_bytes["lm_head: MmBackward0"] == 4 * 2 * 64 * 96
+    written = trace_by_layers(params_of(num_layers=12), track)
+    assert written is not None
+    assert written.module_bytes == whole.module_bytes
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("layers.11.ffn", "layers.*.ffn"),
+        ("model.layers.0.mlp scores", "model.layers.*.mlp scores"),
+        ("h.3", "h.*"),
+        ("conv2.norm1", "conv2.norm1"),
+        ("", ""),
+    ],
+)
+def test_the_path_of_all_layers_has_no_number(path: str, expected: str) -> None:
+    assert of_all_layers(path) == expected
 
 
 def test_saved_tensors_have_their_module_even_without_a_backward_pass() -> None:

@@ -77,6 +77,8 @@ def test_a_program_reads_the_plan_of_each_cell(
         "at_least_bytes": None,
         "how": "tracked",
         "reason": "",
+        "at_peak_bytes": {"parameters": GIB},
+        "module_bytes": {},
     }
     assert cells[-1]["memory"]["verdict"] is None
     assert cells[-1]["memory"]["reason"] == "the memory of matmul is not predicted"

@@ -1,0 +1,253 @@
+"""Checks of times: which time of a cell says something about the program, and its verdict.
+
+A step time depends on the CPU if the step is CPU-bound, and on the machine. GPU-bound steps are
+compared on one machine only, kernel times on any. CPU-bound step times are shown, and judged only if
+the policy asks for it, in operations of the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from orchestrator.analysis.axes import Row, has_value
+from orchestrator.analysis.cell_timing import CellTiming
+from orchestrator.analysis.checks import Check
+from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
+from orchestrator.analysis.gate_policy import Policy
+from orchestrator.analysis.verdicts import (
+    MIN_ROUNDS,
+    UNKNOWN,
+    Noise,
+    Rounds,
+    RoundsDecision,
+    Verdict,
+    decide,
+    detectable,
+    rounds_needed,
+)
+from tasks.spec.status import Status
+
+STEP, KERNELS, OPERATIONS = "step", "kernels", "operations"
+UNITS = {STEP: "ms", KERNELS: "ms", OPERATIONS: "operations"}
+# Noise of the kernel time of one process, of any cell on any machine. In 298 pairs of processes on
+# H200s of 6 machines, where nothing had changed, the largest difference was 1.7 %; with these values
+# one pair in 215 is expected to exceed it (benchmarks/gate_noise.csv).
+KERNEL_NOISE = Noise(0.004, 30)
+_CPU_ROUNDS = 20  # of 10, a comparison in 75 had a false alarm at 10 %
+_USUAL_ROUNDS, _MOST_ROUNDS = 5, 100
+_CLOCK_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class CellPair:
+    """One cell in both runs.
+
+    names: facts that are equal on one machine only.
+    """
+
+    settings: Mapping[str, str]
+    rows: tuple[Row, Row]
+    timings: tuple[CellTiming, CellTiming]
+    policy: Policy
+    accepted: str
+    names: tuple[str, ...] = ("host", "gpu_uuid")
+
+    @property
+    def cell(self) -> str:
+        return str(self.rows[0]["cell"])
+
+    @property
+    def is_same_machine(self) -> bool:
+        """True if both have the same host or the same GPU. A container may have a new host name."""
+        for name in self.names:
+            is_known = all(has_value(row, name) and row[name] for row in self.rows)
+            if is_known and self.rows[0][name] == self.rows[1][name]:
+                return True
+        return False
+
+    @property
+    def bound_by(self) -> BoundBy | None:
+        """CPU-bound if either time is, GPU-bound if both are, and None if that is unknown."""
+        limits = {timing.bound_by for timing in self.timings}
+        if BoundBy.CPU in limits:
+            return BoundBy.CPU
+        return None if None in limits else BoundBy.GPU
+
+    def both(self, quantity: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Return a quantity of each attempt of both sides; None if one side has none."""
+        names = {STEP: "steps_ms", KERNELS: "kernels_ms", OPERATIONS: "operations"}
+        first, second = (getattr(timing, names[quantity]) for timing in self.timings)
+        return (first, second) if first and second else None
+
+
+def time_checks(pairs: Sequence[CellPair], policy: Policy) -> Iterator[Check]:
+    """Yield a check of the time of each pair that both sides timed."""
+    undecided: dict[int, Check] = {}
+    rounds: dict[int, Rounds] = {}
+    for number, pair in enumerate(pairs):
+        found = _question(pair)
+        if isinstance(found, Rounds):
+            rounds[number] = found
+        elif found is not None:
+            undecided[number] = found
+    decisions = dict(zip(rounds, decide([*rounds.values()], policy.false_alarm), strict=True))
+    for number, pair in enumerate(pairs):
+        check = undecided.get(number)
+        if number in rounds:
+            one = rounds[number]
+            check = _decided(pair, one, decisions[number], len(rounds), policy.false_alarm)
+        if check is not None:
+            yield replace(check, accepted=pair.accepted)
+
+
+def _question(pair: CellPair) -> Rounds | Check | None:
+    """Return the rounds to decide on, a check that cannot be decided, or None without times."""
+    steps, kernels = pair.both(STEP), pair.both(KERNELS)
+    if not steps and not kernels:
+        return _without_times(pair)
+    limits, is_same = pair.policy, pair.is_same_machine
+    count = min(map(len, steps)) if steps else 0
+    is_gpu_bound = pair.bound_by is BoundBy.GPU
+    # A few rounds of kernel times are decided by the noise that is known of them.
+    if steps and is_same and is_gpu_bound and (count >= MIN_ROUNDS or not kernels):
+        quantity, threshold, prior = STEP, limits.step.gpu_bound, UNKNOWN
+    elif (
+        isinstance(limits.step.cpu_bound, float)
+        and is_same
+        and not is_gpu_bound
+        and pair.both(OPERATIONS)
+    ):
+        if count < _CPU_ROUNDS:
+            reason = f"CPU-bound, which needs {_CPU_ROUNDS} rounds and has {count}"
+            return _undecided(pair, OPERATIONS, reason, f"--repeat {_CPU_ROUNDS}")
+        waited = [row["waited_for_core"] for row in pair.rows if has_value(row, "waited_for_core")]
+        if max(waited, default=0) > MAX_CORE_WAIT:
+            reason = f"other processes used its cores more than {MAX_CORE_WAIT:.0%} of the time"
+            return _undecided(pair, OPERATIONS, reason, "--retry cpu-contended")
+        quantity, threshold, prior = OPERATIONS, limits.step.cpu_bound, UNKNOWN
+    elif kernels:
+        own = limits.kernels
+        threshold = own.same_machine if is_same else own.other_machine
+        quantity, prior = KERNELS, KERNEL_NOISE.of_ratio()
+    else:
+        return _undecided(pair, STEP, *_without_kernels(pair))
+    return Rounds(_log_ratios(pair, quantity), threshold, quantity, prior)
+
+
+def _without_times(pair: CellPair) -> Check | None:
+    """Return an undecided check of a cell that both measured, unless memory is all they measured."""
+    if any(row["status"] != Status.OK for row in pair.rows):
+        return None
+    has_memory = all(has_value(row, "peak_allocated_bytes") for row in pair.rows)
+    is_timed = any(timing.steps_ms or timing.kernels_ms for timing in pair.timings)
+    if has_memory and not is_timed:
+        return None
+    return _undecided(pair, STEP, "no time was measured in both", "")
+
+
+def _log_ratios(pair: CellPair, quantity: str) -> tuple[float, ...]:
+    """Return the log ratio of each round.
+
+    Another machine differs in the same way in all rounds, so that they are one round.
+    """
+    both = pair.both(quantity)
+    assert both is not None
+    logs = [np.log(values) for values in both]
+    if not pair.is_same_machine:
+        return (float(np.median(logs[1]) - np.median(logs[0])),)
+    rounds = min(map(len, logs))
+    return tuple(map(float, logs[1][:rounds] - logs[0][:rounds]))
+
+
+def _without_kernels(pair: CellPair) -> tuple[str, str]:
+    """Return why a step time says nothing, and the option of `sweep run` that helps."""
+    if pair.rows[0].get("device") == "cpu":
+        reason = (
+            "a step on the CPU takes longer when anything else runs there; a policy with"
+            f" step.cpu_bound: 10% judges it from {_CPU_ROUNDS} rounds on"
+        )
+        return reason, f"--repeat {_CPU_ROUNDS}"
+    option = "--instrument kernel_time"
+    if pair.bound_by is BoundBy.GPU:
+        return "measured on two machines, without kernel times", option
+    if pair.bound_by is BoundBy.CPU:
+        return "CPU-bound, without kernel times", option
+    return "not known to be GPU-bound, without kernel times", option
+
+
+def _clock_explanation(pair: CellPair, rounds: Rounds, decision: RoundsDecision) -> str:
+    """Return how the GPU clocks differ, if the difference is not as large in clock cycles too."""
+    first, second = (timing.clock_mhz for timing in pair.timings)
+    if rounds.kind == OPERATIONS or not first or not second:
+        return ""
+    if abs(second / first - 1) <= _CLOCK_TOLERANCE:
+        return ""
+    sign = 1 if decision.verdict is Verdict.SLOWER else -1
+    cycles = decision.log_ratio + math.log(second / first)
+    if sign * cycles >= math.log1p(rounds.threshold):
+        return ""
+    return f"the GPU clocks differ: A {first:,.0f} MHz, B {second:,.0f} MHz"
+
+
+def _undecided(pair: CellPair, quantity: str, reason: str, remedy: str) -> Check:
+    return _check(pair, quantity, Verdict.UNDECIDED, reason=reason, remedy=remedy)
+
+
+def _check(
+    pair: CellPair, quantity: str, verdict: Verdict, reason: str = "", remedy: str = ""
+) -> Check:
+    a, b = (_middle(values) for values in pair.both(quantity) or pair.both(STEP) or ((), ()))
+    steps = pair.both(STEP)
+    return Check(
+        pair.cell,
+        pair.settings,
+        quantity,
+        verdict,
+        a,
+        b,
+        UNITS[quantity],
+        reason,
+        remedy,
+        bound_by=pair.bound_by,
+        is_same_machine=pair.is_same_machine,
+        step_ratio=_middle(steps[1]) / _middle(steps[0]) if steps and quantity != STEP else None,
+    )
+
+
+def _middle(values: Sequence[float]) -> float:
+    return float(np.median(values)) if values else math.nan
+
+
+def _decided(
+    pair: CellPair, rounds: Rounds, decision: RoundsDecision, cells: int, false_alarm: float
+) -> Check:
+    count = len(rounds.log_ratios)
+    check = replace(
+        _check(pair, rounds.kind, decision.verdict),
+        log_ratios=rounds.log_ratios,
+        interval=decision.interval,
+        threshold=rounds.threshold,
+        detectable=detectable(decision, count, rounds.threshold),
+    )
+    if decision.verdict in (Verdict.SLOWER, Verdict.FASTER):
+        reason = _clock_explanation(pair, rounds, decision)
+        if reason:
+            return replace(check, verdict=Verdict.UNDECIDED, reason=reason, remedy="--retry ok")
+    if decision.verdict is not Verdict.UNDECIDED:
+        return check
+    if not pair.is_same_machine:
+        deviation = decision.noise.deviation
+        reason = f"differs by more than the limit, but two machines may differ by ±{deviation:.1%}"
+        return replace(check, reason=reason, remedy="")
+    if not decision.noise.degrees_of_freedom:
+        reason = "measured once, so the noise between processes is not known"
+        return replace(check, reason=reason, remedy=f"--repeat {_USUAL_ROUNDS}")
+    reason = f"noise of ±{math.expm1(decision.noise.deviation):.1%} between rounds"
+    needed = rounds_needed(decision.noise, rounds.threshold, cells, false_alarm)
+    if needed > _MOST_ROUNDS:
+        return replace(check, reason=f"{reason}: more than {_MOST_ROUNDS} rounds would be needed")
+    return replace(check, reason=reason, remedy=f"--repeat {max(needed, count + 1, _USUAL_ROUNDS)}")

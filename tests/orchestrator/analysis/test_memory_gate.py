@@ -1,0 +1,152 @@
+"""Comparison of predicted memory: what is worse, what grew, and what cannot be decided."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.gate_policy import Policy, PolicyFile
+from orchestrator.analysis.memory_gate import compare_predictions
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.common.errors import ConfigError, RunError
+
+MIB = 2**20
+
+
+def record(size: str = "small", **memory: Any) -> dict[str, Any]:
+    """Return an object of `sweep plan --memory --format json`."""
+    return {
+        "cell": f"id-{size}",
+        "task": "train_step",
+        "params": {"size": size, "context_length": 128, "model": None, "model_args": {}},
+        "memory": {
+            "verdict": "fits",
+            "peak_allocated_bytes": 1000.0 * MIB,
+            "how": "tracked",
+            "reason": "",
+            "at_peak_bytes": {
+                "parameters": 200 * MIB,
+                "optimizer state": 400 * MIB,
+                "activations: ffn": 390 * MIB,
+                "temporary": 10 * MIB,
+            },
+            "module_bytes": {
+                "layers.*.ffn: MulBackward0": 190 * MIB,
+                "layers.*.ffn: MmBackward0": 200 * MIB,
+                "parameter layers.*.ffn.w1.weight": 100 * MIB,
+                "temporary: ffn": 10 * MIB,
+            },
+            **memory,
+        },
+    }
+
+
+def changed(*, peak: float, roles: dict[str, float], modules: dict[str, float]) -> dict[str, Any]:
+    """Return the record with MiB added to its peak, its roles and its modules."""
+    made = record()
+    memory = made["memory"]
+    memory["peak_allocated_bytes"] += peak * MIB
+    for key, more in (("at_peak_bytes", roles), ("module_bytes", modules)):
+        for name, size in more.items():
+            memory[key][name] = memory[key].get(name, 0) + size * MIB
+    return made
+
+
+@pytest.mark.parametrize(
+    ("peak", "roles", "modules", "verdict", "reason"),
+    [
+        (0, {}, {}, Verdict.SAME, ""),
+        (9, {"activations: ffn": 9}, {"layers.*.ffn: MulBackward0": 9}, Verdict.SAME, ""),
+        (
+            96,
+            {"activations: ffn": 96},
+            {"layers.*.ffn: SiluBackward0": 96, "parameter layers.*.ffn.w1.weight": 1},
+            Verdict.WORSE,
+            "activations: ffn +96.0 MiB; layers.*.ffn: SiluBackward0 +96.0 MiB",
+        ),
+        (
+            150,
+            {"parameters": 50, "optimizer state": 100},
+            {"parameter layers.*.ffn.w4.weight": 50, "layers.*.ffn: MmBackward0": 1},
+            Verdict.WORSE,
+            "optimizer state +100.0 MiB; parameter layers.*.ffn.w4.weight +50.0 MiB",
+        ),
+        (
+            20,
+            {"temporary": 20},
+            {"temporary: loss": 20},
+            Verdict.WORSE,
+            "temporary +20.0 MiB; temporary: loss +20.0 MiB",
+        ),
+        (
+            -200,  # a faster optimizer with less memory
+            {"optimizer state": -200},
+            {},
+            Verdict.BETTER,
+            "optimizer state -200.0 MiB",
+        ),
+    ],
+)
+def test_a_change_of_memory_names_what_grew_or_shrank(
+    peak: float, roles: dict[str, float], modules: dict[str, float], verdict: Verdict, reason: str
+) -> None:
+    after = changed(peak=peak, roles=roles, modules=modules)
+    comparison = compare_predictions([record()], [after], Policy())
+    (check,) = comparison.checks
+    assert (check.verdict, check.reason) == (verdict, reason)
+    assert comparison.exit_code == (1 if verdict is Verdict.WORSE else 0)
+
+
+def test_a_cell_that_no_longer_fits_is_worse_however_little_it_grew() -> None:
+    after = changed(peak=1, roles={"temporary": 1}, modules={})
+    after["memory"]["verdict"] = "oom"
+    assert compare_predictions([record()], [after], Policy()).exit_code == 1
+    both = deepcopy(after)
+    assert compare_predictions([both], [after], Policy()).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "reason"),
+    [
+        (
+            {"peak_allocated_bytes": None, "reason": "it does not run without data"},
+            "no peak is predicted in B: it does not run without data",
+        ),
+        ({"how": "as eager"}, "predicted in two ways: tracked and as eager"),
+    ],
+)
+def test_a_cell_without_two_equal_predictions_is_undecided(
+    memory: dict[str, Any], reason: str
+) -> None:
+    comparison = compare_predictions([record()], [record(**memory)], Policy())
+    (check,) = comparison.checks
+    assert (check.verdict, check.reason) == (Verdict.UNDECIDED, reason)
+    assert comparison.exit_code == 3
+
+
+def test_cells_of_one_side_only_are_counted() -> None:
+    comparison = compare_predictions(
+        [record("small"), record("large")], [record("small"), record("xl")], Policy()
+    )
+    assert comparison.only == (1, 1)
+    assert comparison.outcome == "PASS"
+    with pytest.raises(RunError, match="no cell in common"):
+        compare_predictions([record("large")], [record("xl")], Policy())
+
+
+def test_a_policy_may_allow_and_accept_growth() -> None:
+    after = changed(peak=96, roles={"activations: ffn": 96}, modules={})
+
+    def outcome(**limits: Any) -> str:
+        cells = [{"when": {"size": "small"}, **limits}]
+        policy = PolicyFile.model_validate({"gate": {"cells": cells}}).gate
+        return compare_predictions([record()], [after], policy).outcome
+
+    assert outcome(memory="9%") == "FAIL"
+    assert outcome(memory="10%") == "PASS"
+    assert outcome(accept="a wider layer") == "PASS"
+    policy = PolicyFile.model_validate({"gate": {"cells": [{"when": {"size": "tiny"}}]}}).gate
+    with pytest.raises(ConfigError, match="size: tiny"):
+        compare_predictions([record()], [after], policy)
