@@ -49,10 +49,11 @@ class Noise:
         """
         if self.degrees_of_freedom == 0:
             return math.inf
-        # Imported late: scipy.stats takes about a second, and most commands compare nothing.
-        from scipy.stats import t
+        # Imported late, because most commands compare nothing. scipy.stats, which calls the same
+        # function, takes a second to import.
+        from scipy.special import stdtrit
 
-        quantile = float(t.ppf(1 - SIGNIFICANCE / 2, self.degrees_of_freedom))
+        quantile = float(stdtrit(self.degrees_of_freedom, 1 - SIGNIFICANCE / 2))
         error = self.deviation * math.sqrt(1 / attempts_before + 1 / attempts_after)
         return max(RESOLUTION, math.expm1(quantile * error))
 
