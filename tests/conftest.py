@@ -179,6 +179,23 @@ def _vector_math() -> None:
     settle_vector_math()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _digest_of_own_models() -> Iterator[None]:
+    """Read the folder of the tests once, of which each model in it has the digest."""
+    from tasks import train_step
+
+    digest = train_step.source_digest
+    of_tests = cache(lambda package: digest(package, sys.path))
+
+    def digest_or_remember(model: str, paths: Sequence[str]) -> str | None:
+        package = model.partition(":")[0].partition(".")[0]
+        return of_tests(package) if package == "tests" else digest(model, paths)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_step, "source_digest", digest_or_remember)
+        yield
+
+
 def has_ended(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
