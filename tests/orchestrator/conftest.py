@@ -18,6 +18,7 @@ from orchestrator.common import files
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.config import schema
 from orchestrator.report.page import html
+from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
@@ -81,6 +82,15 @@ def derive_once(
             return cells.copy(), facts
 
         monkeypatch.setattr(kind, "read_cells", read_remembered)
+
+
+@pytest.fixture
+def brief_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make whole reports of the step times alone, for tests of what is around the report."""
+    timings = tuple(table for table in TABLES if table.name == "timings")
+    monkeypatch.setattr("orchestrator.report.build.TABLES", timings)
+    for make in ("drawn_figures", "findings"):
+        monkeypatch.setattr(f"orchestrator.report.build.{make}", lambda results: [])
 
 
 @pytest.fixture(scope="session")
