@@ -181,15 +181,18 @@ def _vector_math() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _digest_of_own_models() -> Iterator[None]:
-    """Read the folder of the tests once, of which each model in it has the digest."""
+    """Read the folder of the tests once, and without what they import, for the models in it."""
     from tasks import train_step
+    from tasks.spec.source_digest import digest_of, python_files
 
     digest = train_step.source_digest
-    of_tests = cache(lambda package: digest(package, sys.path))
+
+    @cache
+    def digest_of_tests() -> str:
+        return digest_of((file.name, file) for file in python_files(ROOT / "tests"))
 
     def digest_or_remember(model: str, paths: Sequence[str]) -> str | None:
-        package = model.partition(":")[0].partition(".")[0]
-        return of_tests(package) if package == "tests" else digest(model, paths)
+        return digest_of_tests() if model.startswith("tests.") else digest(model, paths)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_step, "source_digest", digest_or_remember)
