@@ -179,6 +179,26 @@ def _vector_math() -> None:
     settle_vector_math()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _digest_of_own_models() -> Iterator[None]:
+    """Read the folder of the tests once, and without what they import, for the models in it."""
+    from tasks import train_step
+    from tasks.spec.source_digest import digest_of, python_files
+
+    digest = train_step.source_digest
+
+    @cache
+    def digest_of_tests() -> str:
+        return digest_of((file.name, file) for file in python_files(ROOT / "tests"))
+
+    def digest_or_remember(model: str, paths: Sequence[str]) -> str | None:
+        return digest_of_tests() if model.startswith("tests.") else digest(model, paths)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_step, "source_digest", digest_or_remember)
+        yield
+
+
 def has_ended(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from typing import TypeVar
 
@@ -70,9 +71,11 @@ def add_derived_fields(
     Raise CycleError if fields need each other.
     """
     cells = cells.copy()
-    for field in _in_order(declared):
+    # An index of Arrow's strings is converted for each new column before a name is found in it.
+    cells.columns = cells.columns.astype(object)
+    for field in _in_order(tuple(declared)):
         required = [name for name in field.needs if not name.endswith("?")]
-        if not set(required) <= set(cells):
+        if any(name not in cells for name in required):
             continue
         if field.ratio is not None:
             numerator, denominator = (cells[name] for name in field.needs)
@@ -88,7 +91,8 @@ def add_derived_fields(
     return cells
 
 
-def _in_order(declared: Sequence[DerivedField]) -> list[DerivedField]:
+@lru_cache(maxsize=4)
+def _in_order(declared: tuple[DerivedField, ...]) -> list[DerivedField]:
     """Return the fields in an order in which each follows those that it needs."""
     # A template such as `{phase}_ms` provides every column that its pattern matches.
     patterns = [name_pattern(field.name) for field in declared]

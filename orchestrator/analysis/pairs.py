@@ -12,7 +12,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from orchestrator.analysis.axes import COMPILE_AXES, NOTHING, Row, axis_texts
+from orchestrator.analysis.axes import (
+    COMPILE_AXES,
+    NOTHING,
+    Row,
+    axis_texts,
+    has_several_values,
+)
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by
 from orchestrator.analysis.results import Results
 
@@ -31,9 +37,13 @@ def measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
     cells = results.cells
     if not {"task", *columns} <= set(cells):
         return cells.iloc[:0]
-    values = cells[list(columns)].apply(pd.to_numeric, errors="coerce").astype("float64")
-    is_measured = (np.isfinite(values) & (values > 0)).all(axis=1)
-    return select(cells, (cells["task"] == task) & is_measured)
+    # By column: a frame of all of them takes three times as long.
+    is_measured = (cells["task"] == task).fillna(False).to_numpy(dtype=bool)
+    for column in columns:
+        numbers = pd.to_numeric(cells[column], errors="coerce")
+        values = numbers.to_numpy(dtype="float64", na_value=np.nan)
+        is_measured = is_measured & np.isfinite(values) & (values > 0)
+    return select(cells, is_measured)
 
 
 def preferring(cells: pd.DataFrame, preferred: Mapping[str, object]) -> pd.DataFrame:
@@ -64,7 +74,7 @@ def select(cells: pd.DataFrame, mask: pd.Series[bool] | NDArray[np.bool_]) -> pd
 def combinations(cells: pd.DataFrame, keys: Sequence[str]) -> pd.Series[int]:
     """Return a number for each cell, equal for cells that agree in all keys; null is a value."""
     # Of dozens of keys, a few vary.
-    varying = [key for key in keys if cells[key].nunique(dropna=False) > 1]
+    varying = [key for key in keys if has_several_values(cells[key])]
     if not varying:
         return pd.Series(0, cells.index)
     texts = cells[varying].astype("string").fillna(NOTHING)
@@ -88,7 +98,7 @@ def pairs(
     and `high` say how many times as fast the cell is as its counterpart, `coverage` the confidence
     of the less certain time; `is_cpu_bound` is true if a CPU limits one of the two.
     """
-    if axis not in cells or not {TIME, LOW, HIGH} <= set(cells):
+    if not _has_pair(cells, axis, values):
         return cells.iloc[:0].assign(ratio=0.0, low=0.0, high=0.0, coverage=1.0)
     # An eager cell has no way to compile, and with these axes it would be in no pair.
     without = COMPILE_AXES if axis == "compile" else ()
@@ -100,6 +110,15 @@ def pairs(
     base, *found = [shown[shown[axis] == value] for value in values]
     joined = [other.merge(base, on="_key", suffixes=("", BASE)) for other in found]
     return _with_ratios(pd.concat(joined, ignore_index=True)) if joined else cells.iloc[:0]
+
+
+def _has_pair(cells: pd.DataFrame, axis: str, values: Sequence[str]) -> bool:
+    """Return True if cells have times, one of them the first value of an axis and one another."""
+    if axis not in cells or any(name not in cells for name in (TIME, LOW, HIGH)):
+        return False
+    base, *others = values
+    found = set(cells[axis].dropna().unique())
+    return base in found and not found.isdisjoint(others)
 
 
 def _with_ratios(joined: pd.DataFrame) -> pd.DataFrame:

@@ -37,7 +37,11 @@ def return_freed_memory() -> None:
 def trim_memory() -> None:
     """Return freed memory to the system now, before the next stage allocates its own."""
     with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+        _c_library().malloc_trim(0)
+
+
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def flush_folder(folder: Path) -> None:

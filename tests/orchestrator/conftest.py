@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ import pytest
 
 from orchestrator.analysis import results
 from orchestrator.analysis.results import Results, load_results
+from orchestrator.common import files
 from orchestrator.common.provenance import git_commit, program_source
+from orchestrator.config import schema
 from orchestrator.report.page import html
+from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
@@ -31,11 +34,17 @@ MEASURED = ROOT / "tests" / "data" / "h200_cells"
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_program() -> Iterator[None]:
-    """No test edits this program: sweeps share its digest and commit, a third of what a fake one takes."""
+    """No test edits this program: sweeps share its digest and commit, a third of what a fake one takes.
+
+    Configs of the same text are parsed once. Memory stays with the process: of one that has torch, to
+    return what is free takes 10 ms, and a report does it several times.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orchestrator.planning.request.program_source", cache(program_source))
         patch.setattr("orchestrator.planning.request.git_commit", cache(git_commit))
         patch.setattr(results, "code_digest", cache(results.code_digest))
+        patch.setattr(schema, "load_yaml", lru_cache(maxsize=64)(schema.load_yaml))
+        patch.setattr(files, "_c_library", lambda: None)
         # Templates are compiled once, not for each page.
         patch.setattr(html, "_environment", cache(html._environment))
         yield
@@ -73,6 +82,15 @@ def derive_once(
             return cells.copy(), facts
 
         monkeypatch.setattr(kind, "read_cells", read_remembered)
+
+
+@pytest.fixture
+def brief_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make whole reports of the step times alone, for tests of what is around the report."""
+    timings = tuple(table for table in TABLES if table.name == "timings")
+    monkeypatch.setattr("orchestrator.report.build.TABLES", timings)
+    for make in ("drawn_figures", "findings"):
+        monkeypatch.setattr(f"orchestrator.report.build.{make}", lambda results: [])
 
 
 @pytest.fixture(scope="session")

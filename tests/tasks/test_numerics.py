@@ -115,6 +115,7 @@ def test_in_fp32_nothing_is_lost() -> None:
     )
 
 
+@pytest.mark.process
 def test_a_finding_is_a_row_like_any_other(make_attempt: Callable[..., Attempt]) -> None:
     outcome = execute(make_attempt(task="accumulation", addend="bf16"))
     assert outcome.status is Status.OK, outcome.evidence
@@ -135,6 +136,7 @@ def test_a_cap_on_memory_is_of_findings_too(task: str, monkeypatch: pytest.Monke
     assert caps == [1.5]
 
 
+@pytest.mark.process
 def test_a_sum_that_the_cap_refuses_is_out_of_memory(make_attempt: Callable[..., Attempt]) -> None:
     outcome = execute(
         make_attempt(task="accumulation", at_once=True, count=100_000_000, memory_limit_gib=0.1)

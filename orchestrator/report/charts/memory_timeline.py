@@ -79,7 +79,9 @@ def timelines(live: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def _highest(live: pd.DataFrame, most: int) -> pd.DataFrame:
     """Return the bytes of each role at most at `most` moments, the highest of their intervals."""
-    curves = live.pivot_table(index=_MOMENT, columns="role", values="live_bytes", fill_value=0)
+    # A pivot table has the same values, and takes three times as long.
+    means = live.groupby([*_MOMENT, "role"], observed=True)["live_bytes"].mean()
+    curves = means.unstack("role", fill_value=0)
     curves = curves[[role for role in ROLES if role in curves]]
     phases = curves.index.get_level_values("phase")
     begins = np.append(True, phases[1:] != phases[:-1])

@@ -31,7 +31,7 @@ def about_memory(results: Results) -> Iterator[Finding]:
     cells = results.cells
     decided = select(cells, cells["status"].isin(["ok", *OUT_OF_MEMORY]))
     limited = limited_steps(results)
-    out = decided[_ran_out(decided)]
+    out = select(decided, _ran_out(decided))
     if _ran_out(limited).any():
         yield _of_limits(limited, decided, results)
     elif len(out):

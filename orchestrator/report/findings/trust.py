@@ -98,7 +98,7 @@ def about_times(results: Results) -> Iterator[Finding]:
         detail.strip(),
         scope_of(row),
         basis=[(row["cell"],)],
-        is_cpu_bound=bool(depends_on_cpu(cells.loc[[row.name]]).item()) and row["device"] != "cpu",
+        is_cpu_bound=bool(depends_on_cpu(cells)[row.name]) and row["device"] != "cpu",
     )
 
 

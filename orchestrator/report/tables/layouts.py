@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.axes import (
@@ -220,7 +221,16 @@ def both(first: table.CellFilter, second: table.CellFilter) -> table.CellFilter:
 
 def having(*columns: str) -> table.CellFilter:
     """Return a filter for the cells that have a value in at least one of these columns."""
-    return lambda cells: select(cells, cells.filter(items=columns).notna().any(axis=1))
+
+    def choose(cells: pd.DataFrame) -> pd.DataFrame:
+        # By column: a frame of all of them takes several times as long.
+        has_value = np.zeros(len(cells), dtype=bool)
+        for name in columns:
+            if name in cells:
+                has_value |= cells[name].notna().to_numpy()
+        return select(cells, has_value)
+
+    return choose
 
 
 def compiled_with_eager(cells: pd.DataFrame) -> pd.DataFrame:

@@ -264,7 +264,7 @@ def test_a_publication_removes_secrets_of_the_machine_and_counts_them(
 
 
 def test_cells_that_were_not_measured_yet_are_said(
-    runs: list[Path], tmp_path: Path, no_charts: None
+    runs: list[Path], tmp_path: Path, brief_report: None
 ) -> None:
     with open_for_writing(Run(runs[0])) as writer:
         writer.write_manifest({**writer.read_manifest(), "asked": 7})
@@ -324,7 +324,7 @@ def test_runs_in_which_nothing_was_timed(
     assert command("report", tmp_path / "out", "--table", "failures").exit_code == 0
 
 
-def test_one_run_alone(runs: list[Path], tmp_path: Path, no_charts: None) -> None:
+def test_one_run_alone(runs: list[Path], tmp_path: Path, brief_report: None) -> None:
     assert command("publish", runs[0], "--out", tmp_path / "one").exit_code == 0
     assert len(sweep.load(tmp_path / "one").cells) == 4
     assert "run" not in sweep.load(tmp_path / "one").table("timings")  # the same in all rows
@@ -423,7 +423,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     tmp_path: Path,
     write_config: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
-    no_charts: None,
+    brief_report: None,
     at_home: bool,
 ) -> None:
     """In a copy, by a command that runs there, also where that of the day names a folder of somebody's machine."""
@@ -570,7 +570,7 @@ def test_git_tracks_only_the_intended_files_of_results(path: str, tracked: bool)
 def test_a_publication_beside_a_sweep_has_whole_attempts_alone(
     tmp_path: Path,
     make_outcome: Callable[..., Outcome],
-    no_charts: None,
+    brief_report: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "run"

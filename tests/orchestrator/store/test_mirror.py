@@ -144,9 +144,8 @@ def rows_in(bucket: Bucket) -> list[tuple[str, int]]:
 
 
 @pytest.fixture(autouse=True)
-def _no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no charts: the location of a run changes none, and they take longer than all else."""
-    monkeypatch.setattr("orchestrator.report.build.drawn_figures", lambda results: [])
+def _brief_report(brief_report: None) -> None:
+    """The location of a run changes no table and no chart, and they take longer than all else."""
 
 
 def call(*words: object) -> Result:

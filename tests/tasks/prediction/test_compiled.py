@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.harness.compilation import CompileOptions, compile_options
-from tasks.prediction import compiled_calls
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.generated_kernels import GeneratedKernels
 from tasks.prediction.predictor import Predictor, track
@@ -175,7 +174,7 @@ def test_your_own_model_compiled_as_a_whole_is_predicted_from_its_graph() -> Non
 def test_a_model_that_is_too_large_to_be_compiled_is_predicted_as_eager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiled_calls, "_MOST_NODES", 10)
+    monkeypatch.setattr("tasks.prediction.compiled_calls._MOST_NODES", 10)
     shape = {"vocab_size": 4096, "context_length": 64, "size": None}
     cell = cell_of(model=f"{__name__}:NanoGpt", **shape, compile="model")
     found = Predictor().predict(PredictionRequest(cell)).of_cell(cell)

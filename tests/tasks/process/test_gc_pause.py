@@ -14,6 +14,8 @@ MANY = 10_000  # more than Python itself freezes
 @pytest.fixture(autouse=True)
 def _frozen_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gc_pause, "_imports_are_frozen", False)
+    # It would examine all that the tests before this one have imported, which takes a second.
+    monkeypatch.setattr(gc, "collect", lambda: 0)
     gc.unfreeze()
     yield
     gc.freeze()

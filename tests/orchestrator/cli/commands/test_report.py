@@ -143,6 +143,7 @@ def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
     assert done.exit_code == 0
 
 
+@pytest.mark.usefixtures("brief_report")
 @pytest.mark.parametrize(("asked", "missing"), [(None, 0), (1, 0), (2, 0), (9, 7)])
 def test_a_report_counts_the_cells_that_are_not_measured_yet(
     tmp_path: Path, make_outcome: Callable[..., Outcome], asked: int | None, missing: int

@@ -211,9 +211,8 @@ def test_a_cell_of_what_was_published_is_named_as_in_its_tables(
     run: Run,
     tmp_path: Path,
     sweep_here: Callable[..., Result],
-    monkeypatch: pytest.MonkeyPatch,
+    brief_report: None,
 ) -> None:
-    monkeypatch.setattr("orchestrator.report.build.drawn_figures", lambda results: [])
     publish_runs([run.folder], tmp_path / "published", 10**7, "all")
     cell = run.read("attempts").query("status != 'ok'")["cell"].iloc[0]
     alone = sweep_here("show", tmp_path / "published" / "run", cell)

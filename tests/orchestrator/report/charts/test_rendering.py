@@ -8,9 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
 import pytest
-from fontTools.ttLib import TTFont
 
 from orchestrator.report.charts.rendering import draw, with_short_paths
 from tests.conftest import ROOT
@@ -56,6 +54,10 @@ def test_letters_that_no_svg_can_hold_are_replaced() -> None:
 @pytest.mark.render
 def test_the_width_of_a_chart_does_not_depend_on_the_fonts_of_the_machine(tmp_path: Path) -> None:
     """Older versions of Liberation Sans have other widths: another font stands for one here."""
+    # Imported here, because each process of the tests collects all of them.
+    import matplotlib
+    from fontTools.ttLib import TTFont
+
     bare, furnished = tmp_path / "bare", tmp_path / "furnished"
     for folder in (bare, furnished):
         folder.mkdir()

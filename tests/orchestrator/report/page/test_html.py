@@ -355,11 +355,11 @@ def test_the_page_says_nothing_is_measured_only_if_no_cell_has_ended(
     assert orchestrator.load(tmp_path / "run").kernels.empty
 
 
-def test_a_torn_part_is_one_line(run: Run, sweep: Callable[..., Any]) -> None:
+def test_a_torn_part_is_one_line(run: Run, sweep_here: Callable[..., Any]) -> None:
     part = sorted((run.folder / "attempts").glob("*.parquet"))[0]
     part.write_bytes(part.read_bytes()[:-20])
-    done = sweep("report", run.folder)
-    assert done.returncode == 2
+    done = sweep_here("report", run.folder)
+    assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 1
     assert str(part) in done.stderr
 

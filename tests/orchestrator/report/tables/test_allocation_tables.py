@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.charts.memory_timeline import live_memory
-from orchestrator.report.charts.registry import drawn_figures
+from orchestrator.report.charts.registry import PLOTS, drawn_figures
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -178,13 +178,21 @@ def test_a_cell_that_ran_out_of_memory_has_a_composition(
     }
 
 
+@pytest.fixture
+def only_memory_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no other chart."""
+    (plot,) = [plot for plot in PLOTS if plot.name == "memory-timeline"]
+    monkeypatch.setattr("orchestrator.report.charts.registry.PLOTS", (plot,))
+
+
+@pytest.mark.usefixtures("only_memory_timeline")
 def test_without_snapshots_there_are_no_tables_of_allocations(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     results = results_of(make_outcome())
     for name in ("composition", "allocations", "memory-parts", "coverage"):
         assert table(results, name) == []
-    assert "memory-timeline" not in {figure.plot.name for figure in drawn_figures(results)}
+    assert drawn_figures(results) == []
 
 
 def test_coverage_of_a_memory_snapshot(
@@ -216,6 +224,7 @@ def curve(scale: float) -> tuple[LiveRow, ...]:
     )
 
 
+@pytest.mark.usefixtures("only_memory_timeline")
 def test_live_memory_during_a_step_is_a_chart(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
@@ -224,8 +233,7 @@ def test_live_memory_during_a_step_is_a_chart(
         replace(make_outcome(**{"pass": "forward"}), live=curve(0.5)),
     )
     results = results_of(training, forward)
-    figures = {figure.plot.name: figure for figure in drawn_figures(results)}
-    figure = figures["memory-timeline"]
+    (figure,) = drawn_figures(results)
     assert figure.picture.problem == ""
     assert figure.picture.png.startswith(b"\x89PNG")
     training_panel, forward_panel = live_memory(results).panels
