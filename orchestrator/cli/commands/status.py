@@ -46,13 +46,14 @@ def show(run_folder: RunLocation, cell: str | None, with_traceback: bool) -> Non
     """Show everything about one CELL of RUN.
 
     Prints its parameters, attempts, samples and log, and the command that measures it again by
-    hand. CELL is the beginning of the cell's id. If several runs were published together, RUN may
+    hand; of a cell that ran out of memory, also the cheapest changes that fit. CELL is the beginning of the cell's id. If several runs were published together, RUN may
     be their folder, and CELL is written as in its tables: full:3f2a. Without CELL, it lists the
     cells with their ids.
 
     Example: sweep show results/demo 3f2a
     """
     from orchestrator.cli.text.cell import describe_cell, list_cells
+    from orchestrator.cli.text.changes import changes_of_stored
     from orchestrator.store.layout import RUN_SEPARATOR
     from orchestrator.store.open import open_run
     from orchestrator.store.run_collection import is_publication
@@ -68,3 +69,6 @@ def show(run_folder: RunLocation, cell: str | None, with_traceback: bool) -> Non
     with ProgressLine("reading the run"):
         lines = list(describe_cell(open_run(run_folder), cell, with_traceback))
     click.echo("\n".join(lines))
+    if not with_traceback:
+        for line in changes_of_stored(open_run(run_folder), cell):
+            click.echo(line)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from orchestrator.analysis.axes import NOTHING
+from orchestrator.cli.text.changes import changes_of
 from orchestrator.common.text import cell_count
 from orchestrator.config.cell_labels import CellLabels
 from orchestrator.hardware.gpu_catalog import UNTESTED_ON_AMD, GpuModel
@@ -27,6 +28,7 @@ from tasks.spec.cell import Cell
 from tasks.training.parameters import TrainStepParams
 
 _TASK = "task"
+_TOO_LARGE = ("oom", "unlikely")
 _AUTOCAST = ("bf16", "fp16")
 _EXPLAINED = 3  # a sweep of more cells gets only the table
 _HOW = {
@@ -69,6 +71,10 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     if len(request.expansion.cells) <= _EXPLAINED:
         for cell in cells:
             yield from _explain_memory(label(cell), cell, predictions[cell.id], screen)
+    too_large = [
+        cell for cell in cells if verdict_of(cell, predictions[cell.id], card) in _TOO_LARGE
+    ]
+    yield from _changes(request, too_large, card)
     used = {prediction.how for prediction in predictions.values() if prediction.how}
     if used and card:
         yield (
@@ -86,6 +92,17 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     yield from _not_predicted(request.expansion.cells, card)
     if cells:
         yield _count_verdicts(cells, predictions, card)
+
+
+def _changes(
+    request: SweepRequest, too_large: Sequence[Cell], card: GpuModel | None
+) -> Iterator[str]:
+    """Yield the changes that make cells fit, if they are few."""
+    if len(too_large) > _EXPLAINED:
+        yield f"to list what makes cells fit, choose up to {_EXPLAINED} of them with --where"
+        return
+    for cell in too_large:
+        yield from changes_of(cell, request.expansion.label(cell), card, request.import_paths)
 
 
 def _weights_in_fp32(cells: Iterable[Cell], predictions: Mapping[str, Prediction]) -> Iterator[str]:
