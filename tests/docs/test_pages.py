@@ -24,7 +24,7 @@ from tests.support.plain_words import DIALECT_WORD
 OTHER_OPTIONS = {"--nproc-per-node", 
     "--nodes", "--gpus-per-node", "--time", "--working-dir", "--address", "--head", "--help",
     "--version", "--init", "--fresh", "--no-deps", "--wheel-dir", "--trace", "--type",
-    "--cuda-graph-trace", "--index-url",
+    "--cuda-graph-trace",
 }  # fmt: skip
 LONGEST_SENTENCE = 30  # words
 GENERATED = {"docs/columns.md", *(page for page in TEXTS if page.startswith("docs/reference/"))}
