@@ -9,14 +9,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.sweep.best_search import (
-    BestSearch,
-    Entrant,
-    Goal,
-    SearchGroup,
-    Speed,
-    make_groups,
-)
+from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, Speed, make_groups
+from orchestrator.sweep.best_search import BestSearch
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 
