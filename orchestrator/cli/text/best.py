@@ -100,12 +100,12 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float]) -> RenderedTabl
         has_tokens = one.speed and hasattr(one.cell.params, "tokens")
         measures = {
             "step": step,
+            NOTES: Entry("; ".join(words)),
             "tokens/s": quantity(1 / one.pace_s, ",.0f") if has_tokens else MISSING,
             "× default": against,
             "peak": to_gib(peak),
             "expected": milliseconds(1e3 * guess_s) if has_expectation else MISSING,
             "predicted": MISSING if peak else to_gib(predicted),
-            NOTES: Entry("; ".join(words)),
         }
         written.append((options, measures))
     return text_table("Candidates", written)
