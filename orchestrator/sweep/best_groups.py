@@ -141,9 +141,14 @@ class SearchGroup:
 
 def is_surely_faster(one: Entrant, other: Entrant) -> bool:
     """Return True if the difference is above what differs between processes and between steps."""
+    is_above_noise = one.pace_s <= sure_share(one, other) * other.pace_s
+    return is_above_noise and one.pace_interval_s[1] <= other.pace_interval_s[0]
+
+
+def sure_share(one: Entrant, other: Entrant) -> float:
+    """Return the share of a time below which another one is faster in every process."""
     on_cpu = one.is_cpu_bound or other.is_cpu_bound
-    share = _SURELY_FASTER_ON_CPU if on_cpu else SURELY_FASTER
-    return one.pace_s <= share * other.pace_s and one.pace_interval_s[1] <= other.pace_interval_s[0]
+    return _SURELY_FASTER_ON_CPU if on_cpu else SURELY_FASTER
 
 
 def make_groups(cells: Iterable[Cell], goal: Goal) -> list[SearchGroup]:

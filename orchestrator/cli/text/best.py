@@ -21,13 +21,15 @@ from orchestrator.report.tables.table import (
 )
 from orchestrator.report.text.numbers import HOST_MARK, ratio
 from orchestrator.store.cell_state import PENDING
-from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup
+from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, sure_share
 from orchestrator.sweep.best_search import MAY_NOT_FIT, BestFound, BestSearch, may_run
 from tasks.spec.axes import Choice, axes_of
 from tasks.spec.messages import assignments
 from tasks.spec.status import OUT_OF_MEMORY
 
 _UNSURE = {"borderline": "within 3 % of the limit", "perhaps": "may not fit"}
+
+_LESS_MEMORY = 0.99  # share of a peak
 
 
 def describe_best(
@@ -39,7 +41,7 @@ def describe_best(
     for number, group in enumerate(found.groups):
         if len(found.groups) > 1:
             yield f"{label(group.entrants[group.default].cell)}:"
-        table = _candidates(group, search.expected_s(number))
+        table = _candidates(group, search.expected_s(number), goal)
         yield dense_table_text(table, screen, "search fewer axes")
         best = group.winner
         if best is None:
@@ -73,7 +75,7 @@ def config_text(request: SweepRequest, found: BestFound) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _candidates(group: SearchGroup, expected_s: Sequence[float]) -> RenderedTable:
+def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> RenderedTable:
     """Return a table with a row per candidate: the measured ones first, the fastest first."""
     best, default = group.winner, group.entrants[group.default]
     rows = []
@@ -87,7 +89,7 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float]) -> RenderedTabl
         words = [
             word for word, is_it in (("best", one is best), ("default", one is default)) if is_it
         ]
-        words += filter(None, [_why_not_measured(one)])
+        words += filter(None, [_why_not_measured(one, goal)])
         step, against = MISSING, MISSING
         if one.speed:
             step = milliseconds(1e3 * one.speed.step_s)
@@ -111,7 +113,7 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float]) -> RenderedTabl
     return text_table("Candidates", written)
 
 
-def _why_not_measured(one: Entrant) -> str:
+def _why_not_measured(one: Entrant, goal: Goal) -> str:
     if one.speed:
         return ""
     if one.status != PENDING:
@@ -119,7 +121,8 @@ def _why_not_measured(one: Entrant) -> str:
     if one.verdict == "oom":
         return "does not fit"
     if one.verdict in _UNSURE:
-        return f"{_UNSURE[one.verdict]}: --try-perhaps measures it"
+        remedy = "" if goal.try_perhaps else ": --try-perhaps measures it"
+        return _UNSURE[one.verdict] + remedy
     return "was not measured" if one.was_tried else ""
 
 
@@ -150,7 +153,7 @@ def _sentences(group: SearchGroup, best: Entrant, end: str) -> Iterator[str]:
         yield line
     if best is not default:
         yield from _contributions(group, best)
-    yield from _pareto(group)
+    yield from _pareto(group, best)
     if changed := _other_numbers(best, default):
         yield (
             f"{', '.join(changed)}: trains with other numbers than the default. Only the speed was "
@@ -171,13 +174,14 @@ def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> str:
         fastest = group.measured[0]
         if fastest is default:
             return f"best: the default, {_words(default)}; no measured candidate is faster"
-        line = (
-            f"best: the default, {_words(default)}. {_words(fastest)} took "
-            f"{100 * fastest.pace_s / default.pace_s:.0f} % of its time, which is not surely faster"
+        taken, limit = fastest.pace_s / default.pace_s, sure_share(fastest, default)
+        reason = f"only less than {100 * limit:.0f} % is"
+        if taken <= limit:
+            reason = "their intervals overlap. --set timing=adaptive measures more steps"
+        return (
+            f"best: the default, {_words(default)}. {_words(fastest)} took {100 * taken:.0f} % of "
+            f"its time, which is not surely faster: {reason}"
         )
-        if fastest.pace_interval_s[1] > default.pace_interval_s[0]:
-            line += ": their intervals overlap. --set timing=adaptive measures more steps"
-        return line
     line = f"best: {_words(best)}"
     if default.speed is None:
         return f"{line}; the default has no measured step to compare with"
@@ -209,18 +213,17 @@ def _contributions(group: SearchGroup, best: Entrant) -> Iterator[str]:
             )
 
 
-def _pareto(group: SearchGroup) -> Iterator[str]:
-    """Yield the candidates that no other one beats in both speed and memory."""
-    front: list[tuple[float, Entrant]] = []
-    for one in group.measured:
+def _pareto(group: SearchGroup, best: Entrant) -> Iterator[str]:
+    """Yield the slower candidates that no other one beats in both speed and memory."""
+    texts, least = [], best.speed.peak_bytes if best.speed else None
+    if least is None:
+        return
+    for one in group.measured[group.measured.index(best) :]:
         peak = one.speed.peak_bytes if one.speed else None
-        if peak and (not front or peak < front[-1][0]):
-            front.append((peak, one))
-    if len(front) == 1:
-        yield "no measured candidate needs less memory"
-    if len(front) > 1:
-        texts = [f"{_words(one)} ({to_gib(peak)} GiB)" for peak, one in front[1:]]
-        yield f"less memory, and slower: {'; '.join(texts)}"
+        if peak and peak < _LESS_MEMORY * least:
+            texts.append(f"{_words(one)} ({to_gib(peak)} GiB)")
+            least = peak
+    yield f"less memory, and slower: {'; '.join(texts) or 'no measured candidate'}"
 
 
 def _nothing_fits(group: SearchGroup, goal: Goal) -> str:

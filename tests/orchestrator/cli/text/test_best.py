@@ -68,6 +68,23 @@ def test_a_difference_that_may_be_noise_is_named() -> None:
     assert not any("memory" in line or "instead of" in line for line in lines)
 
 
+def test_a_difference_of_processes_is_named() -> None:
+    lines = sentences({"fp32 eager": step(1.0, 1.0, 1.0), "bf16 eager": step(0.99, 0.99, 0.99)})
+    sentence = next(line for line in lines if line.startswith("best: the default"))
+    assert sentence.endswith(
+        "took 99 % of its time, which is not surely faster: only less than 98 % is"
+    )
+
+
+def test_what_needs_less_memory_is_slower_than_the_best() -> None:
+    steps = {
+        "bf16 blocks": step(0.99, 0.99, 0.99, 9e9),
+        "fp32 eager": step(1.0, 1.0, 1.0, 8e9),
+        "tf32 eager": step(1.1, 1.1, 1.1, 7.99e9),
+    }
+    assert "less memory, and slower: no measured candidate" in sentences(steps)
+
+
 def test_no_candidate_fits() -> None:
     lines = sentences({}, verdict="perhaps")
     assert lines[-1] == (
