@@ -40,7 +40,7 @@ from tasks.spec.registry import all_tasks
 from tasks.spec.status import OUT_OF_MEMORY, Status
 
 _SETTLED = {Status.OK, Status.SKIPPED, *OUT_OF_MEMORY}
-MAY_NOT_FIT = ("borderline", "perhaps")
+_SURELY_FITS = (None, "fits")  # None: nothing can be predicted
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def may_run(one: Entrant, goal: Goal) -> bool:
     """Return True if a candidate may be measured."""
     if one.was_tried or one.status in _SETTLED or one.verdict == "oom":
         return False
-    return goal.try_perhaps or one.verdict not in MAY_NOT_FIT
+    return goal.try_perhaps or one.verdict in _SURELY_FITS
 
 
 def _scale(cell: Cell) -> str:

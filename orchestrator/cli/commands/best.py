@@ -19,7 +19,7 @@ from orchestrator.cli.commands.options import (
 from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.output import say
-from orchestrator.common.text import shell_path, value_text
+from orchestrator.common.text import counted, shell_path, value_text
 from orchestrator.common.units import GIB
 
 if TYPE_CHECKING:
@@ -91,6 +91,9 @@ def best(
     names, request = _searched({"config": config, **chosen})
     if "timing" not in request.config.instruments:
         raise ConfigError(f"{config}: does not time the steps", "Add timing to instruments")
+    if refused := request.expansion.refused:
+        left_out = counted(len(refused), "impossible combination")
+        say(f"left out {left_out}, such as: {refused[0]}")
     default = parse_selection((), chosen["defaults"]).where
     goal = Goal(names, default, chosen["until"], chosen["try_perhaps"])
     gpu, slots = _resources(request, gpu, chosen, is_plan)

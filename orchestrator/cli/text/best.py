@@ -22,12 +22,16 @@ from orchestrator.report.tables.table import (
 from orchestrator.report.text.numbers import HOST_MARK, ratio
 from orchestrator.store.cell_state import PENDING
 from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, sure_share
-from orchestrator.sweep.best_search import MAY_NOT_FIT, BestFound, BestSearch, may_run
+from orchestrator.sweep.best_search import BestFound, BestSearch, may_run
 from tasks.spec.axes import Choice, axes_of
 from tasks.spec.messages import assignments
 from tasks.spec.status import OUT_OF_MEMORY
 
-_UNSURE = {"borderline": "within 3 % of the limit", "perhaps": "may not fit"}
+_UNSURE = {
+    "borderline": "within 3 % of the limit",
+    "perhaps": "may not fit",
+    "unlikely": "hardly fits",
+}
 
 _LESS_MEMORY = 0.99  # share of a peak
 
@@ -237,7 +241,7 @@ def _nothing_fits(group: SearchGroup, goal: Goal) -> str:
     if predicted:
         peak, words = min(predicted)
         line += f"; {words} comes nearest, with {to_gib(peak)} GiB reserved"
-    if not goal.try_perhaps and any(one.verdict in MAY_NOT_FIT for one in group.entrants):
+    if not goal.try_perhaps and any(one.verdict in _UNSURE for one in group.entrants):
         line += ". Add --try-perhaps to measure what may fit"
     smaller = [name for name in ("batch_size", "checkpointing") if name not in goal.over]
     if smaller:

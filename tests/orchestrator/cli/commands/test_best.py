@@ -90,6 +90,24 @@ def test_an_axis_without_values_has_all_and_begins_with_that_of_the_config(
     assert "5 of 5 candidates may be measured" in result.stdout
 
 
+def test_combinations_that_the_task_refuses_are_no_candidates(
+    sweep_here: Sweep, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["best", str(tmp_path / "tiny.yaml"), "--plan", "--where", "attention=sdpa"]
+    over = ["--over", "optimizer", "--over", "optimizer_step=after,in_backward"]
+    result = sweep_here(*words, *over)
+    assert result.exit_code == 0, result.output
+    assert "left out 1 impossible combination, such as: " in result.output
+    assert "grids[0]: optimizer: course cannot be combined with optimizer_step" in result.output
+    assert "3 of 3 candidates may be measured" in result.stdout
+    # Where nothing is possible, the reason is the error.
+    over[-1] = "optimizer_step=in_backward"
+    result = sweep_here(*words, *over, "--set", "optimizer=course,muon")
+    assert result.exit_code == 2
+    assert "optimizer: course cannot be combined with optimizer_step" in result.stderr
+
+
 def test_a_search_needs_times(sweep_here: Sweep, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY.replace("timing, ", ""))
     result = sweep_here("best", str(tmp_path / "tiny.yaml"), "--over", "attention")
@@ -123,6 +141,19 @@ def test_groups_of_two_tasks_and_what_a_sweep_has_measured(
     # The task `attention` has no tokens.
     assert result.stdout.count("tokens/s") == 1
     assert result.stdout.count("measured 2 of 2 candidates") == 2
+
+
+@pytest.mark.process
+def test_the_folder_of_a_search_knows_what_was_left_out(sweep_here: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    run = str(tmp_path / "run")
+    words = ["best", str(tmp_path / "tiny.yaml"), "--where", "attention=sdpa", "--out", run]
+    words += ["--over", "optimizer", "--over", "optimizer_step=after,in_backward"]
+    result = sweep_here(*words, "--scheduler", "serial", "--until", "0%")
+    assert result.exit_code == 0, result.output
+    assert "measured 3 of 3 candidates" in result.stdout
+    result = sweep_here("status", run)
+    assert "nothing is left to measure of 3 cells" in result.stdout
 
 
 @pytest.mark.process

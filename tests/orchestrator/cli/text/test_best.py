@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,11 @@ from orchestrator.sweep.best_groups import Goal, Speed, make_groups
 from orchestrator.sweep.best_search import BestFound
 from tests.conftest import ROOT
 
-WHERE = {"size": ["small"], "context_length": [128], "pass": ["train_step"]}
+WHERE: dict[str, Sequence[object]] = {
+    "size": ["small"],
+    "context_length": [128],
+    "pass": ["train_step"],
+}
 
 
 def sentences(steps: Mapping[str, Speed], **changes: object) -> list[str]:
