@@ -57,14 +57,12 @@ class SpeedModel:
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._mean = np.log([one.estimated_s for one in candidates])
-        self._covariance = _covariance(candidates)
-        self._rest = np.array(
-            [_REST_OF_LAUNCHES if one.is_launch_bound else _REST for one in candidates]
-        )
+        rest = [_REST_OF_LAUNCHES if one.is_launch_bound else _REST for one in candidates]
+        self._prior = _covariance(candidates) + np.diag(np.square(rest))
 
     def posterior(self, measured: Mapping[int, float]) -> tuple[Array, Array]:
         """Return mean and standard deviation of each logarithm, after durations by candidate in s."""
-        prior = self._covariance + np.diag(self._rest**2)
+        prior = self._prior
         if not measured:
             return self._mean, np.sqrt(np.diag(prior))
         seen = np.array(sorted(measured))
