@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -175,27 +174,27 @@ def find_best(
         with SharedScheduler(runtime.open_scheduler) as scheduler:
             shared = replace(runtime, open_scheduler=scheduler.opened)
             while chosen := BestSearch(groups, goal).round(slots):
-                cells = {cell.id: cell for cell in map(partial(_cell, groups), chosen)}
+                # A cell may be a candidate of several groups.
+                cells = dict.fromkeys(groups[number].entrants[one].cell for number, one in chosen)
                 # The GPUs of a cluster are known only when a cell starts there.
                 execution = replace(
                     with_time_left(request.execution, started_s), skip_predicted_oom=True
                 )
-                expansion = Expansion(tuple(cells.values()))
-                step = replace(request, expansion=expansion, execution=execution, is_search=True)
+                step = replace(
+                    request,
+                    expansion=Expansion(tuple(cells)),
+                    execution=execution,
+                    is_search=True,
+                )
                 result = run_sweep(step, shared)
                 # Cells that did not start are left to another command.
-                tried = () if result.is_cut_short else cells
+                tried = [] if result.is_cut_short else [cell.id for cell in cells]
                 groups = _with_speeds(request, groups, tried)
                 if result.is_cut_short:
                     break
     search = BestSearch(groups, goal)
     ends = tuple(search.next(number).reason for number in range(len(groups)))
     return BestFound(tuple(groups), ends, gpu, result)
-
-
-def _cell(groups: Sequence[SearchGroup], place: tuple[int, int]) -> Cell:
-    number, entrant = place
-    return groups[number].entrants[entrant].cell
 
 
 def predict_groups(
