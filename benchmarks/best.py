@@ -25,15 +25,8 @@ from orchestrator import api
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.request import resolve_again
 from orchestrator.store.open import open_run
-from orchestrator.sweep.best_search import (
-    BestSearch,
-    Entrant,
-    Goal,
-    SearchGroup,
-    Speed,
-    make_groups,
-    predict_groups,
-)
+from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, Speed, make_groups
+from orchestrator.sweep.best_search import BestSearch, predict_groups
 
 OVER = ("precision", "compile")
 NOISE = {False: 0.0015, True: 0.10}

@@ -40,11 +40,13 @@ class Expansion:
     duplicates: number of combinations that gave a cell again.
     idle: axes that `--set` names although no cell has one of its values, such as an axis of another
     `timing`.
+    refused: why each combination that the selection skips is impossible.
     """
 
     cells: tuple[Cell, ...]
     duplicates: int = 0
     idle: frozenset[str] = frozenset()
+    refused: tuple[str, ...] = ()
 
     @cached_property
     def label(self) -> CellLabels:
@@ -63,8 +65,9 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
     check_size(config, source, selection.set)
     cells: dict[str, Cell] = {}
     named, idle = 0, set(selection.set)
+    refused: list[tuple[Values, ConfigError]] | None = [] if selection.skip_refused else None
     for number, grid in enumerate(config.grids):
-        for cell, _ in _grid_cells(config, number, source, selection.set):
+        for cell, _ in _grid_cells(config, number, source, selection.set, refused):
             if grid.exclude or selection.where or idle:
                 values = _condition_values(cell)
                 is_excluded = any(matches(values, condition) for condition in grid.exclude)
@@ -75,12 +78,14 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
             cells.setdefault(cell.id, cell)
             if cell.params.ranks > 1:
                 _require_possible_ranks(cell, config, source)
+    wanted = [error for values, error in refused or () if matches(values, selection.where)]
     if not named:
-        raise _empty_grid(config, source, selection)
+        raise wanted[0] if wanted else _empty_grid(config, source, selection)
     chosen = tuple(cells.values())
     if selection.sample:
         chosen = choose_sample(chosen, selection.sample)
-    return Expansion(chosen, named - len(cells), frozenset(idle))
+    reasons = tuple(error.message for error in wanted)
+    return Expansion(chosen, named - len(cells), frozenset(idle), reasons)
 
 
 def _require_possible_ranks(cell: Cell, config: SweepConfig, source: Source) -> None:
@@ -165,9 +170,16 @@ def _idle_conditions(config: SweepConfig, number: int, source: Source) -> Iterat
 
 
 def _grid_cells(
-    config: SweepConfig, number: int, source: Source, sets: Mapping[str, Sequence[object]]
+    config: SweepConfig,
+    number: int,
+    source: Source,
+    sets: Mapping[str, Sequence[object]],
+    refused: list[tuple[Values, ConfigError]] | None = None,
 ) -> Iterator[tuple[Cell, set[int]]]:
-    """Yield the cells of a grid before `exclude`, with the numbers of the overrides of each."""
+    """Yield the cells of a grid before `exclude`, with the numbers of the overrides of each.
+
+    refused: takes the impossible combinations, which otherwise raise ConfigError.
+    """
     grid, place = config.grids[number], ("grids", number)
     defaults = default_values(task_params(grid))
     shared = own_axes(grid, config.defaults) | grid.fixed
@@ -190,7 +202,11 @@ def _grid_cells(
         except ValidationError as error:
             locate = partial(_place_in_file, grid, at, leave_out(values, narrowed))
             explain = partial(explain_unknown_key, defaults)
-            raise config_error(error, source, locate, explain) from error
+            problem = config_error(error, source, locate, explain)
+            if refused is None:
+                raise problem from error
+            refused.append(({"task": grid.task, **_nested({**defaults, **values})}, problem))
+            continue
         yield cell, overridden
 
 

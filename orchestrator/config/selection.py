@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from orchestrator.common.hashing import sha256
 from orchestrator.common.text import shell_word
 from orchestrator.config.hints import LONGEST_VALUE
 from orchestrator.config.yaml_source import load_yaml, plain
-from tasks.spec.axes import Values, select_fields
+from tasks.spec.axes import Values, leave_out, select_fields
 from tasks.spec.cell import Cell
 from tasks.spec.messages import shorten
 
@@ -31,12 +32,20 @@ class Selection:
 
     set: values that replace those of an axis. where: conditions on cells. sample: the fraction of
     the matching cells to take at random. instruments: used in addition to the config's.
+    skip_refused: leave out combinations that their task refuses, which are errors otherwise.
     """
 
     set: Mapping[str, Sequence[object]] = field(default_factory=dict)
     where: Mapping[str, Sequence[object]] = field(default_factory=dict)
     sample: float | None = None
     instruments: Sequence[str] = ()
+    skip_refused: bool = False
+
+    def to_json(self) -> Values:
+        """Return the selection as run.json stores it."""
+        stored = leave_out(vars(self), () if self.skip_refused else ("skip_refused",))
+        as_json: Values = json.loads(json.dumps(stored))  # with lists instead of tuples
+        return as_json
 
     @classmethod
     def from_json(cls, stored: Values) -> Selection:

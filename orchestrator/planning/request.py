@@ -6,11 +6,10 @@ new one where it changes something.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -145,10 +144,13 @@ class SweepRequest:
         if self.is_search:
             return self.run.exists
         manifest, last = self.run.read_manifest(), last_sweep(self.run)
-        # A stored selection has lists instead of tuples.
-        selection = json.loads(json.dumps(asdict(self.selection)))
         stored = (manifest.get("config"), manifest.get("selection"), last.choice, last.skips)
-        own = (self.config.model_dump(mode="json"), selection, invocation.choice, invocation.skips)
+        own = (
+            self.config.model_dump(mode="json"),
+            self.selection.to_json(),
+            invocation.choice,
+            invocation.skips,
+        )
         return stored == own
 
     def manifest(
@@ -165,7 +167,7 @@ class SweepRequest:
         sweep = {
             "config_path": str(self.config_path),
             "config": self.config.model_dump(mode="json"),
-            "selection": asdict(self.selection),
+            "selection": self.selection.to_json(),
             "asked": len(self.expansion.cells),
         }
         # A search for limits visits other cells; the folder's sweep stays as it was.

@@ -23,6 +23,7 @@ Array: TypeAlias = NDArray[np.float64]
 _GROUP = 0.6
 _SHARED_BY_GROUPS = 0.3  # share of its variance
 _VALUE, _VALUE_IN_GROUP = 0.35, 0.2
+_SCALE = 10.0  # of guesses that only compare candidates
 _REST, _REST_OF_LAUNCHES = 0.06, 0.13
 # Effects on steps that the GPU limits, and on those that launches limit, are hardly the same.
 _BETWEEN_REGIMES = 0.3
@@ -40,12 +41,15 @@ class Candidate:
     group: position of its group along each other axis: an index, or the logarithm of a number to
         the base 2. options: its values of the searched axes.
     estimated_s: guessed duration of the work. is_launch_bound: True if launches decide the guess.
+    scale: what the guess is relative to, such as an own model whose FLOPs are unknown; empty if it
+        is in seconds.
     """
 
     group: tuple[float, ...]
     options: Mapping[str, object]
     estimated_s: float
     is_launch_bound: bool = False
+    scale: str = ""
 
 
 class SpeedModel:
@@ -53,14 +57,12 @@ class SpeedModel:
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._mean = np.log([one.estimated_s for one in candidates])
-        self._covariance = _covariance(candidates)
-        self._rest = np.array(
-            [_REST_OF_LAUNCHES if one.is_launch_bound else _REST for one in candidates]
-        )
+        rest = [_REST_OF_LAUNCHES if one.is_launch_bound else _REST for one in candidates]
+        self._prior = _covariance(candidates) + np.diag(np.square(rest))
 
     def posterior(self, measured: Mapping[int, float]) -> tuple[Array, Array]:
         """Return mean and standard deviation of each logarithm, after durations by candidate in s."""
-        prior = self._covariance + np.diag(self._rest**2)
+        prior = self._prior
         if not measured:
             return self._mean, np.sqrt(np.diag(prior))
         seen = np.array(sorted(measured))
@@ -94,7 +96,11 @@ def _covariance(candidates: Sequence[Candidate]) -> Array:
     for values in _columns(candidates):
         total = total + _equal(values) * (_VALUE**2 + _VALUE_IN_GROUP**2 * near)
     regimes = _equal([one.is_launch_bound for one in candidates])
-    return np.asarray(total * np.where(regimes, 1.0, _BETWEEN_REGIMES), dtype=np.float64)
+    total = total * np.where(regimes, 1.0, _BETWEEN_REGIMES)
+    # One measured candidate shows the scale of all that share it.
+    is_relative = np.array([bool(one.scale) for one in candidates])
+    scales = _equal([one.scale for one in candidates])
+    return np.asarray(total + _SCALE**2 * scales * is_relative, dtype=np.float64)
 
 
 def _equal(values: Sequence[object]) -> Array:

@@ -49,7 +49,7 @@ class Interruption(ExitStack):
 
     @contextmanager
     def stops_here(self) -> Iterator[None]:
-        """End the body when a signal or the deadline comes, at any point of it.
+        """End the body when a signal comes, at any point of it.
 
         The store withstands that as it withstands kill -9. A KeyboardInterrupt that does not come
         from here is raised again.
@@ -59,9 +59,6 @@ class Interruption(ExitStack):
 
         self._is_stoppable = True
         self.install()
-        if self.deadline is not None:
-            left_s = self.deadline - time.monotonic()
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s))
         try:
             try:
                 yield
@@ -72,6 +69,18 @@ class Interruption(ExitStack):
                 raise
         if self.reason is None:
             self._restore()
+
+    @contextmanager
+    def timer(self) -> Iterator[None]:
+        """Let a signal come at the deadline, within `stops_here`.
+
+        It is not part of that one, because the deadline may be over: a signal that comes before its
+        body would not be caught.
+        """
+        if self.deadline is not None:
+            left_s = self.deadline - time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s))
+        yield
 
     def until_stopped(self, outcomes: Iterable[Item]) -> Iterator[Item]:
         """Yield the outcomes, and raise KeyboardInterrupt after one during which a signal came.

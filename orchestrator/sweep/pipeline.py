@@ -87,6 +87,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             example = request.example_attempt(plan.to_run)
             with (
                 interruption.stops_here(),
+                interruption.timer(),
                 runtime.open_scheduler(request.execution, example, notify) as scheduler,
             ):
                 interruption.install()  # Ray replaces the handler of SIGTERM when it starts

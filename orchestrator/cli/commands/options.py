@@ -144,6 +144,8 @@ def parse_request(chosen: Chosen) -> SweepRequest:
     selection = parse_selection(
         chosen["sets"], chosen["wheres"], chosen.get("sample"), chosen.get("instruments", ())
     )
+    if chosen.get("over"):
+        selection = replace(selection, skip_refused=True)
     request = resolve(chosen["config"], selection, chosen["out"])
     # Not every command has all three groups of options.
     if "repeat" in chosen:

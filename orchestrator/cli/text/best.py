@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from orchestrator.common.text import counted, shell_word, value_text
+from orchestrator.common.text import counted, shell_path, value_text
+from orchestrator.config.cell_labels import CellLabels
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.formats.terminal import Screen, dense_table_text
 from orchestrator.report.tables.formatters import to_gib
@@ -18,12 +19,21 @@ from orchestrator.report.tables.table import (
     milliseconds,
     quantity,
 )
-from orchestrator.report.text.numbers import ratio
-from orchestrator.sweep.best_search import BestFound, BestSearch, Entrant, Goal, SearchGroup
+from orchestrator.report.text.numbers import HOST_MARK, ratio
+from orchestrator.store.cell_state import PENDING
+from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, sure_share
+from orchestrator.sweep.best_search import BestFound, BestSearch, may_run
 from tasks.spec.axes import Choice, axes_of
 from tasks.spec.messages import assignments
+from tasks.spec.status import OUT_OF_MEMORY
 
-_MAY_NOT_FIT = {"borderline": "within 3 % of the limit", "perhaps": "may not fit"}
+_UNSURE = {
+    "borderline": "within 3 % of the limit",
+    "perhaps": "may not fit",
+    "unlikely": "hardly fits",
+}
+
+_LESS_MEMORY = 0.99  # share of a peak
 
 
 def describe_best(
@@ -31,52 +41,45 @@ def describe_best(
 ) -> Iterator[str]:
     """Yield a table for each group and the sentences about it, in lines."""
     search = BestSearch(found.groups, goal)
-    titles = _titles(found.groups)
+    label = CellLabels([group.entrants[group.default].cell for group in found.groups])
     for number, group in enumerate(found.groups):
-        if titles[number]:
-            yield f"{titles[number]}:"
-        table = _candidates(group, search.expected_s(number))
+        if len(found.groups) > 1:
+            yield f"{label(group.entrants[group.default].cell)}:"
+        table = _candidates(group, search.expected_s(number), goal)
         yield dense_table_text(table, screen, "search fewer axes")
-        yield from _sentences(group, found.ends[number], is_plan)
-        if not is_plan and (command := _command(request, group)):
-            yield f"to run it: {command}"
-    if found.gpu is not None:
+        best = group.winner
+        if best is None:
+            yield _no_answer(request, group, goal, is_plan)
+            continue
+        yield from _sentences(group, best, found.ends[number])
+        folder = shell_path(str(request.run))
+        yield f"its parameters and measurements: sweep show {folder} {best.cell.id}"
+    if any(one.prediction for group in found.groups for one in group.entrants) and found.gpu:
         yield f"memory predicted for: {found.gpu.name}"
 
 
 def config_text(request: SweepRequest, found: BestFound) -> str:
     """Return a config in YAML with a grid for the best configuration of each group."""
+    config = request.config
     lines = [
         "# Found by `sweep best`. Only the speed was measured, not the loss.",
-        f"name: {json.dumps(request.config.name + '-best')}",
-        f"instruments: {json.dumps(list(request.config.instruments))}",
-        "grids:",
+        f"name: {json.dumps(config.name + '-best')}",
     ]
-    for group in found.groups:
-        best = group.winner
-        if best is None or best.speed is None:
-            continue
-        evidence = f"cell {best.cell.id}, {1e3 * best.speed.step_s:.2f} ms"
-        evidence += f" [{1e3 * best.speed.low_s:.2f}, {1e3 * best.speed.high_s:.2f}]"
+    # JSON is YAML.
+    settings = config.model_dump(mode="json", include={"instruments", "limits", "env"})
+    lines += [*(f"{name}: {json.dumps(value)}" for name, value in settings.items()), "grids:"]
+    winners = {group.winner.cell.id: group.winner for group in found.groups if group.winner}
+    for best in winners.values():
+        low_s, high_s = best.pace_interval_s
+        evidence = f"cell {best.cell.id}, {1e3 * best.pace_s * best.tokens:.2f} ms"
+        evidence += f" [{1e3 * low_s * best.tokens:.2f}, {1e3 * high_s * best.tokens:.2f}]"
         lines += [f"  # {evidence}", f"  - task: {best.cell.task}", "    fixed:"]
-        # JSON is YAML.
         values = {**best.cell.params.non_default, **best.options}
         lines += [f"      {name}: {json.dumps(value)}" for name, value in values.items()]
     return "\n".join(lines) + "\n"
 
 
-def _titles(groups: Sequence[SearchGroup]) -> list[str]:
-    """Return the values by which each group differs from the others."""
-    rows = [group.values for group in groups]
-    varying = [
-        name
-        for name in dict.fromkeys(name for row in rows for name in row)
-        if len({repr(row.get(name)) for row in rows}) > 1
-    ]
-    return [" ".join(assignments({name: row.get(name) for name in varying})) for row in rows]
-
-
-def _candidates(group: SearchGroup, expected_s: Sequence[float]) -> RenderedTable:
+def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> RenderedTable:
     """Return a table with a row per candidate: the measured ones first, the fastest first."""
     best, default = group.winner, group.entrants[group.default]
     rows = []
@@ -90,64 +93,71 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float]) -> RenderedTabl
         words = [
             word for word, is_it in (("best", one is best), ("default", one is default)) if is_it
         ]
-        words += filter(None, [_why_not_measured(one)])
+        words += filter(None, [_why_not_measured(one, goal)])
         step, against = MISSING, MISSING
         if one.speed:
             step = milliseconds(1e3 * one.speed.step_s)
-            step = step._replace(spread="†") if one.is_cpu_bound else step
+            step = step._replace(spread=HOST_MARK) if _has_mark(one) else step
             if default.speed:
                 against = quantity(default.pace_s / one.pace_s, ".2f")
+        has_expectation = not one.speed and (one.is_scale_known or group.measured)
         peak = one.speed.peak_bytes if one.speed else None
         predicted = one.prediction.peak_bytes("peak_allocated_bytes") if one.prediction else None
+        has_tokens = one.speed and hasattr(one.cell.params, "tokens")
         measures = {
             "step": step,
-            "tokens/s": quantity(1 / one.pace_s, ",.0f") if one.speed else MISSING,
+            NOTES: Entry("; ".join(words)),
+            "tokens/s": quantity(1 / one.pace_s, ",.0f") if has_tokens else MISSING,
             "× default": against,
             "peak": to_gib(peak),
-            "expected": MISSING if one.speed else milliseconds(1e3 * guess_s),
+            "expected": milliseconds(1e3 * guess_s) if has_expectation else MISSING,
             "predicted": MISSING if peak else to_gib(predicted),
-            NOTES: Entry("; ".join(words)),
         }
         written.append((options, measures))
     return text_table("Candidates", written)
 
 
-def _why_not_measured(one: Entrant) -> str:
+def _why_not_measured(one: Entrant, goal: Goal) -> str:
     if one.speed:
         return ""
-    if one.status != "pending":
+    if one.status != PENDING:
         return f"ended as {one.status}"
     if one.verdict == "oom":
         return "does not fit"
-    if one.verdict in _MAY_NOT_FIT:
-        return f"{_MAY_NOT_FIT[one.verdict]}: --try-perhaps measures it"
+    if one.verdict in _UNSURE:
+        remedy = "" if goal.try_perhaps else ": --try-perhaps measures it"
+        return _UNSURE[one.verdict] + remedy
     return "was not measured" if one.was_tried else ""
 
 
-def _sentences(group: SearchGroup, end: str, is_plan: bool) -> Iterator[str]:
-    fitting = [one for one in group.entrants if one.verdict in (None, "fits")]
-    if not fitting and not group.measured:
-        yield _nothing_fits(group)
-        return
-    if is_plan and not group.measured:
-        yield f"{counted(len(fitting), 'candidate')} of {len(group.entrants)} may be measured"
-        return
-    best, default = group.winner, group.entrants[group.default]
-    if best is None:
-        yield "no answer: no candidate has a measured step. See `sweep status`"
-        return
+def _no_answer(request: SweepRequest, group: SearchGroup, goal: Goal, is_plan: bool) -> str:
+    """Return why a group has no winner."""
+    if count := sum(may_run(one, goal) for one in group.entrants):
+        line = f"{count} of {counted(len(group.entrants), 'candidate')} may be measured"
+        return line if is_plan else f"no answer yet: {line}"
+    if any(one.status not in (PENDING, *OUT_OF_MEMORY) for one in group.entrants):
+        folder = shell_path(str(request.run))
+        return f"no answer: no candidate has a measured step. See sweep status {folder}"
+    return _nothing_fits(group, goal)
+
+
+def _sentences(group: SearchGroup, best: Entrant, end: str) -> Iterator[str]:
+    default = group.entrants[group.default]
     yield _verdict(group, best, default)
     others = [one for one in group.alike(best) if one is not best]
-    if best.is_cpu_bound and others:
+    if best.is_cpu_bound and others and best is group.measured[0]:
         names = "; ".join(_words(one) for one in others)
         yield f"within the noise of this CPU, as fast: {names}"
-    if all(one.is_cpu_bound for one in group.measured) and best.cell.params.device == "cuda":
-        yield (
-            "†: the GPU waits for the CPU in every candidate. A larger batch_size may help more: "
-            "add --over batch_size=…"
-        )
-    yield from _contributions(group, best)
-    yield _pareto(group)
+    if any(map(_has_mark, group.measured)):
+        line = f"{HOST_MARK}: the GPU waits for the CPU"
+        if all(map(_has_mark, group.measured)) and "batch_size" not in best.options:
+            line += (
+                " in every candidate. A larger batch_size may help more: add --over batch_size=…"
+            )
+        yield line
+    if best is not default:
+        yield from _contributions(group, best)
+    yield from _pareto(group, best)
     if changed := _other_numbers(best, default):
         yield (
             f"{', '.join(changed)}: trains with other numbers than the default. Only the speed was "
@@ -155,27 +165,33 @@ def _sentences(group: SearchGroup, end: str, is_plan: bool) -> Iterator[str]:
         )
     if end:
         yield f"ended because {end}"
-    spent = len(group.measured)
-    yield f"measured {spent} of {len(group.entrants)} candidates"
+    yield f"measured {len(group.measured)} of {counted(len(group.entrants), 'candidate')}"
+
+
+def _has_mark(one: Entrant) -> bool:
+    """Return True for a cell on a GPU whose speed the CPU limits."""
+    return one.is_cpu_bound and one.cell.params.device == "cuda"
 
 
 def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> str:
-    assert best.speed
     if best is default:
         fastest = group.measured[0]
         if fastest is default:
             return f"best: the default, {_words(default)}; no measured candidate is faster"
+        taken, limit = fastest.pace_s / default.pace_s, sure_share(fastest, default)
+        reason = f"only less than {100 * limit:.0f} % is"
+        if taken <= limit:
+            reason = "their intervals overlap. --set timing=adaptive measures more steps"
         return (
-            f"best: the default, {_words(default)}. {_words(fastest)} took "
-            f"{100 * fastest.pace_s / default.pace_s:.0f} % of its time, which is not surely faster"
+            f"best: the default, {_words(default)}. {_words(fastest)} took {100 * taken:.0f} % of "
+            f"its time, which is not surely faster: {reason}"
         )
     line = f"best: {_words(best)}"
     if default.speed is None:
         return f"{line}; the default has no measured step to compare with"
     # From the ends of both intervals.
-    scale = best.tokens / default.tokens
-    low = default.speed.low_s / best.speed.high_s * scale
-    high = default.speed.high_s / best.speed.low_s * scale
+    low = default.pace_interval_s[0] / best.pace_interval_s[1]
+    high = default.pace_interval_s[1] / best.pace_interval_s[0]
     return (
         f"{line}: {ratio(default.pace_s / best.pace_s)} [{ratio(low)}, {ratio(high)}] as fast as "
         f"the default, {_words(default)}"
@@ -201,37 +217,36 @@ def _contributions(group: SearchGroup, best: Entrant) -> Iterator[str]:
             )
 
 
-def _pareto(group: SearchGroup) -> str:
-    """Return the candidates that no other one beats in both speed and memory."""
-    front: list[Entrant] = []
-    least = float("inf")
-    for one in group.measured:
-        peak = (one.speed.peak_bytes if one.speed else None) or float("inf")
-        if peak < least:
-            front.append(one)
+def _pareto(group: SearchGroup, best: Entrant) -> Iterator[str]:
+    """Yield the slower candidates that no other one beats in both speed and memory."""
+    texts, least = [], best.speed.peak_bytes if best.speed else None
+    if least is None:
+        return
+    for one in group.measured[group.measured.index(best) :]:
+        peak = one.speed.peak_bytes if one.speed else None
+        if peak and peak < _LESS_MEMORY * least:
+            texts.append(f"{_words(one)} ({to_gib(peak)} GiB)")
             least = peak
-    if len(front) < 2:
-        return "no measured candidate needs less memory"
-    texts = [
-        f"{_words(one)} ({to_gib(one.speed.peak_bytes)} GiB)" for one in front[1:] if one.speed
-    ]
-    return f"less memory, and slower: {'; '.join(texts)}"
+    yield f"less memory, and slower: {'; '.join(texts) or 'no measured candidate'}"
 
 
-def _nothing_fits(group: SearchGroup) -> str:
+def _nothing_fits(group: SearchGroup, goal: Goal) -> str:
     """Return what comes nearest if no candidate surely fits."""
-    predicted = [
-        (one.prediction.peak_bytes("peak_reserved_bytes"), one)
-        for one in group.entrants
-        if one.prediction and one.prediction.peak_bytes("peak_reserved_bytes")
-    ]
+    predicted = []
+    for one in group.entrants:
+        peak = one.prediction.peak_bytes("peak_reserved_bytes") if one.prediction else None
+        if peak:
+            predicted.append((peak, _words(one)))
     line = "no candidate surely fits"
     if predicted:
-        nearest = min(predicted, key=lambda pair: pair[0] or 0)
-        line += f"; {_words(nearest[1])} comes nearest, with {to_gib(nearest[0])} GiB reserved"
-    if any(one.verdict in _MAY_NOT_FIT for one in group.entrants):
+        peak, words = min(predicted)
+        line += f"; {words} comes nearest, with {to_gib(peak)} GiB reserved"
+    if not goal.try_perhaps and any(one.verdict in _UNSURE for one in group.entrants):
         line += ". Add --try-perhaps to measure what may fit"
-    return f"{line}. A smaller batch_size or checkpointing needs less: add it to --over"
+    smaller = [name for name in ("batch_size", "checkpointing") if name not in goal.over]
+    if smaller:
+        line += f". Another {' or '.join(smaller)} may need less: add it to --over"
+    return line
 
 
 def _other_numbers(best: Entrant, default: Entrant) -> list[str]:
@@ -244,14 +259,6 @@ def _other_numbers(best: Entrant, default: Entrant) -> list[str]:
         if value != before and axis.choice is Choice.OTHER_NUMBERS and not is_alike:
             changed.append(f"{name}={value_text(value)}")
     return changed
-
-
-def _command(request: SweepRequest, group: SearchGroup) -> str:
-    best = group.winner
-    if best is None:
-        return ""
-    sets = [f"--set {shell_word(word)}" for word in assignments(best.options)]
-    return " ".join(["sweep run", shell_word(str(request.config_path)), *sets])
 
 
 def _words(one: Entrant) -> str:

@@ -42,17 +42,27 @@ def test_a_signal_whose_exception_is_lost_ends_the_body_after_the_outcome() -> N
 
 
 def test_the_deadline_ends_the_body() -> None:
-    with Interruption(SAVING_S + 0.05) as interruption, interruption.stops_here():
+    interruption = Interruption(SAVING_S + 0.05)
+    with interruption, interruption.stops_here(), interruption.timer():
         time.sleep(5)
     assert interruption.reason is StopReason.TIME_LIMIT
 
 
 def test_a_deadline_after_the_last_cell_stops_nothing() -> None:
     with Interruption(SAVING_S + 0.05) as interruption:
-        with interruption.stops_here():
+        with interruption.stops_here(), interruption.timer():
             pass
         time.sleep(0.1)
     assert interruption.reason is None
+
+
+def test_a_deadline_that_is_over_ends_the_body_however_early_its_signal_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signal, "setitimer", lambda *_: os.kill(os.getpid(), signal.SIGALRM))
+    with Interruption(0.0) as interruption, interruption.stops_here(), interruption.timer():
+        pytest.fail("the body was entered")
+    assert interruption.reason is StopReason.TIME_LIMIT
 
 
 def test_handlers_can_be_installed_again_when_something_replaced_them() -> None:

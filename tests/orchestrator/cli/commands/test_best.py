@@ -23,15 +23,32 @@ grids:
     axes: {attention: [naive, sdpa], optimizer: [course, fused]}
     fixed: {warmup_steps: 1, measured_steps: 6}
 """
+TWO_TASKS = """
+name: two
+instruments: [timing]
+defaults: {device: cpu, context_length: 16, batch_size: 1, warmup_steps: 1, measured_steps: 6}
+grids:
+  - task: train_step
+    axes: {attention: [naive, sdpa]}
+    fixed: {size: tiny, vocab_size: 200}
+  - task: attention
+    axes: {attention: [naive, sdpa]}
+    fixed: {d_head: 16}
+"""
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--over", "size"], "--over size: another size is another model"),
-        (["--over", "batch_size"], "--over batch_size: CONFIG has one value of it"),
+        (["--over", "d_head"], "--over d_head: train_step has no such axis"),
+        (["--over", "batch_size"], "--over batch_size: has one value"),
         (["--over", "batch_size=4"], "--over batch_size: has one value"),
         (["--over", "compile", "--gpu", "H100"], "--gpu: a search measures on the GPU of this"),
+        (
+            ["--over", "compile", "--plan", "--write", "none/x.yaml"],
+            "--write none/x.yaml: its folder",
+        ),
         (
             ["--over", "compile", "--default", "compile=model", "--plan", "--gpu", "H100"],
             "--default compile=model: is none of the candidates. Add it to --over",
@@ -57,6 +74,100 @@ def test_a_plan_names_what_does_not_fit_and_starts_nothing(
     assert "no candidate surely fits" in result.stdout
     assert "comes nearest" in result.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_an_axis_without_values_has_all_and_begins_with_that_of_the_config(
+    sweep_here: Sweep, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("fixed: {", "fixed: {checkpointing: blocks, "))
+    words = ["best", str(tmp_path / "tiny.yaml"), "--over", "checkpointing", "--plan"]
+    result = sweep_here(*words, "--where", "attention=sdpa,optimizer=fused")
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["blocks", "1"] in rows
+    assert "1. default" in result.stdout
+    assert ["selective:2", "–"] in rows
+    assert "5 of 5 candidates may be measured" in result.stdout
+
+
+def test_combinations_that_the_task_refuses_are_no_candidates(
+    sweep_here: Sweep, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["best", str(tmp_path / "tiny.yaml"), "--plan", "--where", "attention=sdpa"]
+    over = ["--over", "optimizer", "--over", "optimizer_step=after,in_backward"]
+    result = sweep_here(*words, *over)
+    assert result.exit_code == 0, result.output
+    assert "left out 1 impossible combination, such as: " in result.output
+    assert "grids[0]: optimizer: course cannot be combined with optimizer_step" in result.output
+    assert "3 of 3 candidates may be measured" in result.stdout
+    # Where nothing is possible, the reason is the error.
+    over[-1] = "optimizer_step=in_backward"
+    result = sweep_here(*words, *over, "--set", "optimizer=course,muon")
+    assert result.exit_code == 2
+    assert "optimizer: course cannot be combined with optimizer_step" in result.stderr
+
+
+def test_a_search_needs_times(sweep_here: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("timing, ", ""))
+    result = sweep_here("best", str(tmp_path / "tiny.yaml"), "--over", "attention")
+    assert result.exit_code == 2
+    assert "does not time the steps. Add timing to instruments" in result.stderr
+
+
+def test_a_plan_needs_a_gpu(sweep_here: Sweep) -> None:
+    """The tests see no GPU."""
+    result = sweep_here("best", FULL, "--where", SMALL, "--over", "compile", "--plan")
+    assert result.exit_code == 2
+    assert "for which GPU? This machine has none. Add --gpu H100" in result.stderr
+
+
+@pytest.mark.process
+def test_groups_of_two_tasks_and_what_a_sweep_has_measured(
+    sweep_here: Sweep, tmp_path: Path
+) -> None:
+    config, out = tmp_path / "two.yaml", ["--scheduler", "serial", "--out", str(tmp_path / "run")]
+    config.write_text(TWO_TASKS)
+    result = sweep_here("best", str(config), "--over", "attention", "--time-limit", "0s", *out)
+    assert result.exit_code == 75, result.output
+    assert result.stdout.count("no answer yet: 2 of 2 candidates may be measured") == 2
+    assert sweep_here("run", str(config), *out).exit_code == 0
+    result = sweep_here("best", str(config), "--over", "attention", *out)
+    assert result.exit_code == 0, result.output
+    assert "[1/1]" not in result.stdout
+    assert "train_step:\n" in result.stdout
+    assert "attention:\n" in result.stdout
+    assert "None" not in result.stdout
+    # The task `attention` has no tokens.
+    assert result.stdout.count("tokens/s") == 1
+    assert result.stdout.count("measured 2 of 2 candidates") == 2
+
+
+@pytest.mark.process
+def test_the_folder_of_a_search_knows_what_was_left_out(sweep_here: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    run = str(tmp_path / "run")
+    words = ["best", str(tmp_path / "tiny.yaml"), "--where", "attention=sdpa", "--out", run]
+    words += ["--over", "optimizer", "--over", "optimizer_step=after,in_backward"]
+    result = sweep_here(*words, "--scheduler", "serial", "--until", "0%")
+    assert result.exit_code == 0, result.output
+    assert "measured 3 of 3 candidates" in result.stdout
+    result = sweep_here("status", run)
+    assert "nothing is left to measure of 3 cells" in result.stdout
+
+
+@pytest.mark.process
+def test_candidates_that_all_fail_are_no_success(sweep_here: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def model(vocab_size):\n    raise RuntimeError\n")
+    text = TINY.replace("size: tiny", "model: 'broken:model'")
+    config, best = tmp_path / "tiny.yaml", tmp_path / "best.yaml"
+    config.write_text(text.replace("attention: [naive, sdpa], ", ""))
+    words = ["best", str(config), "--over", "optimizer", "--scheduler", "serial"]
+    result = sweep_here(*words, "--out", str(tmp_path / "run"), "--write", str(best))
+    assert result.exit_code == 1, result.output
+    assert "ended as failed" in result.stdout
+    assert "no answer: no candidate has a measured step. See sweep status" in result.stdout
+    assert not best.exists()
 
 
 @pytest.mark.process

@@ -1,0 +1,97 @@
+"""The sentences of `sweep best`, about speeds that a test decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.cli.text.best import describe_best
+from orchestrator.config.selection import Selection
+from orchestrator.planning.request import resolve
+from orchestrator.report.formats.terminal import Screen
+from orchestrator.sweep.best_groups import Goal, Speed, make_groups
+from orchestrator.sweep.best_search import BestFound
+from tests.conftest import ROOT
+
+WHERE: dict[str, Sequence[object]] = {
+    "size": ["small"],
+    "context_length": [128],
+    "pass": ["train_step"],
+}
+
+
+def sentences(steps: Mapping[str, Speed], **changes: object) -> list[str]:
+    """Return the lines below the table of a group, of the candidates with these steps."""
+    request = resolve(ROOT / "configs" / "full.yaml", Selection(where=WHERE), Path("run"))
+    goal = Goal(("precision", "compile"))
+    group = make_groups(request.expansion.cells, goal)[0]
+    entrants = []
+    for one in group.entrants:
+        speed = steps.get(" ".join(map(str, one.options.values())))
+        status = "ok" if speed else "pending"
+        entrants.append(replace(one, speed=speed, status=status, **changes))  # type: ignore[arg-type]
+    found = BestFound((replace(group, entrants=tuple(entrants)),), ("",), None)
+    text = "\n".join(describe_best(request, found, goal, Screen(200), False))
+    return text.splitlines()
+
+
+def step(step_s: float, low_s: float, high_s: float, peak_bytes: float | None = None) -> Speed:
+    return Speed(step_s, low_s, high_s, False, peak_bytes)
+
+
+def test_the_best_and_what_its_options_add() -> None:
+    lines = sentences(
+        {
+            "fp32 eager": step(1.0, 0.9, 1.1, 4 * 2**30),
+            "bf16 eager": step(0.5, 0.5, 0.5, 3 * 2**30),
+            "bf16 blocks": step(0.25, 0.2, 0.3, 3.5 * 2**30),
+        }
+    )
+    for line in (
+        "best: precision=bf16 compile=blocks: 4.00× [3.00×, 5.50×] as fast as the default, "
+        "precision=fp32 compile=eager",
+        "compile=blocks instead of eager: 2.00× as fast",
+        "less memory, and slower: precision=bf16 compile=eager (3.00 GiB)",
+        "precision=bf16: trains with other numbers than the default. Only the speed was measured, "
+        "not the loss",
+        "measured 3 of 6 candidates",
+    ):
+        assert line in lines
+    assert lines[-1].startswith("its parameters and measurements: sweep show run ")
+
+
+def test_a_difference_that_may_be_noise_is_named() -> None:
+    lines = sentences({"fp32 eager": step(1.0, 0.4, 3.0), "bf16 eager": step(0.5, 0.4, 0.9)})
+    assert (
+        "best: the default, precision=fp32 compile=eager. precision=bf16 compile=eager took 50 % of "
+        "its time, which is not surely faster: their intervals overlap. --set timing=adaptive "
+        "measures more steps"
+    ) in lines
+    # Neither has a peak, and the default gains nothing over others.
+    assert not any("memory" in line or "instead of" in line for line in lines)
+
+
+def test_a_difference_of_processes_is_named() -> None:
+    lines = sentences({"fp32 eager": step(1.0, 1.0, 1.0), "bf16 eager": step(0.99, 0.99, 0.99)})
+    sentence = next(line for line in lines if line.startswith("best: the default"))
+    assert sentence.endswith(
+        "took 99 % of its time, which is not surely faster: only less than 98 % is"
+    )
+
+
+def test_what_needs_less_memory_is_slower_than_the_best() -> None:
+    steps = {
+        "bf16 blocks": step(0.99, 0.99, 0.99, 9e9),
+        "fp32 eager": step(1.0, 1.0, 1.0, 8e9),
+        "tf32 eager": step(1.1, 1.1, 1.1, 7.99e9),
+    }
+    assert "less memory, and slower: no measured candidate" in sentences(steps)
+
+
+def test_no_candidate_fits() -> None:
+    lines = sentences({}, verdict="perhaps")
+    assert lines[-1] == (
+        "no candidate surely fits. Add --try-perhaps to measure what may fit. Another batch_size or "
+        "checkpointing may need less: add it to --over"
+    )
