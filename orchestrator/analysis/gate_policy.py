@@ -68,7 +68,7 @@ class StatusActions(_Strict):
 
 
 class RoundCounts(_Strict):
-    """How often `sweep ab` measures A and B in turn."""
+    """Numbers of rounds in which `sweep ab` measures A and B in turn."""
 
     first: int = Field(2, ge=1, le=100, description="rounds of all cells")
     more: int = Field(3, ge=0, le=100, description="further rounds of the cells in doubt")

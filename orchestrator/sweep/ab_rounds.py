@@ -197,7 +197,7 @@ def _measure_turns(
 
 
 def has_measured(run: Run, cells: Collection[str], rounds: int) -> bool:
-    """Return True if each cell was measured in so many rounds, or ended without a result."""
+    """Return True if each cell has this number of rounds, or ended without a result."""
     if not run.exists:
         return False
     states = read_states(run)
@@ -213,7 +213,7 @@ def has_measured(run: Run, cells: Collection[str], rounds: int) -> bool:
 def run_child(contest: Contest, turn: Turn) -> int:
     """Measure one turn in a child process and return its exit code; 130 if this one is stopped.
 
-    The child is in a session of its own, so that a Ctrl-C of the terminal reaches it once, from here.
+    The child has another session, so that a Ctrl-C of the terminal reaches it once, from here.
     """
     program = contest.programs[turn.side]
     words = ["run", str(program.config), *contest.words, "--repeat", str(turn.rounds)]

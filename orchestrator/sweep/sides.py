@@ -53,9 +53,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Program:
-    """What measures a side.
+    """The interpreter, folder and environment that measure a side.
 
-    python: the interpreter. folder: its working folder. config: in that folder's state of the code.
+    python: the interpreter. folder: its working folder. config: of the same commit as the code.
     env: variables besides those of this process. versions: of torch and Python, for the reader.
     """
 
@@ -66,9 +66,13 @@ class Program:
     env: Mapping[str, str]
     versions: str
 
+    def __str__(self) -> str:
+        side = replace(self.side, commit=self.side.commit[:12])
+        return ", ".join(filter(None, [str(side), self.versions]))
+
     @property
     def identity(self) -> Mapping[str, object]:
-        """What the rounds of one results folder must have in common, as JSON."""
+        """The facts that all rounds of a results folder have in common, as JSON."""
         return {
             "python": self.python,
             "commit": self.side.commit,

@@ -57,8 +57,9 @@ _OPTIONS = [
         help="Add this instrument, such as kernel_time.",
     ),
 ]
-# A run in a bucket could belong to another driver; `sweep ab` writes to a folder.
-_EXECUTION = [option for option in EXECUTION_OPTIONS if option.name != "take_over"]
+# The variables of a side would not reach a running cluster, and a folder has no other driver.
+_WITHOUT = {"address": None, "take_over": False}
+_EXECUTION = [option for option in EXECUTION_OPTIONS if option.name not in _WITHOUT]
 
 
 @click.command(params=[*CONFIG_OPTIONS, *_OPTIONS, *_EXECUTION, *GATE_OPTIONS])
@@ -83,7 +84,7 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     if is_address(out):
         raise ConfigError(f"--out {out}: is an address", "Name a folder, and copy it afterwards")
     out = Path(out)
-    request = parse_request({"take_over": False, **chosen, "config": config, "out": out / "a"})
+    request = parse_request({**_WITHOUT, **chosen, "config": config, "out": out / "a"})
     if is_plan:
         _print_plan(request, policy, gpu)
         return
@@ -94,7 +95,7 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
             side: prepare(one, config, out / _WORKTREES, f"--{side}") for side, one in named.items()
         }
     for side, program in programs.items():
-        say(f"{side.upper()}: {', '.join(filter(None, [str(program.side), program.versions]))}")
+        say(f"{side.upper()}: {program}")
     is_same = programs["a"].identity == programs["b"].identity
     if is_same:
         say("A and B are the same program. This is an A/A test: each failure is a false alarm")

@@ -57,7 +57,7 @@ def describe_contest(comparison: Comparison, screen: Screen, is_same: bool) -> I
 
 @dataclass(frozen=True)
 class _Power:
-    """What is known of the noise of one quantity. source: where it was measured."""
+    """Known noise of one quantity. source: where it was measured."""
 
     gate: str
     noise: Noise
@@ -103,7 +103,7 @@ def _power(request: SweepRequest, policy: Policy, runs: tuple[Run, Run]) -> Iter
 
 
 def _known_noise(policy: Policy, runs: tuple[Run, Run]) -> Iterable[_Power]:
-    """Return the noise of the rounds in the folder, or as it was measured elsewhere."""
+    """Return the noise that the rounds in the folder show, else that of other machines."""
     constants = {
         STEP: _Power(STEP, STEP_NOISE.of_ratio(), policy.step.gpu_bound, "measured on H200s"),
         KERNELS: _Power(
