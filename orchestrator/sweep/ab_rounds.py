@@ -256,9 +256,10 @@ def run_child(contest: Contest, turn: Turn) -> int:
 def _relay(child: subprocess.Popen[str]) -> None:
     """Print the output of a child, without advice to continue or repeat one side by itself."""
     assert child.stdout is not None
-    for line in child.stdout:
-        if not _OF_ONE_SIDE.search(line):
-            say(line.rstrip("\n"))
+    with child.stdout as lines:
+        for line in lines:
+            if not _OF_ONE_SIDE.search(line):
+                say(line.rstrip("\n"))
 
 
 @dataclass

@@ -102,7 +102,11 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     contest = Contest(
         programs, out, [*_words(chosen)], chosen["wheres"], request.selection, policy, deadline
     )
-    if code := run_rounds(contest, say):
+    try:
+        code = run_rounds(contest, say)
+    except KeyboardInterrupt:  # between two turns
+        code = EXIT_INTERRUPTED
+    if code:
         reason = {EXIT_TIME_LIMIT: "the time limit was reached", EXIT_INTERRUPTED: "stopped"}
         command = shell_command(["sweep", *without_separator(sys.argv[1:])])
         say(f"{reason.get(code, f'exit code {code}')}. To continue: {command}")

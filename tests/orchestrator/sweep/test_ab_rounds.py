@@ -261,30 +261,30 @@ grids:
 """
 
 
+def started(words: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(sweep_command(*words), cwd=folder, stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_a_real_command_is_stopped_killed_and_continued(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     words = ("ab", "tiny.yaml", "--a", "env=SIDE=1", "--b", "env=SIDE=2", "--scheduler", "serial")
-    start = lambda: subprocess.Popen(  # noqa: E731
-        sweep_command(*words), cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    stopped = start()
-    assert stopped.stdout is not None
-    next(line for line in stopped.stdout if line.startswith("[1/"))
-    stopped.send_signal(signal.SIGINT)
-    output = stopped.stdout.read()
-    assert stopped.wait() == EXIT_INTERRUPTED
+    with started(words, tmp_path) as stopped:
+        assert stopped.stdout is not None
+        next(line for line in stopped.stdout if line.startswith("[1/"))
+        stopped.send_signal(signal.SIGINT)
+        output = stopped.stdout.read()
+    assert stopped.returncode == EXIT_INTERRUPTED
     assert output.splitlines()[-1].startswith("stopped. To continue: sweep ab tiny.yaml --a")
     assert "sweep run" not in output
 
-    killed = start()
-    assert killed.stdout is not None
-    next(line for line in killed.stdout if line.startswith("["))
-    children = psutil.Process(killed.pid).children(recursive=True)
+    with started(words, tmp_path) as killed:
+        assert killed.stdout is not None
+        next(line for line in killed.stdout if line.startswith("["))
+        children = psutil.Process(killed.pid).children(recursive=True)
+        killed.kill()
     assert len(children) >= 1
-    killed.kill()
-    killed.wait()
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
     ended = subprocess.run(

@@ -143,6 +143,18 @@ def test_bad_input_is_one_line(
     assert not Path("results").exists()
 
 
+def test_ctrl_c_between_two_turns_says_how_to_continue(
+    sweep_here: Sweep, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_child(contest: Contest, turn: Turn) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ab_rounds, "run_child", run_child)
+    done = sweep_here("ab", "tiny.yaml", *TWO)
+    assert done.exit_code == 130
+    assert done.stdout.splitlines()[-1].startswith("stopped. To continue: sweep ab tiny.yaml")
+
+
 def test_both_sides_get_the_options_of_a_sweep(
     sweep_here: Sweep, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
