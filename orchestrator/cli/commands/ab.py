@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.commands.compare import GATE_OPTIONS, read_policy, write_files
-from orchestrator.cli.commands.option_types import Gpu
+from orchestrator.cli.commands.option_types import Gpu, RunLocationType
 from orchestrator.cli.commands.options import (
     CONFIG_OPTIONS,
     EXECUTION_OPTIONS,
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 _SIDE_METAVAR = "SIDE"
 _OUT = Path("results/ab")
 _WORKTREES = "worktrees"
+_CONFIG = [option for option in CONFIG_OPTIONS if option.name != "out"]
 _OPTIONS = [
+    click.Option(
+        ["--out"], type=RunLocationType(), help="Folder of the runs of both sides.  [results/ab]"
+    ),
     click.Option(
         ["--a", "side_a"],
         required=True,
@@ -62,13 +66,13 @@ _WITHOUT = {"address": None, "take_over": False}
 _EXECUTION = [option for option in EXECUTION_OPTIONS if option.name not in _WITHOUT]
 
 
-@click.command(params=[*CONFIG_OPTIONS, *_OPTIONS, *_EXECUTION, *GATE_OPTIONS])
+@click.command(params=[*_CONFIG, *_OPTIONS, *_EXECUTION, *GATE_OPTIONS])
 def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None:
     """Measure two Pythons, commits or environments in turn, and show what is slower in B.
 
     The cells of CONFIG are measured in rounds A B, B A, each into OUT/a and OUT/b, and those in
     doubt in further rounds. Exit codes are those of `sweep compare --gate`. Run the same command
-    again to continue where it stopped. OUT is results/ab unless --out names another folder.
+    again to continue where it stopped.
 
     Example: sweep ab configs/gate.yaml --a commit=origin/main --b commit=HEAD
     """
@@ -142,7 +146,7 @@ def _print_plan(request: SweepRequest, policy: Policy, gpu: GpuModel | None) -> 
 
 def _words(chosen: Chosen) -> Iterator[str]:
     """Yield the options of `sweep run` that select values, instruments and the way to run."""
-    for option in (*CONFIG_OPTIONS, *_OPTIONS, *_EXECUTION):
+    for option in (*_CONFIG, *_OPTIONS, *_EXECUTION):
         value, name = chosen.get(str(option.name)), option.opts[0]
         if name in ("--set", "--instrument"):
             for text in value or ():

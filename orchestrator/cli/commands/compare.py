@@ -40,15 +40,17 @@ GATE_OPTIONS: list[click.Parameter] = [
 ]
 
 
-@click.command(params=[*GATE_OPTIONS])
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
-@click.option(
-    "--gate",
+_GATE = click.Option(
+    ["--gate"],
     is_flag=True,
     help="Exit with 1 if a cell is slower or needs more memory, and with 3 if too many cells could"
     " not be decided. In GitHub Actions, add the result to the summary of the job.",
 )
+
+
+@click.command(params=[_GATE, *GATE_OPTIONS])
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
 @click.option(
     "--table",
     type=click.Choice(["kernel-diff"]),
