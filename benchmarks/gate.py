@@ -86,7 +86,8 @@ def smoothed(rng: np.random.Generator, values: Floats, rounds: int) -> Floats:
     # The variance of draws from n values is too small by (n - 1) / n.
     centred = (values - values.mean()) * np.sqrt(count / (count - 1))
     noise = rng.normal(0.0, width * values.std(ddof=1), (2, rounds))
-    return (rng.choice(centred, (2, rounds)) + noise) / np.sqrt(1 + width**2)
+    chosen: Floats = (rng.choice(centred, (2, rounds)) + noise) / np.sqrt(1 + width**2)
+    return chosen
 
 
 @dataclass(frozen=True)
