@@ -1,12 +1,19 @@
 """How often the gate raises a false alarm, and which changes it finds, on measured noise.
 
 Each round of a simulated cell has the ratio of two processes of one real cell, measured on H200s
-where nothing had changed. gate_noise.csv has the medians of these processes, from all runs that were
-published at commit 67bcc56, on 15 machines; those with another GPU clock are left out. Half of the
-40 cells of a comparison are judged by the step time of GPU-bound cells, half by the kernel time of
-CPU-bound ones. With a change, one cell of either kind is slower. Seeds are fixed.
+where nothing had changed. A comparison of one round draws the measured ratio of two processes.
+Several rounds need independent processes: each is drawn from those of the cell by a smoothed
+bootstrap, with their variance (B. W. Silverman and G. A. Young, The bootstrap: to smooth or not to
+smooth?, 1987). Drawn from measured ratios alone, all rounds of a cell that was measured twice would
+be one number with either sign, and in one of 2^rounds comparisons all signs would be positive,
+which no test can tell from a change.
 
-    python benchmarks/gate.py [--families N]
+gate_noise.csv has the medians of these processes, from all runs that were published at commit
+67bcc56, on 15 machines; those with another GPU clock are left out. Half of the 40 cells of a
+comparison are judged by the step time of GPU-bound cells, half by the kernel time of CPU-bound ones.
+With a change, one cell of either kind is slower. Seeds are fixed.
+
+    python benchmarks/gate.py [--families N] [--seed N]
 """
 
 from __future__ import annotations
@@ -28,21 +35,21 @@ CELLS = 40
 FALSE_ALARM = 0.01
 CHANGES = (0.02, 0.03, 0.05)
 _CLOCK_TOLERANCE = 0.01
-_SMOOTHING = 0.1  # many cells were measured twice, and their one difference would be two values
+_BANDWIDTH = 1.06  # in standard deviations, for one value; Silverman's rule for normal values
+SEED = 1
 KINDS = ["step"] * (CELLS // 2) + ["kernels"] * (CELLS // 2)
 PRIORS = {"step": UNKNOWN, "kernels": KERNEL_NOISE.of_ratio()}
-Pool = list[Floats]  # for each real cell, log ratios of two of its processes
+Pool = list[Floats]  # for each real cell, the logarithms of the times of its processes
 
 
-def log_ratios(rows: pd.DataFrame, column: str, keys: Sequence[str]) -> Pool:
-    """Return the log ratios of all pairs of processes in each group, in both directions."""
+def processes(rows: pd.DataFrame, column: str, keys: Sequence[str]) -> Pool:
+    """Return the logarithms of the times in each group."""
     pool = []
     for _, group in rows[rows[column].notna()].groupby(list(keys)):
         off = (group["clock_mhz"] / group["clock_mhz"].median() - 1).abs()
         logs = np.log(group.loc[~(off > _CLOCK_TOLERANCE), column].to_numpy(dtype=float))
         if len(logs) > 1:
-            differences = logs[:, None] - logs[None, :]
-            pool.append(differences[~np.eye(len(logs), dtype=bool)])
+            pool.append(logs)
     return pool
 
 
@@ -55,14 +62,32 @@ def pools(machines: str) -> tuple[Pool, Pool]:
     rows = pd.read_csv(NOISE)
     keys = ["cell", "machine"] if machines == "same" else ["cell"]
     is_gpu_bound = rows["cpu_bound"] == 0
-    steps = log_ratios(rows[is_gpu_bound], "step_ms", keys)
-    return steps, log_ratios(rows[~is_gpu_bound], "kernel_ms", ["cell"])
+    steps = processes(rows[is_gpu_bound], "step_ms", keys)
+    return steps, processes(rows[~is_gpu_bound], "kernel_ms", ["cell"])
 
 
 def drawn(rng: np.random.Generator, pool: Pool, cells: int, rounds: int) -> Floats:
     """Return log ratios of cells that did not change, of shape (cells, rounds)."""
-    rows = [rng.choice(pool[number], rounds) for number in rng.integers(len(pool), size=cells)]
-    return np.array(rows) * rng.normal(1.0, _SMOOTHING, (cells, rounds))
+    rows = []
+    for number in rng.integers(len(pool), size=cells):
+        if rounds == 1:
+            a, b = rng.choice(pool[number], 2, replace=False)
+            rows.append([b - a])
+        else:
+            a, b = smoothed(rng, pool[number], rounds)
+            rows.append(b - a)
+    return np.array(rows)
+
+
+def smoothed(rng: np.random.Generator, values: Floats, rounds: int) -> Floats:
+    """Return values of independent processes with the variance of these, of shape (2, rounds)."""
+    count = len(values)
+    width = _BANDWIDTH * count**-0.2
+    # The variance of draws from n values is too small by (n - 1) / n.
+    centred = (values - values.mean()) * np.sqrt(count / (count - 1))
+    noise = rng.normal(0.0, width * values.std(ddof=1), (2, rounds))
+    chosen: Floats = (rng.choice(centred, (2, rounds)) + noise) / np.sqrt(1 + width**2)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -123,9 +148,9 @@ class Result:
     false_alarms: int = 0
 
 
-def simulate(rule: Rule, families: int, change: float = 0.0) -> Result:
+def simulate(rule: Rule, families: int, change: float = 0.0, seed: int = SEED) -> Result:
     """Return the result of a rule in comparisons of 40 cells, two of which are slower by `change`."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     measured = pools(rule.machines)
     result = Result()
     slow = (0, CELLS // 2) if change else ()
@@ -153,16 +178,16 @@ RULES = [
 ]
 
 
-def table(families: int) -> Iterator[str]:
+def table(families: int, seed: int = SEED) -> Iterator[str]:
     """Yield the lines of the table, one for each rule."""
     found = "".join(f"{f'found {change:.0%}':>11}" for change in CHANGES)
     yield f"{'rule, and its noise':<44}{'false alarms':>15}{'undecided':>11}{found}"
     for rule in RULES:
-        result = simulate(rule, families)
+        result = simulate(rule, families, seed=seed)
         undecided = result.equal[Verdict.UNDECIDED] / result.equal.total()
         line = f"{rule!s:<44}{f'{result.false_alarms} of {families}':>15}{undecided:>11.1%}"
         for change in CHANGES:
-            changed = simulate(rule, max(1, families // 10), change).changed
+            changed = simulate(rule, max(1, families // 10), change, seed).changed
             line += f"{changed[Verdict.SLOWER] / changed.total():>11.0%}"
         yield line
 
@@ -170,7 +195,9 @@ def table(families: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--families", type=int, default=2000)
-    for line in table(parser.parse_args().families):
+    parser.add_argument("--seed", type=int, default=SEED)
+    chosen = parser.parse_args()
+    for line in table(chosen.families, chosen.seed):
         print(line, flush=True)
 
 

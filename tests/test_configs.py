@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,15 @@ import pandas as pd
 import pytest
 from click.testing import Result
 
-from orchestrator.config.selection import parse_selection
+from orchestrator.analysis.cpu_bound import BoundBy, bound_by
+from orchestrator.analysis.results import load_results
+from orchestrator.config.grid import expand
+from orchestrator.config.schema import load_config
+from orchestrator.config.selection import Selection, parse_selection
 from orchestrator.hardware.gpu_catalog import find_gpu
 from orchestrator.planning.request import resolve
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.run import Run
 from tasks.prediction.predictor import Predictor
 from tasks.prediction.records import PredictionRequest
 from tests.conftest import ROOT
@@ -152,6 +158,20 @@ def test_a_small_version_runs(name: str, sweep_here: Callable[..., Result], tmp_
     assert printed.exit_code == 0, printed.output
     titles = {table.title for table in TABLES if table.name in tables}
     assert titles <= set(printed.stdout.splitlines())
+
+
+def test_half_of_the_gate_is_gpu_bound_and_all_of_it_fits_80_gb() -> None:
+    config, source = load_config(ROOT / "configs" / "gate.yaml")
+    cells = expand(config, source, Selection()).cells
+    assert len(cells) == 40
+    assert "kernel_time" in config.instruments
+    axes = ["size", "context_length", "precision", "compile", "pass"]
+    published = load_results(Run(ROOT / "results" / "published" / "h200" / "full")).cells
+    known = published.assign(bound=bound_by(published)).set_index(axes)
+    rows = [known.loc[tuple(cell.params.values()[axis] for axis in axes)] for cell in cells]
+    assert Counter(row["bound"] for row in rows) == {BoundBy.GPU: 20, BoundBy.CPU: 20}
+    assert max(row["peak_allocated_bytes"] for row in rows) < 0.9 * find_gpu("H100").usable_bytes
+    assert {cell.params.values()["timing"] for cell in cells} == {"adaptive"}
 
 
 @pytest.mark.slow

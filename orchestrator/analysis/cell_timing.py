@@ -6,7 +6,7 @@ attempt in several units, and what it depends on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -34,6 +34,15 @@ class CellTiming:
     operations: tuple[float, ...] = ()
     clock_mhz: float | None = None
     bound_by: BoundBy | None = None
+
+    def first(self, attempts: int | None) -> CellTiming:
+        """Return the times of the first attempts; of all for None."""
+        return replace(
+            self,
+            steps_ms=self.steps_ms[:attempts],
+            kernels_ms=self.kernels_ms[:attempts],
+            operations=self.operations[:attempts],
+        )
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,16 @@ _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PRO
 
 
 def compare_runs(
-    a: Run, b: Run, policy: Policy | None = None, cells: tuple[str, str] | None = None
+    a: Run,
+    b: Run,
+    policy: Policy | None = None,
+    cells: tuple[str, str] | None = None,
+    rounds: int | None = None,
 ) -> Comparison:
     """Compare every cell that both runs have, or two cells.
 
     cells: how the id of each cell begins, the first in `a` and the second in `b`.
+    rounds: compare the first ones only; None: all.
     Raise RunError if there is nothing to compare.
     """
     policy = policy or Policy()
@@ -74,7 +79,7 @@ def compare_runs(
             CellPair(
                 settings[one],
                 (row, rows[1][other]),
-                (_timing(first, one), _timing(second, other)),
+                (_timing(first, one, rounds), _timing(second, other, rounds)),
                 policy.of_cell(values),
                 policy.acceptance(values),
                 names,
@@ -94,8 +99,8 @@ def compare_runs(
     return Comparison(tuple(checks), policy, differences, only)
 
 
-def _timing(run: RunTimings, cell: str) -> CellTiming:
-    return run.timings.get(cell, CellTiming())
+def _timing(run: RunTimings, cell: str, rounds: int | None) -> CellTiming:
+    return run.timings.get(cell, CellTiming()).first(rounds)
 
 
 def _is_measured(row: Row) -> bool:

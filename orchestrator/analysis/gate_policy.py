@@ -67,6 +67,13 @@ class StatusActions(_Strict):
     missing: Action = Field("report", description="it is not in B")
 
 
+class RoundCounts(_Strict):
+    """Numbers of rounds in which `sweep ab` measures A and B in turn."""
+
+    first: int = Field(2, ge=1, le=100, description="rounds of all cells")
+    more: int = Field(3, ge=0, le=100, description="further rounds of the cells in doubt")
+
+
 class CellLimits(_Strict):
     """Limits of the cells that match `when`."""
 
@@ -85,6 +92,7 @@ class Policy(_Strict):
         gt=0,
         description="probability that any cell of a comparison is SLOWER if nothing changed",
     )
+    rounds: RoundCounts = RoundCounts()
     step: StepLimits = StepLimits()
     kernels: KernelLimits = KernelLimits()
     memory: Share = Field(0.01, description="growth of the peak memory")

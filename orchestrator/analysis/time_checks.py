@@ -37,7 +37,10 @@ UNITS = {STEP: "ms", KERNELS: "ms", OPERATIONS: "operations"}
 # H200s of 6 machines, where nothing had changed, the largest difference was 1.7 %; with these values
 # one pair in 215 is expected to exceed it (benchmarks/gate_noise.csv).
 KERNEL_NOISE = Noise(0.004, 30)
-_CPU_ROUNDS = 20  # of 10, a comparison in 75 had a false alarm at 10 %
+# Noise of the step time of one process of a GPU-bound cell, for plans: the median of 114 cells that
+# several processes measured on one H200 (benchmarks/gate_noise.csv). Verdicts use measured noise.
+STEP_NOISE = Noise(0.0014, 30)
+CPU_ROUNDS = 20  # of 10, a comparison in 75 had a false alarm at 10 %
 _USUAL_ROUNDS, _MOST_ROUNDS = 5, 100
 _CLOCK_TOLERANCE = 0.01
 
@@ -121,9 +124,9 @@ def _question(pair: CellPair) -> Rounds | Check | None:
         and not is_gpu_bound
         and pair.both(OPERATIONS)
     ):
-        if count < _CPU_ROUNDS:
-            reason = f"CPU-bound, which needs {_CPU_ROUNDS} rounds and has {count}"
-            return _undecided(pair, OPERATIONS, reason, f"--repeat {_CPU_ROUNDS}")
+        if count < CPU_ROUNDS:
+            reason = f"CPU-bound, which needs {CPU_ROUNDS} rounds and has {count}"
+            return _undecided(pair, OPERATIONS, reason, f"--repeat {CPU_ROUNDS}")
         waited = [row["waited_for_core"] for row in pair.rows if has_value(row, "waited_for_core")]
         if max(waited, default=0) > MAX_CORE_WAIT:
             reason = f"other processes used its cores more than {MAX_CORE_WAIT:.0%} of the time"
@@ -168,9 +171,9 @@ def _without_kernels(pair: CellPair) -> tuple[str, str]:
     if pair.rows[0].get("device") == "cpu":
         reason = (
             "a step on the CPU takes longer when anything else runs there; a policy with"
-            f" step.cpu_bound: 10% judges it from {_CPU_ROUNDS} rounds on"
+            f" step.cpu_bound: 10% judges it from {CPU_ROUNDS} rounds on"
         )
-        return reason, f"--repeat {_CPU_ROUNDS}"
+        return reason, f"--repeat {CPU_ROUNDS}"
     option = "--instrument kernel_time"
     if pair.bound_by is BoundBy.GPU:
         return "measured on two machines, without kernel times", option

@@ -164,6 +164,28 @@ def rounds_needed(noise: Noise, threshold: float, cells: int, false_alarm: float
     return _MAX_ROUNDS
 
 
+def power_of_plan(
+    noise: Noise, rounds: int, threshold: float, cells: int, false_alarm: float
+) -> float:
+    """Return the relative slow-down that planned rounds find with a probability of 90 %."""
+    from scipy.special import stdtrit
+
+    degrees = noise.degrees_of_freedom + rounds - 1
+    half_width = -stdtrit(degrees, false_alarm / cells) * noise.deviation / math.sqrt(rounds)
+    planned = RoundsDecision(Verdict.UNDECIDED, 0.0, float(half_width), noise)
+    return detectable(planned, rounds, threshold)
+
+
+def median_noise(cells: Sequence[Rounds]) -> Noise:
+    """Return the median of the noise of cells, each by itself; UNKNOWN without repeated rounds."""
+    own = [_own_noise(cell.log_ratios) for cell in cells if len(cell.log_ratios) > 1]
+    if not own:
+        return UNKNOWN
+    # The degrees of freedom are those of one cell: another cell may be noisier.
+    deviation = float(np.median([noise.deviation for noise in own]))
+    return Noise(deviation, float(np.median([noise.degrees_of_freedom for noise in own])))
+
+
 def detectable(decision: RoundsDecision, rounds: int, threshold: float) -> float:
     """Return the relative slow-down that the rule finds with a probability of 90 %."""
     # The median of normal values has 1.25 times the standard error of their mean.

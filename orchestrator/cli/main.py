@@ -110,7 +110,7 @@ def _exit(ctx: click.Context, code: int, message: str) -> NoReturn:
 
 
 MODULES = {
-    "best": "best", "compare": "compare", "doctor": "doctor", "import": "import_traces",
+    "ab": "ab", "best": "best", "compare": "compare", "doctor": "doctor", "import": "import_traces",
     "max-batch": "capacity", "max-context": "capacity", "plan": "plan", "publish": "publish",
     "report": "report", "run": "run", "schema": "doctor", "show": "status", "status": "status",
 }  # fmt: skip

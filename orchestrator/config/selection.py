@@ -17,6 +17,7 @@ from tasks.spec.axes import Values, leave_out, select_fields
 from tasks.spec.cell import Cell
 from tasks.spec.messages import shorten
 
+CELL = "cell"  # in a condition: the id of a cell
 # How each option is written, by the separator of its values.
 _FORMS = {
     ",": "Name one or several values as axis=value,value",
@@ -124,6 +125,9 @@ def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str,
             raise ConfigError(
                 f"{option} {name}: is given twice", f"Join the values with {separator!r}"
             )
+        if name == CELL:  # an id such as 12e4 would be a number in YAML
+            parsed[name] = [*values.split(separator)]
+            continue
         listed = f"[{values.replace(separator, ',')}]"
         document = load_yaml(listed, f"{option} {name}", has_lines=False)
         try:

@@ -37,6 +37,7 @@ READ_LATER = {
 }
 # By the beginning of a command.
 SMALLER = {
+    "sweep ab ": "--plan",  # test_ab_rounds.py measures
     "sweep run configs/collectives.yaml": "--where device=cpu,processes=2,size_mb=1",
     "sweep run configs/parallel.yaml": (
         f"{TINY.replace('pass=forward', 'processes=2').replace('batch_size=1', 'batch_size=2')} "

@@ -25,25 +25,32 @@ if TYPE_CHECKING:
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 
+# Of `sweep ab` as well.
+GATE_OPTIONS: list[click.Parameter] = [
+    click.Option(
+        ["--policy"],
+        type=_FILE,
+        metavar="FILE",
+        help="Limits of the gate other than the default ones. `sweep schema --policy` describes"
+        " them.",
+    ),
+    click.Option(["--markdown"], type=_FILE, metavar="FILE", help="Write the result as Markdown."),
+    click.Option(["--junit"], type=_FILE, metavar="FILE", help="Write the result as JUnit XML."),
+    click.Option(["--json", "json_"], type=_FILE, metavar="FILE", help="Write the result as JSON."),
+]
 
-@click.command()
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
-@click.option(
-    "--gate",
+
+_GATE = click.Option(
+    ["--gate"],
     is_flag=True,
     help="Exit with 1 if a cell is slower or needs more memory, and with 3 if too many cells could"
     " not be decided. In GitHub Actions, add the result to the summary of the job.",
 )
-@click.option(
-    "--policy",
-    type=_FILE,
-    metavar="FILE",
-    help="With --gate, limits other than the default ones. `sweep schema --policy` describes them.",
-)
-@click.option("--markdown", type=_FILE, metavar="FILE", help="Write the result as Markdown.")
-@click.option("--junit", type=_FILE, metavar="FILE", help="Write the result as JUnit XML.")
-@click.option("--json", "json_", type=_FILE, metavar="FILE", help="Write the result as JSON.")
+
+
+@click.command(params=[_GATE, *GATE_OPTIONS])
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
 @click.option(
     "--table",
     type=click.Choice(["kernel-diff"]),
@@ -70,7 +77,7 @@ def compare(a: str, b: str, table: str | None, form: str, **options: Any) -> Non
     if table:
         _print_kernels(a, b, form)
         return
-    policy = _read_policy(options["policy"])
+    policy = read_policy(options["policy"])
     runs: tuple[Run, ...] = ()
     if _is_file(a) and _is_file(b):
         from orchestrator.analysis.memory_gate import compare_predictions
@@ -86,7 +93,7 @@ def compare(a: str, b: str, table: str | None, form: str, **options: Any) -> Non
             "Measure both on the same kind of GPU",
         )
     _print(comparison, runs, form)
-    _write_files(comparison, runs, options)
+    write_files(comparison, runs, options)
     if options["gate"]:
         sys.exit(comparison.exit_code)
 
@@ -128,7 +135,16 @@ def _print(comparison: Comparison, runs: tuple[Run, ...], form: str) -> None:
         click.echo(_printed(table, form).rstrip("\n"))
 
 
-def _write_files(comparison: Comparison, runs: tuple[Run, ...], options: Mapping[str, Any]) -> None:
+def write_files(
+    comparison: Comparison,
+    runs: tuple[Run, ...],
+    options: Mapping[str, Any],
+    name: str = "sweep compare",
+) -> None:
+    """Write the files that the options name, and the summary of a job of GitHub Actions.
+
+    name: of the suite in JUnit.
+    """
     from orchestrator.cli.text.gate_files import gate_json, gate_junit, gate_markdown
 
     summary = os.environ.get(_SUMMARY) if options["gate"] else None
@@ -136,7 +152,7 @@ def _write_files(comparison: Comparison, runs: tuple[Run, ...], options: Mapping
         if path := options["markdown"]:
             path.write_text(gate_markdown(comparison, runs))
         if path := options["junit"]:
-            path.write_text(gate_junit(comparison))
+            path.write_text(gate_junit(comparison, name))
         if path := options["json_"]:
             path.write_text(gate_json(comparison))
         if summary:
@@ -146,7 +162,8 @@ def _write_files(comparison: Comparison, runs: tuple[Run, ...], options: Mapping
         raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from error
 
 
-def _read_policy(path: Path | None) -> Policy:
+def read_policy(path: Path | None) -> Policy:
+    """Return the policy of a file, or the default one. Raise ConfigError."""
     from pydantic import ValidationError
 
     from orchestrator.analysis.gate_policy import Policy, PolicyFile

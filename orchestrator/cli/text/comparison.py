@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -97,7 +98,7 @@ def _counts(checks: Sequence[Check]) -> str:
 
 
 def _worst(checks: Sequence[Check]) -> str:
-    ratios = [check.ratio for check in checks if check.ratio]
+    ratios = [one.ratio for one in checks if one.ratio and math.isfinite(one.ratio)]
     return f"; B / A {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
 
 
@@ -155,7 +156,7 @@ def _undecided(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
     if count := sum(count for _, count in reasons[_REASONS:]):
         yield f"undecided: {cell_count(count)}, for other reasons in the notes"
     options = [check.remedy for check in comparison.undecided if check.remedy]
-    if not options:
+    if not options or not runs:
         return
     if any(run.is_published for run in runs):
         yield f"to decide, measure both on one machine, with {' '.join(_joined(options))}"

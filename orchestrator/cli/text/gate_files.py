@@ -52,20 +52,20 @@ def _markdown(table: RenderedTable, max_rows: int | None) -> str:
     return to_markdown(view_of(table, max_rows=max_rows, max_columns=None)).strip()
 
 
-def gate_junit(comparison: Comparison) -> str:
-    """Return one test case for each cell and quantity."""
+def gate_junit(comparison: Comparison, name: str = "sweep compare") -> str:
+    """Return one test case for each cell and quantity. name: of the suite."""
     failures, skipped = comparison.failures, comparison.undecided
     suite = ElementTree.Element(
         "testsuite",
-        name="sweep compare",
+        name=name,
         tests=str(len(comparison.checks)),
         failures=str(len(failures)),
         errors="0",
         skipped=str(len(skipped)),
     )
     for check in comparison.checks:
-        name = f"{check.settings.get('task', '')}.{check.gate}".lstrip(".")
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.label)
+        gate = f"{check.settings.get('task', '')}.{check.gate}".lstrip(".")
+        case = ElementTree.SubElement(suite, "testcase", classname=gate, name=check.label)
         if check.fails:
             ElementTree.SubElement(case, "failure", message=_message(check))
         elif check.verdict is Verdict.UNDECIDED:

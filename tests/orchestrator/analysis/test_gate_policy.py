@@ -13,6 +13,7 @@ from orchestrator.analysis.gate_policy import Policy, PolicyFile
 WHOLE: dict[str, Any] = {
     "gate": {
         "false_alarm": "1%",
+        "rounds": {"first": 2, "more": 3},
         "step": {"gpu_bound": "2%", "cpu_bound": "report"},
         "kernels": {"same_machine": "2%", "other_machine": "3%"},
         "memory": "1%",

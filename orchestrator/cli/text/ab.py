@@ -1,0 +1,142 @@
+"""Output of `sweep ab`: its comparison, and what its plan costs and finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from orchestrator.analysis.checks import Comparison
+from orchestrator.analysis.comparison import compare_runs
+from orchestrator.analysis.gate_policy import Policy
+from orchestrator.analysis.time_checks import (
+    CPU_ROUNDS,
+    KERNEL_NOISE,
+    KERNELS,
+    STEP,
+    STEP_NOISE,
+)
+from orchestrator.analysis.verdicts import (
+    Noise,
+    Rounds,
+    median_noise,
+    power_of_plan,
+    rounds_needed,
+)
+from orchestrator.cli.text.comparison import (
+    changes_table,
+    comparison_table,
+    describe_outcome,
+)
+from orchestrator.cli.text.plan import describe_cost
+from orchestrator.common.text import cell_count
+from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.planning.cell_decisions import make_plan
+from orchestrator.planning.invocation import RunOptions
+from orchestrator.planning.request import SweepRequest
+from orchestrator.report.formats.terminal import Screen, dense_table_text
+from orchestrator.store.run import Run
+
+_NAMES = {STEP: "step time of GPU-bound cells", KERNELS: "kernel time"}
+
+
+def describe_contest(comparison: Comparison, screen: Screen, is_same: bool) -> Iterator[str]:
+    """Yield the lines of the result. is_same: A and B are the same program."""
+    for name, (a, b) in comparison.differences.items():
+        yield f"{name}: {a} → {b}"
+    for table in filter(None, (comparison_table(comparison), changes_table(comparison))):
+        yield f"\n{dense_table_text(table, screen, '--format csv')}\n"
+    for line in describe_outcome(comparison):
+        yield line.replace("FAIL", "FALSE ALARM") if is_same else line
+    if any(check.log_ratios for check in comparison.undecided):
+        rounds = comparison.policy.rounds
+        yield (
+            f"to decide, name a policy with more rounds than {rounds.first} + {rounds.more}"
+            " and another --out: looking again and again at one run would add false alarms"
+        )
+
+
+@dataclass(frozen=True)
+class _Power:
+    """Known noise of one quantity. source: where it was measured."""
+
+    gate: str
+    noise: Noise
+    threshold: float
+    source: str
+
+
+def describe_ab_plan(
+    request: SweepRequest, policy: Policy, runs: tuple[Run, Run], gpu: GpuModel | None
+) -> Iterator[str]:
+    """Yield how many cells are measured how often, how long it takes, and what it finds.
+
+    gpu: the GPU that was named, or None for this machine's.
+    """
+    cells, rounds = request.expansion.cells, policy.rounds
+    yield (
+        f"{cell_count(len(cells))}; rounds: {rounds.first} of all cells,"
+        f" {rounds.more} more of those in doubt; each measures A and B"
+    )
+    # Both sides take equally long; what a side has measured already is not counted here.
+    once = make_plan(cells, {}, RunOptions(repeat=2 * rounds.first), 1)
+    cost = describe_cost(request, once, gpu) or "expected time: unknown before the first round"
+    yield f"the first {rounds.first} rounds of both sides: {cost}"
+    on_cpu = sum(cell.params.device == "cpu" for cell in cells)
+    if on_cpu < len(cells):
+        yield from _power(request, policy, runs)
+    yield from _not_judged(request, policy, on_cpu)
+
+
+def _power(request: SweepRequest, policy: Policy, runs: tuple[Run, Run]) -> Iterator[str]:
+    count, last = len(request.expansion.cells), policy.rounds.first + policy.rounds.more
+    for one in _known_noise(policy, runs):
+        found = power_of_plan(one.noise, last, one.threshold, count, policy.false_alarm)
+        text = (
+            f"{_NAMES[one.gate]}: noise ±{one.noise.deviation:.2%} between rounds in the median cell"
+            f" ({one.source}); {last} rounds find a slow-down of {found:.1%} with 90%"
+        )
+        needed = rounds_needed(one.noise, one.threshold, count, policy.false_alarm)
+        if needed > last:
+            text += f"; {one.threshold:.0%} needs {needed} rounds"
+        yield text
+    yield f"false alarms in the whole comparison: at most {policy.false_alarm:.0%}"
+
+
+def _known_noise(policy: Policy, runs: tuple[Run, Run]) -> Iterable[_Power]:
+    """Return the noise that the rounds in the folder show, else that of other machines."""
+    constants = {
+        STEP: _Power(STEP, STEP_NOISE.of_ratio(), policy.step.gpu_bound, "measured on H200s"),
+        KERNELS: _Power(
+            KERNELS, KERNEL_NOISE.of_ratio(), policy.kernels.same_machine, "measured on H200s"
+        ),
+    }
+    if not all(run.exists for run in runs):
+        return constants.values()
+    checks = compare_runs(*runs, policy).times
+    for gate, known in constants.items():
+        own = [check for check in checks if check.gate == gate and len(check.log_ratios) > 1]
+        noise = median_noise([Rounds(one.log_ratios, known.threshold) for one in own])
+        if noise.degrees_of_freedom:
+            source = f"median of {cell_count(len(own))} in {runs[0].folder.parent}"
+            constants[gate] = replace(known, noise=noise, source=source)
+    return constants.values()
+
+
+def _not_judged(request: SweepRequest, policy: Policy, on_cpu: int) -> Iterator[str]:
+    cells = request.expansion.cells
+    is_judged_on_cpu = isinstance(policy.step.cpu_bound, float)
+    if is_judged_on_cpu:
+        yield (
+            f"CPU-bound step times: judged in operations, at {policy.step.cpu_bound:.0%}, from"
+            f" {CPU_ROUNDS} rounds on, which such cells get"
+        )
+    else:
+        yield (
+            "not judged: the ms of CPU-bound steps, which differ by 13% between processes;"
+            f" they are shown. A policy with step.cpu_bound: 10% judges them from {CPU_ROUNDS}"
+            " rounds on"
+        )
+    if on_cpu and not is_judged_on_cpu:
+        yield f"not judged: any time of {cell_count(on_cpu)} on the CPU"
+    if on_cpu < len(cells) and "kernel_time" not in request.config.instruments:
+        yield "not judged: kernel times, which CPU-bound cells need. Add --instrument kernel_time"

@@ -1,0 +1,308 @@
+"""Rounds of `sweep ab`: two programs measure the same cells in turn, A B B A A B.
+
+There is no state: which rounds are left follows from the rows of the two runs. Each turn is a child
+process, `sweep run CONFIG --repeat N` of that side, which measures what its run lacks. A command
+that was interrupted or killed therefore continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from orchestrator.analysis.checks import Check, Comparison
+from orchestrator.analysis.comparison import compare_runs
+from orchestrator.analysis.cpu_bound import BoundBy
+from orchestrator.analysis.gate_policy import Policy
+from orchestrator.analysis.time_checks import CPU_ROUNDS, OPERATIONS
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.common.errors import (
+    COMPLETED,
+    EXIT_INTERRUPTED,
+    EXIT_TIME_LIMIT,
+    ConfigError,
+    PlatformError,
+)
+from orchestrator.common.files import replace_file
+from orchestrator.common.output import Notify, say
+from orchestrator.common.text import cell_count, cells_and_verb
+from orchestrator.config.grid import expand
+from orchestrator.config.schema import load_config
+from orchestrator.config.selection import Selection
+from orchestrator.execution.program import lifeline
+from orchestrator.planning.invocation import UNMEASURED
+from orchestrator.store.cell_state import read_states
+from orchestrator.store.run import Run
+from orchestrator.sweep.interruption import SAVING_S
+from orchestrator.sweep.sides import Program
+from tasks.spec.status import Status
+
+SIDES = ("a", "b")
+SIDES_FILE = "sides.json"
+# The kernel kills the child with the process that started it (see tasks/process/lifeline.py). Its
+# measuring processes and Ray end with the child, as those of any killed `sweep run` do.
+_CHILD = """
+import runpy, sys
+from tasks.process.lifeline import die_with_parent
+die_with_parent(int(sys.argv.pop(1)))
+runpy.run_module("orchestrator", run_name="__main__", alter_sys=True)
+"""
+
+_OF_ONE_SIDE = re.compile(r"^preparing: |: sweep (run|report) ")
+_RELAY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One side measures until each cell has this number of rounds.
+
+    cells: ids of the cells; None: all.
+    """
+
+    side: str
+    rounds: int
+    cells: frozenset[str] | None = None
+
+
+def turns(first: int, last: int, cells: frozenset[str] | None = None) -> list[Turn]:
+    """Return the turns of some rounds in the order A B B A A B; two turns of one side are one."""
+    found: list[Turn] = []
+    for number in range(first, last + 1):
+        for side in SIDES if number % 2 else reversed(SIDES):
+            if found and found[-1].side == side:
+                found.pop()
+            found.append(Turn(side, number, cells))
+    return found
+
+
+def further_turns(doubts: Mapping[str, int], first: int) -> list[Turn]:
+    """Return the turns that follow the first rounds. doubts: rounds in all, by cell."""
+    found: list[Turn] = []
+    done = first
+    for rounds in sorted(set(doubts.values())):
+        cells = frozenset(cell for cell, target in doubts.items() if target >= rounds)
+        found += turns(done + 1, rounds, cells)
+        done = max(done, rounds)
+    return found
+
+
+def rounds_by_doubt(comparison: Comparison, policy: Policy) -> dict[str, int]:
+    """Return how many rounds the cells in doubt need, by cell, from the first rounds of all cells.
+
+    A cell is in doubt if it is undecided and more rounds help, or if a ratio of one of its rounds
+    is above half the threshold. All others have passed. A cell in doubt is judged once, after its
+    last round, so that the second look adds no false alarm.
+    """
+    doubts = {}
+    for check in comparison.times:
+        if check.gate == OPERATIONS and not check.log_ratios:
+            doubts[check.cell] = CPU_ROUNDS
+        elif _is_in_doubt(check):
+            doubts[check.cell] = policy.rounds.first + policy.rounds.more
+    return doubts
+
+
+def _is_in_doubt(check: Check) -> bool:
+    if not check.log_ratios or check.threshold is None:
+        return False
+    ratios = [*check.log_ratios]
+    if check.step_ratio and check.bound_by is BoundBy.GPU:
+        ratios.append(math.log(check.step_ratio))
+    is_far = max(map(abs, ratios)) > math.log1p(check.threshold) / 2
+    return is_far or check.verdict is Verdict.UNDECIDED
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two programs that measure the same config into OUT/a and OUT/b.
+
+    words: options of `sweep run` that both get. wheres: the values of its option --where.
+    selection: of cells, as these options say.
+    deadline: monotonic time at which the command ends; None: no limit.
+    """
+
+    programs: Mapping[str, Program]
+    out: Path
+    words: Sequence[str]
+    wheres: Sequence[str]
+    selection: Selection
+    policy: Policy
+    deadline: float | None = None
+
+    def run(self, side: str) -> Run:
+        return Run(self.out / side)
+
+    @property
+    def runs(self) -> tuple[Run, Run]:
+        return self.run("a"), self.run("b")
+
+    def cells(self, side: str) -> frozenset[str]:
+        """Return the ids of the cells of a side, whose commit may have another config."""
+        config, source = load_config(self.programs[side].config)
+        return frozenset(cell.id for cell in expand(config, source, self.selection).cells)
+
+
+Measure = Callable[[Contest, Turn], int]  # returns the exit code of `sweep run`
+
+
+def run_rounds(contest: Contest, notify: Notify, measure: Measure | None = None) -> int:
+    """Measure all rounds that are left. Return 0, or the exit code of what stopped it.
+
+    measure: measures one turn; tests replace it.
+    """
+    require_sides(contest)
+    measure = measure or run_child
+    policy = contest.policy
+    first = policy.rounds.first
+    cells = {side: contest.cells(side) for side in SIDES}
+    if code := _measure_turns(contest, turns(1, first), cells, notify, measure):
+        return code
+    comparison = compare_runs(*contest.runs, policy, rounds=first)
+    doubts = rounds_by_doubt(comparison, policy)
+    if doubts:
+        count = cells_and_verb(len(doubts), "is in doubt and gets", "are in doubt and get")
+        notify(f"after {first} rounds, {count} {max(doubts.values())} rounds")
+    return _measure_turns(contest, further_turns(doubts, first), cells, notify, measure)
+
+
+def _measure_turns(
+    contest: Contest,
+    left: Iterable[Turn],
+    cells: Mapping[str, frozenset[str]],
+    notify: Notify,
+    measure: Measure,
+) -> int:
+    for turn in left:
+        wanted = cells[turn.side] if turn.cells is None else turn.cells & cells[turn.side]
+        if has_measured(contest.run(turn.side), wanted, turn.rounds):
+            continue
+        if contest.deadline is not None and contest.deadline - time.monotonic() <= SAVING_S:
+            return EXIT_TIME_LIMIT
+        notify(f"{turn.side.upper()}, up to round {turn.rounds}: {cell_count(len(wanted))}")
+        code = measure(contest, turn)
+        if code not in COMPLETED:
+            return code
+    return 0
+
+
+def has_measured(run: Run, cells: Collection[str], rounds: int) -> bool:
+    """Return True if each cell has this number of rounds, or ended without a result."""
+    if not run.exists:
+        return False
+    states = read_states(run)
+    for cell in cells:
+        state = states.get(cell)
+        if state is None or state.status in (*UNMEASURED, Status.LOST):
+            return False
+        if state.status == Status.OK and len(state.valid) < rounds:
+            return False
+    return True
+
+
+def run_child(contest: Contest, turn: Turn) -> int:
+    """Measure one turn in a child process and return its exit code; 130 if this one is stopped.
+
+    The child has another session, so that a Ctrl-C of the terminal reaches it once, from here.
+    """
+    program = contest.programs[turn.side]
+    words = ["run", str(program.config), *contest.words, "--repeat", str(turn.rounds)]
+    wheres = contest.wheres
+    if turn.cells is not None:
+        wheres = [f"cell={'|'.join(sorted(turn.cells))}"]
+    words += [word for where in wheres for word in ("--where", where)]
+    if contest.deadline is not None:
+        words += ["--time-limit", f"{contest.deadline - time.monotonic():.0f}s"]
+    words += ["--out", str(contest.run(turn.side).folder.absolute())]
+    with stop_signals() as stopped, lifeline() as end:
+        child = subprocess.Popen(
+            [program.python, "-P", "-c", _CHILD, str(end), *words],
+            cwd=program.folder,
+            env={**os.environ, **program.env},
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=(end,),
+            start_new_session=True,
+        )
+        stopped.child = child
+        stopped.forward()
+        relay = threading.Thread(target=_relay, args=(child,), daemon=True)
+        relay.start()
+        code = child.wait()
+        relay.join(_RELAY_S)  # a process that the child left behind may hold its output open
+    if stopped.is_stopped:
+        return EXIT_INTERRUPTED
+    if code < 0:
+        name = signal.Signals(-code).name
+        problem = f"side {turn.side.upper()}: `sweep run` was ended by {name}"
+        raise PlatformError(problem, "Run the same command again to continue")
+    if code not in (*COMPLETED, EXIT_TIME_LIMIT, EXIT_INTERRUPTED):
+        problem = f"side {turn.side.upper()}: `sweep run` ended with exit code {code}"
+        raise PlatformError(problem, "The line above says why")
+    return code
+
+
+def _relay(child: subprocess.Popen[str]) -> None:
+    """Print the output of a child, without advice to continue or repeat one side by itself."""
+    assert child.stdout is not None
+    with child.stdout as lines:
+        for line in lines:
+            if not _OF_ONE_SIDE.search(line):
+                say(line.rstrip("\n"))
+
+
+@dataclass
+class _StopSignals:
+    """Ctrl-C and SIGTERM while a child measures: they are passed on, and the child's end awaited."""
+
+    child: subprocess.Popen[str] | None = None
+    is_stopped: bool = False
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        self.is_stopped = True
+        self.forward()
+
+    def forward(self) -> None:
+        """Stop the child, which stores its rows, if a signal came."""
+        if self.is_stopped and self.child is not None:
+            self.child.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def stop_signals() -> Iterator[_StopSignals]:
+    stopped = _StopSignals()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    earlier = {number: signal.signal(number, stopped.stop) for number in numbers}
+    try:
+        yield stopped
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def require_sides(contest: Contest) -> None:
+    """Write what A and B are into OUT. Raise ConfigError if its rounds are those of other sides."""
+    path = contest.out / SIDES_FILE
+    own = {side: program.identity for side, program in contest.programs.items()}
+    if path.is_file():
+        known = json.loads(path.read_text())
+        for side in SIDES:
+            if known.get(side) != own[side]:
+                problem = f"{contest.out}: has rounds of another {side.upper()}"
+                raise ConfigError(f"{problem}: {json.dumps(known.get(side))}", "Name another --out")
+    elif any(run.exists for run in contest.runs):
+        problem = f"{contest.out}: has runs that `sweep ab` did not measure"
+        raise ConfigError(problem, "Name another --out")
+    contest.out.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(own, indent=1) + "\n")
