@@ -40,6 +40,7 @@ from orchestrator.report.text.heat_map import heat_map
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
+_TABLE = "timings"  # which students hand in
 _MOST_FINDINGS, _MOST_COMMANDS = 5, 8
 # Pixels for a table by the style of the columns that a narrower screen hides: of a phone, and of a
 # tablet with the same letters. Then those of a letter, and of the space around a column.
@@ -60,6 +61,7 @@ _FIRST = (
 _AXES = {"name": NAME, "context_length": "context"}
 _COVERED = ("seed", "model", "size", "d_head", "pass")  # by the columns of the model and `what`
 _MOST_AXES = 8  # columns of all cells besides two measures; one more holds the values of other axes
+_MODEL = {"size", "model", "d_head"}
 _LIBRARY = Path(__file__).parent / "vendor"
 
 
@@ -99,6 +101,7 @@ def to_html(
     found = sections(results, report.findings, report.figures, report.pages)
     invocations = results.manifest.get("invocations", [])
     commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
+    first = first_screen(report.findings, _MOST_FINDINGS)
     environment = _environment()
     script = environment.get_template("page.js").render()
     return environment.get_template("index.html").generate(
@@ -112,7 +115,7 @@ def to_html(
         total=len(results.cells) + missing,
         versions=_versions(results.cells),
         dates=provenance.measured_days(results.cells, _DAY),
-        findings=first_screen(report.findings, _MOST_FINDINGS),
+        findings=first,
         grid=grid,
         sections=found,
         links={section.question.name for section in found},
@@ -120,6 +123,8 @@ def to_html(
         count=len(results.cells),
         same=data["same"],
         run=report.run_argument,
+        hand_in=_hand_in(report.pages),
+        marks=_marks(first),
         citation=_citation(results),
         commands=list(commands)[-_MOST_COMMANDS:],
         program=_PROGRAM,
@@ -131,6 +136,29 @@ def to_html(
         copies=Markup(packed([json.dumps(copies)])),
         details=Markup(packed_json(details)) if len(results.cells) else "",
     )
+
+
+def _hand_in(pages: Sequence[RenderedTable]) -> str:
+    """Return the name of the table that the commands print as examples: timings, or the first."""
+    names = [page.table.name for page in pages if page.rows]
+    return _TABLE if _TABLE in names or not names else names[0]
+
+
+def _marks(findings: Sequence[Finding]) -> list[str]:
+    """Return what the marks mean that occur in findings."""
+    intervals = [finding.interval for finding in findings]
+    numbers = "".join(finding.marked_number for finding in findings)
+    marks = (
+        ("[a, b]: 95% interval", any("[" in text and "%" not in text for text in intervals)),
+        (
+            "[a, b] (75%): interval at that level",
+            any("[" in text and "%" in text for text in intervals),
+        ),
+        ("a to b: smallest and largest", any(" to " in text for text in intervals)),
+        ("~: may be chance", "~" in numbers),
+        ("†: CPU-bound", "†" in numbers),
+    )
+    return [text for text, occurs in marks if occurs]
 
 
 def _environment() -> Environment:
@@ -146,6 +174,7 @@ def _environment() -> Environment:
         "as_markup": Markup,
         "view_of": view_of,
         "columns_of": _columns_of,
+        "in_sentence": _in_sentence,
     }
     return environment
 
@@ -160,14 +189,16 @@ def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
         name: column["i"] if "w" in column else column["v"] for name, column in known.items()
     }
     varying = {name for name, values in indices.items() if len(set(values)) > 1} | {"name"}
-    if varying & {"task", "pass"}:
+    # The name of a cell without a model is its task already.
+    if "pass" in varying or ("task" in varying and set(cells["axes"]) & _MODEL):
         varying.add("what")
     names = [name for name in dict.fromkeys((*_FIRST, *cells["axes"])) if name not in _COVERED]
     shown = [(name, axis_title(_AXES.get(name, name))) for name in names if name in varying]
     more = []
     for name, title in shown[_MOST_AXES:]:
-        ((usual, _),) = Counter(index for index in indices[name] if index != -1).most_common(1)
-        more.append((name, title, known[name]["w"][usual]))
+        # Most cells may have no value, which differs from each value that others have.
+        ((usual, _),) = Counter(indices[name]).most_common(1)
+        more.append((name, title, None if usual in (-1, None) else known[name]["w"][usual]))
     same = []
     for name in ("pass", *_FIRST):
         first = next(iter(indices.get(name, ())), -1)
@@ -207,6 +238,11 @@ def _library() -> str:
     """Return DataTables with its licence, packed."""
     licence = (_LIBRARY / "datatables.txt").read_text()
     return packed([f"/*\n{licence}*/\n", (_LIBRARY / "datatables.min.js").read_text()])
+
+
+def _in_sentence(title: str) -> str:
+    """Return a title with a small first letter, unless it begins with an abbreviation."""
+    return title if title[1:2].isupper() else f"{title[0].lower()}{title[1:]}"
 
 
 def _with_code(text: str) -> Markup:
