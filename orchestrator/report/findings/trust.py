@@ -66,8 +66,7 @@ def about_endings(results: Results) -> Iterator[Finding]:
 
 def _why_skipped(unmeasured: pd.DataFrame) -> str:
     skipped = unmeasured[unmeasured["status"] == "skipped"]
-    reason = _common_reason(skipped).strip()
-    return f"Impossible: {reason[0].lower()}{reason[1:]}" if reason else ""
+    return _common_reason(skipped).strip().replace("Most often", "Most often impossible", 1)
 
 
 def _common_reason(failed: pd.DataFrame) -> str:

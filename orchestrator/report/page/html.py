@@ -31,7 +31,7 @@ from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
-from orchestrator.report.page.sections import sections
+from orchestrator.report.page.sections import Section, sections
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import view_of
 from orchestrator.report.text import provenance
@@ -123,7 +123,8 @@ def to_html(
         count=len(results.cells),
         same=data["same"],
         run=report.run_argument,
-        hand_in=_hand_in(report.pages),
+        hand_in=_hand_in(found),
+        has_cpu_bound=provenance.is_flagged(results.cells, "cpu_bound").any(),
         marks=_marks(first),
         citation=_citation(results),
         commands=list(commands)[-_MOST_COMMANDS:],
@@ -138,9 +139,9 @@ def to_html(
     )
 
 
-def _hand_in(pages: Sequence[RenderedTable]) -> str:
+def _hand_in(shown: Sequence[Section]) -> str:
     """Return the name of the table that the commands print as examples: timings, or the first."""
-    names = [page.table.name for page in pages if page.rows]
+    names = [page.table.name for section in shown for page in section.tables]
     return _TABLE if _TABLE in names or not names else names[0]
 
 

@@ -165,7 +165,7 @@ const showAllCells = once(async () => {
   });
   if (more.length) shown.push({ title: "other settings", className: "text wide", orderable: false, data: (cell, type) => (type === "display" ? element("small", settings(cell, more).map(([title, value]) => `${title} ${plain(value)}`).join(", ")) : "") });
   shown.push(column(columns.step ? "ms" : "status", "step", "", (value, cell) => timeOf(cell)));
-  for (const [title, name] of [["peak GiB", "peak"], ["resident GiB", "resident"]]) if (columns[name]) shown.push(column(title, name, "", (value) => number(value)));
+  for (const [title, name] of [["peak GiB", "peak"], ["RSS GiB", "resident"]]) if (columns[name]) shown.push(column(title, name, "", (value) => number(value)));
   const haystacks = cells.map((cell) => Object.values({ ...cell, ...cell.axes, title: "", axes: "" }).map((value) => String(value).toLowerCase()));
   const filters = find("#filters").dataset.filters.split(" ");
   const selects = Object.fromEntries(filters.map((name) => [name, addFilter(name, Object.fromEntries(shownAxes)[name] ?? name, cells, rank)]));
