@@ -40,8 +40,9 @@ from orchestrator.report.text.heat_map import heat_map
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
+_TIME_LIMIT = "--time-limit"
 _TABLE = "timings"  # which students hand in
-_MOST_FINDINGS, _MOST_COMMANDS = 5, 8
+_MOST_FINDINGS, _MOST_COMMANDS, _OPEN_COMMANDS = 5, 8, 3
 # Pixels for a table by the style of the columns that a narrower screen hides: of a phone, and of a
 # tablet with the same letters. Then those of a letter, and of the space around a column.
 _ROOM = {"wide": 358.0, "wider": 660.0}
@@ -100,7 +101,7 @@ def to_html(
     data |= {"roles": role_colours(results.live()), **_columns_of_cells(data)}
     found = sections(results, report.findings, report.figures, report.pages)
     invocations = results.manifest.get("invocations", [])
-    commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
+    commands = list(dict.fromkeys(_untimed(one["command"]) for one in invocations))
     first = first_screen(report.findings, _MOST_FINDINGS)
     environment = _environment()
     script = environment.get_template("page.js").render()
@@ -127,7 +128,8 @@ def to_html(
         has_cpu_bound=provenance.is_flagged(results.cells, "cpu_bound").any(),
         marks=_marks(first),
         citation=_citation(results),
-        commands=list(commands)[-_MOST_COMMANDS:],
+        commands=commands[-_OPEN_COMMANDS:],
+        earlier_commands=commands[-_MOST_COMMANDS:-_OPEN_COMMANDS],
         program=_PROGRAM,
         version=_version(results),
         light=Markup(variables(LIGHT)),
@@ -137,6 +139,17 @@ def to_html(
         copies=Markup(packed([json.dumps(copies)])),
         details=Markup(packed_json(details)) if len(results.cells) else "",
     )
+
+
+def _untimed(words: Sequence[str]) -> str:
+    """Return a command without its time limit, so that those that continued another are the same."""
+    kept, place = ["sweep", *words], 0
+    while place < len(kept):
+        if kept[place].split("=")[0] == _TIME_LIMIT:
+            del kept[place : place + (1 if "=" in kept[place] else 2)]
+        else:
+            place += 1
+    return shell_command(kept)
 
 
 def _hand_in(shown: Sequence[Section]) -> str:

@@ -243,6 +243,21 @@ def test_a_setting_is_named_where_most_cells_have_none() -> None:
     assert usual["warmup_steps"] == "5"
 
 
+def test_commands_that_differ_in_their_time_limit_are_one(
+    tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    tails = (["--time-limit", "9m"], ["--time-limit=90s"], [], ["--retry", "oom"])
+    commands = [["run", "a.yaml", *tail] for tail in tails]
+    with open_for_writing(Run(tmp_path / "run")) as writer:
+        writer.write_manifest(
+            {"name": "run", "invocations": [{"time": "now", "command": one} for one in commands]}
+        )
+        writer.append(make_outcome(), None)
+    text = page_of(Run(tmp_path / "run"))
+    shown = re.findall("<code>(sweep run a[^<]*)</code>", text)
+    assert shown == ["sweep run a.yaml", "sweep run a.yaml --retry oom"]
+
+
 def test_a_page_of_numerics_names_tables_that_it_has() -> None:
     text = page_of(Run(ROOT / "results" / "published" / "h200" / "numerics"))
     assert "--table accumulation --format tex" in text
