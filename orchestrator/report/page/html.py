@@ -141,15 +141,15 @@ def to_html(
     )
 
 
-def _untimed(words: Sequence[str]) -> str:
+def _untimed(command: Sequence[str]) -> str:
     """Return a command without its time limit, so that those that continued another are the same."""
-    kept, place = ["sweep", *words], 0
-    while place < len(kept):
-        if kept[place].split("=")[0] == _TIME_LIMIT:
-            del kept[place : place + (1 if "=" in kept[place] else 2)]
+    words, place = ["sweep", *command], 0
+    while place < len(words):
+        if words[place].split("=")[0] == _TIME_LIMIT:
+            del words[place : place + (1 if "=" in words[place] else 2)]
         else:
             place += 1
-    return shell_command(kept)
+    return shell_command(words)
 
 
 def _hand_in(shown: Sequence[Section]) -> str:
