@@ -14,7 +14,16 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.axes import Row, each, has_value, ranks_text
-from orchestrator.analysis.pairs import BASE, HIGH, LOW, TIME, measured, pairs
+from orchestrator.analysis.pairs import (
+    BASE,
+    COVERAGE,
+    HIGH,
+    LOW,
+    MIN_COVERAGE,
+    TIME,
+    measured,
+    pairs,
+)
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.theme import FONT, light
 from orchestrator.report.text.cell_names import NAME, cell_keys, evenly, names_of
@@ -126,6 +135,13 @@ def mark_label(row: Row, unit: str) -> str:
     if has_value(row, "cpu_bound"):
         text += ", CPU-bound" if row["cpu_bound"] else ", GPU-bound"
     return text
+
+
+def interval_note(cells: pd.DataFrame) -> str:
+    """Return how the intervals of cells with too few steps for 95% are to be read; else nothing."""
+    if "low" not in cells or COVERAGE not in cells or not (cells[COVERAGE] < MIN_COVERAGE).any():
+        return ""
+    return "of fewer than 6 steps the bar is their range"
 
 
 def bound_legend(cells: pd.DataFrame) -> tuple[LegendEntry, ...]:

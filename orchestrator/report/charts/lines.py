@@ -80,7 +80,7 @@ class Lines:
         points = points[by_line[across].transform("nunique") > 1]
         if points.empty:
             return None
-        notes = [_SCALES[_is_log(points[across]), self.is_log], note]
+        notes = [_SCALES[_is_log(points[across]), self.is_log], chart.interval_note(points), note]
         if nowhere:
             where = cell_names.axis_title(across)
             notes.append(f"{counted(nowhere, 'cell')} without {where} left out")
@@ -321,6 +321,8 @@ def over_commits(results: Results) -> Drawn | None:
     peaks = chart.of_column("train_step", "peak_allocated_bytes", scale=1 / GIB)
     tables = {"step time, ms": chart.step_times("train_step"), "peak memory, GiB": peaks}
     points = pd.concat([of(results).assign(panel=title) for title, of in tables.items()])
+    if points.empty:
+        return None
     points = points.join(facts).assign(own=points["cell"].str.rpartition(":")[2])
     by_cell = points.groupby(["panel", "own"])
     points = points[by_cell["commit"].transform("nunique") > 1].sort_values("started_at")

@@ -24,6 +24,7 @@ from orchestrator.analysis.pairs import (
     BASE,
     HIGH,
     LOW,
+    MIN_COVERAGE,
     TIME,
     combinations,
     is_clear,
@@ -215,7 +216,7 @@ def _growth(cells: pd.DataFrame) -> Iterator[Finding]:
             "attention time",
             f"n^{middle:.2f}",
             f"{low:.2f} to {high:.2f}",
-            "Attention time grows as a power of the context.",
+            f"Attention time grows with the context to the power of {middle:.2f}.",
             f"Median of the exponents of {len(exponents)} series, from context {lengths}.",
             f"context {lengths}",
             basis=finding.basis_of_cells(pd.concat(used)),
@@ -287,14 +288,18 @@ def _of_axis(found: pd.DataFrame, axis: str, values: Sequence[object]) -> Findin
         spread = interval(1 / pair["high"], 1 / pair["low"], pair["coverage"])
     is_certain = bool(is_clear(found).any())
     conclusion = f"A step takes {ratio(times.median())} as long with {last} as with {first}."
+    why_unclear = ""
     if not is_certain:
         conclusion = f"{last} and {first} show no clear difference."
+        why_unclear = "the intervals of the two medians overlap"
+        if (found["coverage"] < MIN_COVERAGE).any():
+            why_unclear = "fewer than 6 steps give no interval at 95%"
     return Finding(
         f"{last} over {first}",
         ratio(times.median()),
         spread,
         conclusion,
-        f"Median of {counted(len(found), 'pair')}." if len(found) > 1 else "",
+        finding.sentence_of([finding.median_of(len(found), "pair"), why_unclear]),
         counted(len(found), "pair"),
         basis=finding.basis_of_pairs(found),
         is_cpu_bound=bool(found["is_cpu_bound"].any())

@@ -153,7 +153,7 @@ def tally(found: pd.DataFrame, subject: str, noun: str) -> str:
     if unclear == count:
         return f"{subject} makes no clear difference."
     if count in (faster, slower):
-        which = f"a {noun}" if count == 1 else f"all {count:,} {noun}s"
+        which = {1: f"a {noun}", 2: f"both {noun}s"}.get(count, f"all {count:,} {noun}s")
         return f"{subject} makes {which} {'faster' if faster else 'slower'}."
     parts = [f"{subject} makes {faster:,} of {count:,} {noun}s faster"]
     parts += [f"{slower:,} slower"] if slower else []

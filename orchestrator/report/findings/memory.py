@@ -16,13 +16,20 @@ from orchestrator.common.units import GIB
 from orchestrator.report.findings import finding
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import LENGTH, evenly, scope_of
-from orchestrator.report.text.memory_failures import LIMIT, contexts_by_limit, limited_steps
+from orchestrator.report.text.memory_failures import (
+    LIMIT,
+    contexts_by_limit,
+    limited_steps,
+    phases_of,
+)
 from orchestrator.report.text.numbers import gibibytes, number, percent
 from tasks.spec.status import OUT_OF_MEMORY
 
 _PEAK, _PREDICTED = "peak_allocated_bytes", "predicted_peak_allocated_bytes"
 _RESIDENT = "peak_rss_bytes"
 _MOST_PARTS = 4
+_LEAST_SHARE = 0.005  # of a part that is named; less would be 0%
+_LEAST_ERROR = 0.001  # of a prediction that is written out
 _MOST_MODELS = 5  # of the table of what fits in each memory limit
 
 
@@ -91,7 +98,7 @@ def _phases(out: pd.DataFrame) -> str:
     """Return how many cells ran out in each phase."""
     if "phase" not in out or out["phase"].isna().all():
         return ""
-    counts = out["phase"].replace("", "another stage").value_counts()
+    counts = phases_of(out).value_counts()
     return f"By phase: {', '.join(f'{count:,} in {phase}' for phase, count in counts.items())}."
 
 
@@ -145,7 +152,13 @@ def about_parts(results: Results) -> Iterator[Finding]:
     row, largest = cells.iloc[position], parts.iloc[position].dropna()
     shares = (largest / whole.max()).sort_values(ascending=False).head(_MOST_PARTS)
     names = list(shares.index.str.slice(len("predicted_of_"), -len("_bytes")).str.replace("_", " "))
-    listed = [f"{name} {percent(share)}" for name, share in zip(names, shares, strict=True)]
+    # The word of the charts and of the glossary.
+    names = [name.replace("attention squares", "attention scores") for name in names]
+    listed = [
+        f"{name} {percent(share)}"
+        for name, share in zip(names, shares, strict=True)
+        if share >= _LEAST_SHARE
+    ]
     yield Finding(
         names[0],
         percent(shares.iloc[0]),
@@ -169,11 +182,12 @@ def about_predictions(results: Results) -> Iterator[Finding]:
     if both.empty:
         return
     off = (both[_PREDICTED] / both[_PEAK] - 1).abs().astype(float)
+    usual = max(off.quantile(0.95), _LEAST_ERROR)
     yield Finding(
         "predicted peak",
-        f"{off.quantile(0.95):.1%}",
-        f"at most {off.max():.1%}",
-        f"The predicted peak is within {off.quantile(0.95):.1%} of the measured one in 95% of"
+        f"{usual:.1%}",
+        f"at most {max(off.max(), _LEAST_ERROR):.1%}",
+        f"The predicted peak is within {usual:.1%} of the measured one in 95% of"
         f" {counted(len(both), 'eager cell')}.",
         scope=counted(len(both), "eager cell"),
         basis=finding.basis_of_cells(both),

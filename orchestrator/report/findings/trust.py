@@ -59,8 +59,14 @@ def about_endings(results: Results) -> Iterator[Finding]:
         f"{len(unmeasured):,}",
         f"of {counted(len(cells), 'cell')}",
         f"{counted(len(unmeasured), 'cell')} ended without a result: {listed}.",
+        _why_skipped(unmeasured),
         basis=finding.basis_of_cells(unmeasured),
     )
+
+
+def _why_skipped(unmeasured: pd.DataFrame) -> str:
+    skipped = unmeasured[unmeasured["status"] == "skipped"]
+    return _common_reason(skipped).strip().replace("Most often", "Most often impossible", 1)
 
 
 def _common_reason(failed: pd.DataFrame) -> str:
@@ -161,7 +167,7 @@ def about_trust(results: Results) -> Iterator[Finding]:
                 f"{count:,}",
                 f"of {total}",
                 f"{count:,} of {total} {'is' if count == 1 else 'are'} {what}.",
-                f"To measure again: `sweep run --retry {retry}`." if retry else "",
+                f"To measure again: `sweep run CONFIG --retry {retry}`." if retry else "",
                 gain=count / len(steps) if retry else 0.0,
                 basis=finding.basis_of_cells(steps[found]),
             )

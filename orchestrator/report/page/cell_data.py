@@ -49,6 +49,7 @@ _NUMBERS: Mapping[str, tuple[str, float]] = {
     "tokens": ("tokens_per_s", 1),
     "cpu": ("cpu_bound", 1),
     "peak": ("peak_allocated_bytes", 1 / GIB),
+    "resident": ("peak_rss_bytes", 1 / GIB),
     "reserved": ("peak_reserved_bytes", 1 / GIB),
     "predicted": ("predicted_peak_allocated_bytes", 1 / GIB),
     "asked": ("asked_bytes", 1 / GIB),

@@ -31,7 +31,7 @@ from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
-from orchestrator.report.page.sections import sections
+from orchestrator.report.page.sections import Section, sections
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import view_of
 from orchestrator.report.text import provenance
@@ -40,7 +40,9 @@ from orchestrator.report.text.heat_map import heat_map
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
-_MOST_FINDINGS, _MOST_COMMANDS = 5, 8
+_TIME_LIMIT = "--time-limit"
+_TABLE = "timings"  # which students hand in
+_MOST_FINDINGS, _MOST_COMMANDS, _OPEN_COMMANDS = 5, 8, 3
 # Pixels for a table by the style of the columns that a narrower screen hides: of a phone, and of a
 # tablet with the same letters. Then those of a letter, and of the space around a column.
 _ROOM = {"wide": 358.0, "wider": 660.0}
@@ -60,6 +62,7 @@ _FIRST = (
 _AXES = {"name": NAME, "context_length": "context"}
 _COVERED = ("seed", "model", "size", "d_head", "pass")  # by the columns of the model and `what`
 _MOST_AXES = 8  # columns of all cells besides two measures; one more holds the values of other axes
+_MODEL = {"size", "model", "d_head"}
 _LIBRARY = Path(__file__).parent / "vendor"
 
 
@@ -98,7 +101,8 @@ def to_html(
     data |= {"roles": role_colours(results.live()), **_columns_of_cells(data)}
     found = sections(results, report.findings, report.figures, report.pages)
     invocations = results.manifest.get("invocations", [])
-    commands = dict.fromkeys(shell_command(["sweep", *one["command"]]) for one in invocations)
+    commands = list(dict.fromkeys(_untimed(one["command"]) for one in invocations))
+    first = first_screen(report.findings, _MOST_FINDINGS)
     environment = _environment()
     script = environment.get_template("page.js").render()
     return environment.get_template("index.html").generate(
@@ -112,7 +116,7 @@ def to_html(
         total=len(results.cells) + missing,
         versions=_versions(results.cells),
         dates=provenance.measured_days(results.cells, _DAY),
-        findings=first_screen(report.findings, _MOST_FINDINGS),
+        findings=first,
         grid=grid,
         sections=found,
         links={section.question.name for section in found},
@@ -120,8 +124,12 @@ def to_html(
         count=len(results.cells),
         same=data["same"],
         run=report.run_argument,
+        hand_in=_hand_in(found),
+        has_cpu_bound=provenance.is_flagged(results.cells, "cpu_bound").any(),
+        marks=_marks(first),
         citation=_citation(results),
-        commands=list(commands)[-_MOST_COMMANDS:],
+        commands=commands[-_OPEN_COMMANDS:],
+        earlier_commands=commands[-_MOST_COMMANDS:-_OPEN_COMMANDS],
         program=_PROGRAM,
         version=_version(results),
         light=Markup(variables(LIGHT)),
@@ -131,6 +139,40 @@ def to_html(
         copies=Markup(packed([json.dumps(copies)])),
         details=Markup(packed_json(details)) if len(results.cells) else "",
     )
+
+
+def _untimed(command: Sequence[str]) -> str:
+    """Return a command without its time limit, so that those that continued another are the same."""
+    words, place = ["sweep", *command], 0
+    while place < len(words):
+        if words[place].split("=")[0] == _TIME_LIMIT:
+            del words[place : place + (1 if "=" in words[place] else 2)]
+        else:
+            place += 1
+    return shell_command(words)
+
+
+def _hand_in(shown: Sequence[Section]) -> str:
+    """Return the name of the table that the commands print as examples: timings, or the first."""
+    names = [page.table.name for section in shown for page in section.tables]
+    return _TABLE if _TABLE in names or not names else names[0]
+
+
+def _marks(findings: Sequence[Finding]) -> list[str]:
+    """Return what the marks mean that occur in findings."""
+    intervals = [finding.interval for finding in findings]
+    numbers = "".join(finding.marked_number for finding in findings)
+    marks = (
+        ("[a, b]: 95% interval", any("[" in text and "%" not in text for text in intervals)),
+        (
+            "[a, b] (75%): interval at that level",
+            any("[" in text and "%" in text for text in intervals),
+        ),
+        ("a to b: smallest and largest", any(" to " in text for text in intervals)),
+        ("~: may be chance", "~" in numbers),
+        ("†: CPU-bound", "†" in numbers),
+    )
+    return [text for text, occurs in marks if occurs]
 
 
 def _environment() -> Environment:
@@ -146,6 +188,7 @@ def _environment() -> Environment:
         "as_markup": Markup,
         "view_of": view_of,
         "columns_of": _columns_of,
+        "in_sentence": _in_sentence,
     }
     return environment
 
@@ -160,14 +203,16 @@ def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
         name: column["i"] if "w" in column else column["v"] for name, column in known.items()
     }
     varying = {name for name, values in indices.items() if len(set(values)) > 1} | {"name"}
-    if varying & {"task", "pass"}:
+    # The name of a cell without a model is its task already.
+    if "pass" in varying or ("task" in varying and set(cells["axes"]) & _MODEL):
         varying.add("what")
     names = [name for name in dict.fromkeys((*_FIRST, *cells["axes"])) if name not in _COVERED]
     shown = [(name, axis_title(_AXES.get(name, name))) for name in names if name in varying]
     more = []
     for name, title in shown[_MOST_AXES:]:
-        ((usual, _),) = Counter(index for index in indices[name] if index != -1).most_common(1)
-        more.append((name, title, known[name]["w"][usual]))
+        # Most cells may have no value, which differs from each value that others have.
+        ((usual, _),) = Counter(indices[name]).most_common(1)
+        more.append((name, title, None if usual in (-1, None) else known[name]["w"][usual]))
     same = []
     for name in ("pass", *_FIRST):
         first = next(iter(indices.get(name, ())), -1)
@@ -207,6 +252,11 @@ def _library() -> str:
     """Return DataTables with its licence, packed."""
     licence = (_LIBRARY / "datatables.txt").read_text()
     return packed([f"/*\n{licence}*/\n", (_LIBRARY / "datatables.min.js").read_text()])
+
+
+def _in_sentence(title: str) -> str:
+    """Return a title with a small first letter, unless it begins with an abbreviation."""
+    return title if title[1:2].isupper() else f"{title[0].lower()}{title[1:]}"
 
 
 def _with_code(text: str) -> Markup:

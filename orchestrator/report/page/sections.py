@@ -78,7 +78,8 @@ def _cell(cells: pd.DataFrame | None, limits: list[float]) -> FitCell:
         return FitCell("out of memory", "", "bad", cells.iloc[-1]["key"])
     first, free = ran.iloc[0], ran.iloc[-1]
     peak = number(float(free[_PEAK]) / GIB) if has_value(free, _PEAK) else ""
-    limit, shade = "no limit", _SHADES
+    tried = cells[_LIMIT].max()
+    limit, shade = "no limit" if is_null(tried) else f"over {tried:g}", _SHADES
     if not is_null(first[_LIMIT]):
         limit = f"{first[_LIMIT]:g}"
         shade = round((_SHADES - 1) * limits.index(first[_LIMIT]) / max(len(limits) - 1, 1))

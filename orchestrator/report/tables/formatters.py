@@ -364,5 +364,8 @@ def end_location(row: Row) -> Entry:
 def why_failed(row: Row) -> Entry:
     """Return the first line of the reason or of the error message of a failed attempt."""
     names = ("reason", "exception", "message")
-    evidence = {name: str(row[name]) for name in names if has_value(row, name)}
+    evidence: dict[str, object] = {name: str(row[name]) for name in names if has_value(row, name)}
+    # A failed allocation is described by its sizes.
+    sizes = ("asked_bytes", "limit_bytes", "free_bytes", "total_bytes")
+    evidence |= {name: int(row[name]) for name in sizes if has_value(row, name)}
     return Entry(failure_reason(evidence) or NOTHING)

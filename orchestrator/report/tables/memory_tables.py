@@ -267,7 +267,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "oom-map",
         "Out-of-memory map",
         "Peak memory reserved and the smallest GPU that has this memory, with room for its CUDA"
-        " context, and that precision; or OOM, with the size of the refused allocation. Then the"
+        " context, and supports the precision; or OOM, with the size of the refused allocation. Then the"
         " predicted reserved memory, and whether it would fit. On a CPU, the peak is the resident"
         " memory of the whole process, while a limit is on what it allocates after its start.",
         by_context,

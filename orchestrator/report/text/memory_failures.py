@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -15,7 +16,7 @@ from orchestrator.report.text.cell_names import LENGTH, NAME, NAME_COLUMNS
 from tasks.spec.status import OUT_OF_MEMORY
 
 LIMIT = "memory_limit_gib"
-_READ = (*NAME_COLUMNS, "status", "phase", "precision", LENGTH)
+_READ = (*NAME_COLUMNS, "status", "stage", "phase", "precision", LENGTH)
 _MOST_LIMITS = 4
 
 
@@ -52,7 +53,7 @@ def memory_failures(results: Results) -> list[TextTable]:
         if model in of_limits:
             limited.append([*first, *of_limits[model]])
         else:
-            phases = failed["phase"].replace("", pd.NA).dropna().value_counts()
+            phases = phases_of(failed).value_counts()
             listed = ", ".join(f"{count} {phase}" for phase, count in phases.items())
             unlimited.append([*first, listed or NOTHING, _first(failed)])
     titles = ("out of memory", "cells")
@@ -61,6 +62,12 @@ def memory_failures(results: Results) -> list[TextTable]:
         TextTable((*titles, "ran out in", "first context that fails"), unlimited),
     ]
     return [table for table in tables if table.rows]
+
+
+def phases_of(failed: pd.DataFrame) -> pd.Series[Any]:
+    """Return the phase in which each cell ended, or its stage, such as `build`, if it had none."""
+    known = failed.reindex(columns=["phase", "stage"]).replace("", pd.NA)
+    return known["phase"].fillna(known["stage"]).dropna()
 
 
 def limited_steps(results: Results) -> pd.DataFrame:

@@ -117,7 +117,9 @@ def headline(results: Results) -> str:
         subject = ", ".join(sorted(task.replace("_", " ") for task in tasks)).capitalize()
     gpus, device = values_of(cells, "gpu"), ""
     if gpus:
-        device = f" on one {gpus[0]}" if len(gpus) == 1 else f" on {len(gpus)} kinds of GPU"
+        device = f" on {_gpus_of_a_cell(cells)} {gpus[0]}"
+        if len(gpus) > 1:
+            device = f" on {len(gpus)} kinds of GPU"
     elif "device" in cells and (cells["device"] == "cpu").all():
         device = " on a CPU"
     has_time = TIME in cells and cells[TIME].notna().any()
@@ -126,6 +128,15 @@ def headline(results: Results) -> str:
     parts = [("time", has_time), ("memory", has_memory), ("limits", has_limits)]
     shown = ", ".join(name for name, present in parts if present)
     return f"{subject}{device}{': ' if shown else ''}{shown}"
+
+
+def _gpus_of_a_cell(cells: pd.DataFrame) -> str:
+    """Return the number of GPUs of a cell as a word, such as `one`, `4` or `1 to 4`."""
+    counts = cells.get("gpus", pd.Series(1, cells.index)).fillna(1).astype(int)
+    low, high = counts.min(), counts.max()
+    if low < high:
+        return f"{low} to {high}"
+    return "one" if high == 1 else str(high)
 
 
 def counts_by_status(results: Results, pending: int) -> list[tuple[str, str]]:

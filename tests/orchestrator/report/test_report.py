@@ -306,7 +306,7 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
     assert plan.loc["xl", "context 128"] == "22.0 GiB: 24 GB (RTX 4090, 3090)"
     assert plan.loc["xl", "context 256"] == "OOM (asked 2.00 GiB more)"
     assert plan.loc["small", "context 256"] == "–"
-    assert list(table(results, "failures")["why"]) == ["it was oom"]
+    assert list(table(results, "failures")["why"]) == ["out of memory: asked for 2 GiB"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ const findAll = (selector, within = document) => [...within.querySelectorAll(sel
 const PAGE_ROWS = 25;
 // Columns of all cells on a phone, besides the measures: these first, if they vary.
 const PHONE_AXES = 3;
+const MOST_LETTERS = 16; // of a word that is never broken, as in the other tables
 const PHONE_FIRST = ["name", "context_length", "precision"];
 const OUT_OF_MEMORY = ["oom", "oom_inferred", "host_oom"];
 const STATUS = { ok: "measured", oom: "out of memory", oom_inferred: "out of memory (inferred)", host_oom: "out of CPU memory", skipped: "impossible" };
@@ -134,9 +135,10 @@ const showAllCells = once(async () => {
   const source = new Blob([await unpack("library")], { type: "text/javascript" });
   await import(URL.createObjectURL(source));
   const rank = (name, value) => (axes[name] ?? columns[name])?.w?.indexOf(value) ?? value;
-  const column = (title, name, className, show = (value) => value ?? "–") => ({
+  const column = (title, name, className, show = plain) => ({
     title,
     className,
+    createdCell: (td) => td.classList.toggle("long", td.textContent.split(/\s/).some((word) => word.length > MOST_LETTERS)),
     data: (cell, type) => {
       const value = valueOf(cell, name) ?? null;
       if (type === "sort" || type === "type") return value === null ? Infinity : (axes[name] ?? columns[name])?.w ? rank(name, value) : value;
@@ -152,7 +154,7 @@ const showAllCells = once(async () => {
   const nameOf = (cell) => {
     const hidden = settings(cell, shownAxes.filter((_, index) => !isNarrow(index)));
     const content = element("span");
-    content.append(linkTo(cell, cell.name), element("small", hidden.map(([title, value]) => (isFinite(value) ? `${title} ${value}` : value)).join(" · "), "phone"));
+    content.append(linkTo(cell, cell.name), element("small", hidden.map(([title, value]) => (isFinite(value) ? `${title} ${plain(value)}` : value)).join(" · "), "phone"));
     return content;
   };
   const shown = shownAxes.map(([name, title], index) => {
@@ -161,8 +163,9 @@ const showAllCells = once(async () => {
     if (name === "context_length") return column(title, name, style, (value) => value?.toLocaleString("en") ?? "–");
     return column(title, name, `text${style}${name === "what" ? " whole-words" : ""}`);
   });
-  if (more.length) shown.push({ title: "other settings", className: "text wide", orderable: false, data: (cell, type) => (type === "display" ? element("small", settings(cell, more).map(([title, value]) => `${title} ${value}`).join(", ")) : "") });
-  shown.push({ ...column("ms", "step", "", (value, cell) => timeOf(cell)) }, column("peak GiB", "peak", "", (value) => number(value)));
+  if (more.length) shown.push({ title: "other settings", className: "text wide", orderable: false, data: (cell, type) => (type === "display" ? element("small", settings(cell, more).map(([title, value]) => `${title} ${plain(value)}`).join(", ")) : "") });
+  shown.push(column(columns.step ? "ms" : "status", "step", "", (value, cell) => timeOf(cell)));
+  for (const [title, name] of [["peak GiB", "peak"], ["RSS GiB", "resident"]]) if (columns[name]) shown.push(column(title, name, "", (value) => number(value)));
   const haystacks = cells.map((cell) => Object.values({ ...cell, ...cell.axes, title: "", axes: "" }).map((value) => String(value).toLowerCase()));
   const filters = find("#filters").dataset.filters.split(" ");
   const selects = Object.fromEntries(filters.map((name) => [name, addFilter(name, Object.fromEntries(shownAxes)[name] ?? name, cells, rank)]));
@@ -177,7 +180,7 @@ const showAllCells = once(async () => {
     layout: { topStart: "info", topEnd: "paging", bottomStart: null, bottomEnd: null },
     deferRender: true,
     autoWidth: false,
-    language: { info: "_START_–_END_ of _TOTAL_ cells", infoFiltered: "(of _MAX_)", infoEmpty: "0 cells", zeroRecords: "No cell matches. Remove a filter." },
+    language: { info: cells.length > 1 ? "_START_–_END_ of _TOTAL_ cells" : "", infoFiltered: "(of _MAX_)", infoEmpty: "0 cells", zeroRecords: "No cell matches. Remove a filter." },
   });
   window.DataTable.ext.search.push((settings, texts, index, cell) => {
     const passes = filters.every((name) => !selects[name].value || String(valueOf(cell, name)) === selects[name].value);
@@ -192,13 +195,17 @@ const showAllCells = once(async () => {
   table.draw();
 });
 
+function plain(value) {
+  return String(value ?? "–").replace(/^(-?\d+)\.0$/, "$1");
+}
+
 function addFilter(name, title, cells, rank) {
   const label = element("label", title);
   const select = document.createElement("select");
   select.append(new Option("any", ""));
   const values = [...new Set(cells.map((cell) => valueOf(cell, name)).filter((value) => value !== null && value !== undefined))];
   values.sort((a, b) => rank(name, a) - rank(name, b));
-  for (const value of values) select.append(new Option(STATUS[value] ?? value, value));
+  for (const value of values) select.append(new Option(STATUS[value] ?? plain(value), value));
   label.append(select);
   label.hidden = values.length < 2;
   find("#filters").insertBefore(label, find("#filters").lastElementChild);
@@ -213,6 +220,7 @@ function linkTo(cell, text) {
 
 function timeOf(cell) {
   if (cell.status !== "ok") return statusBadge(cell);
+  if (cell.step === undefined) return statusBadge(cell);
   const text = element("span", number(cell.step));
   if (cell.cpu === 1 && cell.step !== null) text.append("†");
   return text;
@@ -267,7 +275,7 @@ function describe(cell, run, isCollection) {
   const limits = { 1: "the CPU: another machine gives another time", 0: "the GPU" };
   parts.push(
     ...section("Time", {
-      "Step, median": cell.step === null ? "" : `${number(cell.step, 4)} ms [${number(cell.low, 4)} to ${number(cell.high, 4)}], n = ${cell.n}`,
+      "Step, median": (cell.step ?? null) === null ? "" : `${number(cell.step, 4)} ms [${number(cell.low, 4)} to ${number(cell.high, 4)}], n = ${cell.n}`,
       "Mean and deviation": cell.mean === null || cell.mean === undefined ? "" : `${number(cell.mean, 4)} ± ${number(cell.sd)} ms`,
       Forward: withUnit(cell.forward, " ms"),
       Backward: withUnit(cell.backward, " ms"),
@@ -279,6 +287,7 @@ function describe(cell, run, isCollection) {
     }),
     ...section("Memory", {
       Peak: withUnit(cell.peak, " GiB", 4),
+      "Resident, whole process": withUnit(cell.resident, " GiB"),
       Reserved: withUnit(cell.reserved, " GiB", 4),
       Predicted: withUnit(cell.predicted, " GiB", 4),
     }),

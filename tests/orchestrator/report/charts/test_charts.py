@@ -115,6 +115,10 @@ def test_lines_need_two_points() -> None:
     sizes = drawn("step-time", results_of({"size": "xl"}, {"size": "small"}))
     (panel,) = sizes.panels
     assert sizes.across == "model"
+    assert "range" not in sizes.note
+    few = {"step_ms_coverage": 0.75}
+    short = drawn("step-time", results_of({"size": "xl", **few}, {"size": "small", **few}))
+    assert "of fewer than 6 steps the bar is their range" in short.note
     assert [point["x"] for point in values_of(panel)] == ["small", "xl"]
 
 
@@ -205,6 +209,8 @@ def test_the_same_cells_are_lines_over_commits_in_the_order_of_time() -> None:
     assert found["small", "newest"]["hollow"]
     assert chart.note == ("2 cells on 1 host, training step, fp32, eager, batch 4, naive attention")
     assert drawn("commits", of_commits({"xl": (200.0,)})) is None
+    collectives = of_commits(times, task="collectives")  # no cell that the chart is about
+    assert drawn("commits", collectives) is None
 
 
 def test_at_most_six_cells_are_lines_over_commits() -> None:

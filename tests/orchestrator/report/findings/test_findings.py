@@ -310,6 +310,15 @@ def test_a_model_without_limits_has_its_phase_and_its_first_context() -> None:
     assert memory_failures(results_of(step(100))) == []
 
 
+def test_a_cell_that_ran_out_before_any_phase_has_its_stage() -> None:
+    out = {"status": "oom", "phase": "", "stage": "build"}
+    cells = [step(100, **out), step(100, context_length=128, **out | {"phase": "forward"})]
+    (table,) = memory_failures(results_of(*cells))
+    assert table.rows == [["small", "2 of 2", "1 build, 1 forward", "128"]]
+    only = answer("out of memory", *cells)
+    assert only.detail.startswith("By phase: 1 in build, 1 in forward.")
+
+
 def test_a_model_that_always_fits_or_never_has_a_dash() -> None:
     values = {"memory_limit_gib": 24.0, "context_length": 128}
     cells = [step(100, size="xl", status="oom", **values), step(100, size="small", **values)]
@@ -366,6 +375,8 @@ def test_attention_time_grows_with_an_exponent() -> None:
         "attention time", *(step(n * n / 1e5, context_length=n, **values) for n in lengths)
     )
     assert (only.number, only.scope) == ("n^2.00", "context 1,024 to 4,096")
+    # A section of the page shows the sentence without the number.
+    assert only.conclusion == "Attention time grows with the context to the power of 2.00."
 
 
 def test_the_backward_pass_is_compared_with_the_forward_pass() -> None:
@@ -490,6 +501,11 @@ def test_arguments_of_an_own_model_are_compared_and_named() -> None:
     only = answer("experts=8 over", *cells)
     assert (only.number, only.interval) == ("3.50×", "3.00 to 4.00")
     assert only.conclusion == "A step takes 3.50× as long with experts=8 as with experts=2."
+    few = [{**cell, "step_ms_coverage": 0.75} for cell in cells]
+    assert answer("experts=8 over", *few).sentence == (
+        "experts=8 and experts=2 show no clear difference. Median of 2 pairs; fewer than 6 steps"
+        " give no interval at 95%."
+    )
     longest = answer("longest step", *cells)
     assert longest.scope.startswith("mine:Moe experts=8 hidden=128,")  # layers is the same in all
 
@@ -539,6 +555,15 @@ def test_predictions_are_compared_with_the_peaks_of_the_same_cells() -> None:
     assert only.conclusion == (
         "The predicted peak is within 1.0% of the measured one in 95% of 2 eager cells."
     )
+    exact = step(10, peak_allocated_bytes=GIB, predicted_peak_allocated_bytes=GIB)
+    assert "is within 0.1% of" in answer("predicted peak", exact).conclusion
+
+
+def test_parts_of_the_peak_have_the_words_of_the_charts_and_none_is_0_percent() -> None:
+    parts = {"parameters": 60.0, "attention_squares": 40.0, "slack": 0.1}
+    values = {f"predicted_of_{name}_bytes": gib * GIB for name, gib in parts.items()}
+    only = answer("parameters", step(10, **values))
+    assert only.detail == ("By the prediction, parameters 60%, attention scores 40% of 100 GiB.")
 
 
 def test_what_a_reader_can_recover_comes_first_and_no_section_fills_the_first_screen() -> None:
@@ -570,3 +595,7 @@ def test_cells_without_a_result_are_counted_by_status_if_others_have_one() -> No
     assert [one for one in found(*failed) if one.label == "without a result"] == []
     only = answer("without a result", step(10), *failed)
     assert only.sentence == "3 cells ended without a result: 2 out of memory, 1 failed."
+    skipped = {**step(float("nan")), "status": "skipped", "reason": "flash needs bf16"}
+    assert answer("without a result", step(10), skipped).sentence == (
+        "1 cell ended without a result: 1 impossible. Most often impossible (1): flash needs bf16"
+    )

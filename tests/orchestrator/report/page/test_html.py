@@ -25,7 +25,7 @@ from orchestrator.report.findings.registry import findings
 from orchestrator.report.page.cell_data import cell_columns, read_details
 from orchestrator.report.page.html import RenderedReport, to_html
 from orchestrator.report.tables.registry import lay_out
-from orchestrator.store.open import open_for_writing
+from orchestrator.store.open import open_for_writing, open_runs
 from orchestrator.store.run import Run
 from tasks.spec.attempt import LOG_FILE
 from tasks.spec.outcome import Outcome
@@ -231,6 +231,53 @@ def test_other_axes_share_a_column_that_has_their_unusual_values(
     varying = {*axes} - {"seed"} | {"name"}
     assert {name for name, *_ in (*data["shown"], *data["more"])} == varying
     assert all(usual == str(first[name]) for name, _, usual in data["more"])
+
+
+def test_a_setting_is_named_where_most_cells_have_none() -> None:
+    """Of the published cells, few have a memory limit: those under 32 GiB look like no others."""
+    results = load_results(open_runs([ROOT / "results" / "published" / "h200"]))
+    report = RenderedReport(results, [], [], [], "results/h200")
+    data = Outline("".join(to_html(report, [{}], {}))).data["data"]
+    usual = {name: value for name, _, value in data["more"]}
+    assert usual["memory_limit_gib"] is None
+    assert usual["warmup_steps"] == "5"
+
+
+def test_commands_that_differ_in_their_time_limit_are_one(
+    tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    tails = (["--time-limit", "9m"], ["--time-limit=90s"], [], ["--retry", "oom"])
+    commands = [["run", "a.yaml", *tail] for tail in tails]
+    with open_for_writing(Run(tmp_path / "run")) as writer:
+        writer.write_manifest(
+            {"name": "run", "invocations": [{"time": "now", "command": one} for one in commands]}
+        )
+        writer.append(make_outcome(), None)
+    text = page_of(Run(tmp_path / "run"))
+    shown = re.findall("<code>(sweep run a[^<]*)</code>", text)
+    assert shown == ["sweep run a.yaml", "sweep run a.yaml --retry oom"]
+
+
+def test_a_page_of_numerics_names_tables_that_it_has() -> None:
+    text = page_of(Run(ROOT / "results" / "published" / "h200" / "numerics"))
+    assert "--table accumulation --format tex" in text
+    assert "--table timings" not in text
+    # Their cells have neither times nor a model; what they are is their name.
+    outline = Outline(text)
+    assert "what" not in dict(outline.data["data"]["shown"])
+    assert "†" not in outline.text
+
+
+@pytest.mark.xdist_group("page")
+def test_a_section_begins_with_the_answers_of_the_first_screen(page: str) -> None:
+    _, _, below = Outline(page).text.partition("How long does a step take?")
+    assert "bf16 makes no clear difference. Answers" in " ".join(below.split())
+
+
+@pytest.mark.xdist_group("page")
+def test_the_legend_of_the_answers_has_the_marks_that_occur(page: str) -> None:
+    assert "~: may be chance" in page
+    assert "†: CPU-bound" not in page
 
 
 def test_attention_has_no_value_for_a_model_that_computes_its_own() -> None:

@@ -188,7 +188,7 @@ def test_the_fit_map_has_the_smallest_limit_that_runs_and_the_peak_without_one()
     ((name, found),) = panel.rows
     assert name == "xl"
     assert [(one.limit, one.peak, one.style) for one in found] == [
-        ("24", "20.0", "f0"), ("40", "30.0", "f3"), ("no limit", "50.0", "f4"),
+        ("24", "20.0", "f0"), ("40", "30.0", "f3"), ("over 40", "50.0", "f4"),
         ("out of memory", "", "bad"),
     ]  # fmt: skip
     assert found[0].key == "mine:id0"

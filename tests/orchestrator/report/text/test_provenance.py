@@ -21,6 +21,9 @@ def test_the_headline_says_what_was_measured_on_what() -> None:
     assert headline(results_of(own)) == "Training my_package.gpt:GPT on a CPU: time"
     resident = step(1, device="cpu", peak_rss_bytes=GIB)
     assert headline(results_of(resident)) == "Training Transformers on a CPU: time, memory"
+    gpus = [step(1, gpu="H100", gpus=count) for count in (4, None, 4)]
+    assert headline(results_of(gpus[0], gpus[2])) == "Training Transformers on 4 H100: time"
+    assert headline(results_of(*gpus)) == "Training Transformers on 1 to 4 H100: time"
     two = headline(results_of(step(1, gpu="A100"), step(1, gpu="H200")))
     assert two == "Training Transformers on 2 kinds of GPU: time"
     assert headline(Results(pd.DataFrame(), (), {"name": "mine"})) == (
