@@ -31,8 +31,8 @@ class Artifacts:
 def read_artifacts(run: Run, cell: str, number: int) -> Artifacts:
     """Return what people read of an attempt. Attempts before rerun.sh existed have no command."""
     folder = run.attempt_folder(cell, number)
-    log = _tail(folder / LOG_FILE, run).splitlines()
-    command = _tail(folder / RERUN_FILE, run).strip()
+    log = _tail(folder / LOG_FILE).splitlines()
+    command = _tail(folder / RERUN_FILE).strip()
     return Artifacts(
         tuple(without_other_frames(log)[-_LINES:]),
         tuple(own_frames(list(filter(DUMPED.match, log)))),
@@ -51,16 +51,21 @@ def _of_present_folder(command: str, folder: Path) -> str:
         words = []
     if not words or Path(words[-1]).parts[-4:] != (ARTIFACTS, *folder.parts[-2:], ATTEMPT_FILE):
         return command
-    earlier, present = Path(words[-1]).parents[3], folder.parents[2]
+    earlier, present = _run_folder(Path(words[-1]).parent), _run_folder(folder)
     return shell_command(word.replace(str(earlier), str(present)) for word in words)
 
 
-def _tail(path: Path, run: Run) -> str:
-    """Return the end of a text file, or an empty text if it is missing."""
+def _run_folder(attempt_folder: Path) -> Path:
+    """Return the folder of the run, which is one of several if several are read as one."""
+    return attempt_folder.parents[2]
+
+
+def _tail(path: Path) -> str:
+    """Return the end of a text file of an attempt, or an empty text if it is missing."""
     # Asked first: most published attempts have no files, and looking for links takes longer.
     if not os.path.lexists(path):
         return ""
-    if not is_plain(path, run.folder.absolute()):
+    if not is_plain(path, _run_folder(path.parent)):
         return _NOT_READ
     try:
         with path.open("rb") as file:

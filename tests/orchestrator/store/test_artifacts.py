@@ -1,0 +1,43 @@
+"""The end of a log and the command of an attempt, of one run and of several read as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.store.artifacts import read_artifacts
+from orchestrator.store.run import Run
+from orchestrator.store.run_collection import RunCollection
+from tasks.spec.attempt import LOG_FILE
+
+CELL = "0123456789ab"
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> RunCollection:
+    runs = {}
+    for name in ("before", "after"):
+        run = Run(tmp_path / name)
+        folder = run.attempt_folder(CELL, 1)
+        folder.mkdir(parents=True)
+        (folder / LOG_FILE).write_text(f"the log of {name}\n")
+        runs[name] = run
+    return RunCollection(runs, tmp_path / "before" / "with-after")
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_a_log_is_read_from_the_run_that_has_it(two_runs: RunCollection, name: str) -> None:
+    found = read_artifacts(two_runs, f"{name}:{CELL}", 1)
+    assert found.log == (f"the log of {name}",)
+
+
+def test_a_log_behind_a_link_is_not_read(two_runs: RunCollection, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / LOG_FILE).write_text("secret")
+    folder = two_runs.runs["after"].attempt_folder(CELL, 1)
+    (folder / LOG_FILE).unlink()
+    folder.rmdir()
+    folder.symlink_to(secret)
+    assert "secret" not in str(read_artifacts(two_runs, f"after:{CELL}", 1))
