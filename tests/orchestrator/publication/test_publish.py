@@ -238,7 +238,7 @@ def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[
             assert copied[unchanged].equals(plain[unchanged]), table
             assert copied.dtypes.equals(plain.dtypes), table
     failures = (published / "report" / "failures.md").read_text()
-    assert "it was oom" in failures
+    assert "out of memory: asked for 2 GiB" in failures
     evidence = Publication(published).read("attempts")["evidence"]
     assert evidence.str.contains(r'"File \\"tasks/train_step.py\\", line 3"').any()
     assert evidence.str.contains("not measured on host 1, with", regex=False).any()
