@@ -87,7 +87,8 @@ def compare_runs(
         )
     if not any(_is_measured(row) for pair in pairs for row in pair.rows):
         problem = f"{a} and {b}: have no measured cell in common"
-        raise RunError(problem, "Name cells as RUN:CELL")
+        remedy = "Name cells as RUN:CELL; traces are compared with --table kernel-diff"
+        raise RunError(problem, remedy)
     require_matching(policy, all_values)
     checks = [*time_checks(pairs, policy)]
     for pair in pairs:

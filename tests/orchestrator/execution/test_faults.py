@@ -131,7 +131,7 @@ FAULTS: dict[str, Sequence[Fault]] = {
     ],
     "a flood of output": [Fault("flood", "ok", ended=("", ""))],
     "a clock that jumps": [Fault("jump_the_clock", "ok", ended=("", ""))],
-    "a minder that goes away": [Fault("kill_its_parent", "lost", ended=("", ""))],
+    "a minder that goes away": [Fault("kill_its_parent", "lost", ended=("warm-up", ""))],
     "a process left behind": [Fault("leave_a_daemon", "ok", ended=("", ""))],
 }
 
