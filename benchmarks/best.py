@@ -35,7 +35,7 @@ RIGHT = 1.02
 
 @dataclass(frozen=True)
 class Truth:
-    """What a cell really takes. wall_s: without instruments."""
+    """The true duration of a step and of a cell. wall_s: without instruments."""
 
     step_s: float
     is_cpu_bound: bool

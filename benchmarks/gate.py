@@ -1,4 +1,4 @@
-"""How often the gate raises a false alarm, and which changes it finds, on measured noise.
+"""False alarms of the gate, and the changes that it finds, on measured noise.
 
 Each round of a simulated cell has the ratio of two processes of one real cell, measured on H200s
 where nothing had changed. A comparison of one round draws the measured ratio of two processes.
@@ -122,7 +122,7 @@ class Rule:
 
 
 class StoredBaseline(Rule):
-    """A baseline of another machine, of which kernel times are judged, in one round."""
+    """A baseline of another machine, whose kernel times are judged in one round."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}, kernels"
@@ -149,7 +149,7 @@ class Result:
 
 
 def simulate(rule: Rule, families: int, change: float = 0.0, seed: int = SEED) -> Result:
-    """Return the result of a rule in comparisons of 40 cells, two of which are slower by `change`."""
+    """Return the result of a rule in comparisons of 40 cells. Two are slower by `change`."""
     rng = np.random.default_rng(seed)
     measured = pools(rule.machines)
     result = Result()

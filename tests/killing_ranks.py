@@ -5,7 +5,7 @@
     python -m tests.killing_ranks --rounds 20 --gpus 2 --strike "driver killed"
 
 A real sweep without Ray measures training steps of two and four ranks on the CPU, which communicate
-by gloo, or with --gpus of so many GPUs each, which communicate by NCCL. In each round, at a random moment of a cell, one process is struck: a rank is killed or
+by gloo. With --gpus, the cells have these numbers of GPUs and communicate by NCCL. In each round, at a random moment of a cell, one process is struck: a rank is killed or
 stopped, or its minder, the fork server or the driver is killed, all by SIGKILL. A rank is stopped
 after the warm-up only, because until then it may be late by 300 s.
 
@@ -16,12 +16,11 @@ It proves, for the moments that it has tried, that
 - a cell goes on if only its fork server dies, and ends with its driver;
 - no process of the cell, or of a driver that was killed, lives 5 s later;
 - the next cell is well;
-- the memory of all GPUs is free at last;
-- at last, each cell that all ranks had finished has one row with status ok.
+- at the end, the memory of all GPUs is free;
+- at the end, each cell that all ranks had finished has one row with status ok.
 
 A rank that is struck when its journal has ended may leave a row with status ok. It proves nothing about
-Ray: tests/killing.py does. Exit code 1 if anything is wrong;
-the folder then stays.
+Ray: tests/killing.py does. Exit code 1 if anything is wrong; the folder then stays.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class RayScheduler(Scheduler):
         # UUIDs of each host's GPUs by visible name, once the host was probed.
         self._gpus: dict[str, dict[str, str]] = {}
         self._hosts = SweepHosts(FORK_SERVERS.session, self._gpus)
-        self._idle_since, self._has_told = time.monotonic(), False
+        self._idle_since, self._has_notified = time.monotonic(), False
 
     def hosts(self) -> list[HostInfo]:
         host = self._session.host
@@ -217,12 +217,12 @@ class RayScheduler(Scheduler):
         """Raise NoNodeLeft if a private Ray begins no cell although no other cell occupies it."""
         now = time.monotonic()
         if any(started.host for started in running.values()):
-            self._idle_since, self._has_told = now, False
+            self._idle_since, self._has_notified = now, False
         elif self._session.host is None:
             # On a cluster, other programs may have what the cell waits for.
-            if now - self._idle_since > _PATIENCE_S and not self._has_told:
+            if now - self._idle_since > _PATIENCE_S and not self._has_notified:
                 self._notify("waiting for a host with enough GPUs or cores that nobody uses")
-                self._has_told = True
+                self._has_notified = True
         elif now - self._idle_since > _START_S:
             raise NoNodeLeft(
                 f"Ray has begun no cell for {format_seconds(_START_S)}",

@@ -621,7 +621,7 @@ def test_adaptive_timing_takes_the_lead_from_its_last_checked_step(
 
 
 def queued(outcome: Outcome, step_ms: float, lead_ms: float) -> Outcome:
-    """Return the outcome with pipelined steps, of which the CPU is `lead_ms` ahead."""
+    """Return the outcome with pipelined steps; the CPU is `lead_ms` ahead of them."""
     values = [("duration", step_ms)] * 6 + [("lead", lead_ms)] * 6
     samples = [
         Sample("timing", metric, "ms", ms, "pipelined", "step", step % 6)

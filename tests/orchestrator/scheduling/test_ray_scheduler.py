@@ -626,9 +626,9 @@ def test_a_private_ray_that_begins_no_cell_ends_the_sweep(
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     session = SimpleNamespace(host=None if cluster else "this")
-    told: list[str] = []
+    notices: list[str] = []
     scheduler: Any = SimpleNamespace(
-        _session=session, _idle_since=now, _has_told=False, _notify=told.append
+        _session=session, _idle_since=now, _has_notified=False, _notify=notices.append
     )
     running: Any = {
         number: AttemptStarted(make_attempt(number), host, "", now)
@@ -647,8 +647,8 @@ def test_a_private_ray_that_begins_no_cell_ends_the_sweep(
         running = {0: running[0]}
         now += PREPARATION_S
         RayScheduler._require_start(scheduler, running)
-    # On a cluster, others may have what the cell waits for: that is told once.
-    assert told == cluster * ["waiting for a host with enough GPUs or cores that nobody uses"]
+    # On a cluster, others may have what the cell waits for: one notice says so.
+    assert notices == cluster * ["waiting for a host with enough GPUs or cores that nobody uses"]
 
 
 def test_an_address_without_a_cluster_is_refused(

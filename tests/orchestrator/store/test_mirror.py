@@ -667,7 +667,7 @@ def test_another_run_in_the_bucket_is_refused_until_the_copy_is_moved_away(
     folder = open_run(ADDRESS).folder
     bucket.objects.clear()
     if is_replaced:
-        time.sleep(1.0)  # runs are told apart by the second in which they were created
+        time.sleep(1.0)  # two runs differ by the second in which they were created
         on_host("second")
         go(tmp_path, 16)
         on_host("first")

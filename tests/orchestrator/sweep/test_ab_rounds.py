@@ -116,7 +116,7 @@ def test_cpu_bound_cells_get_the_rounds_that_the_policy_implies(
     assert found == {outcome.attempt.cell.id: 20}
 
 
-# Of each attempt of four cells, one of which is in doubt: A B B A, then A B B A.
+# Each attempt of four cells. One of them is in doubt: A B B A, then A B B A.
 ALL_SIDES = "a" * 4 + "b" * 8 + "a" * 4 + "abba"
 
 
@@ -125,7 +125,7 @@ class Killed(BaseException):
 
 
 class Measuring:
-    """Measures turns without a process. It is killed when so many attempts have ended."""
+    """Measures turns without a process. It is killed after a number of attempts."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, str, int]] = []

@@ -234,7 +234,7 @@ def test_other_axes_share_a_column_that_has_their_unusual_values(
 
 
 def test_a_setting_is_named_where_most_cells_have_none() -> None:
-    """Of the published cells, few have a memory limit: those under 32 GiB look like no others."""
+    """Few published cells have a memory limit: those under 32 GiB look like no others."""
     results = load_results(open_runs([ROOT / "results" / "published" / "h200"]))
     report = RenderedReport(results, [], [], [], "results/h200")
     data = Outline("".join(to_html(report, [{}], {}))).data["data"]
