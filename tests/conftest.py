@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -31,6 +31,9 @@ from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import KernelRow, Sample
 from tests.support.ranks import Ranks
+
+if TYPE_CHECKING:
+    from tests.support.s3 import Bucket
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -320,6 +323,18 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """The contents of s3://bucket, which a server of this process has."""
+    from tests.support.s3 import Bucket, serve
+
+    made = Bucket()
+    with serve(made):
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
 
 
 @pytest.fixture

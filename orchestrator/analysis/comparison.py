@@ -27,6 +27,7 @@ from orchestrator.store.run import INCOMPLETE, Run, find_cell
 from tasks.spec.messages import assignments
 
 _TASK = "task"
+_TRACES = "traces are compared with --table kernel-diff"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
 
 
@@ -47,12 +48,7 @@ def compare_runs(
     first, second = load_timings(a.require()), load_timings(b.require())
     rows = [{row["cell"]: row for row in each(one.results.cells)} for one in (first, second)]
     for run, measured in zip((a, b), rows, strict=True):
-        if all(row["status"] == INCOMPLETE for row in measured.values()):
-            remedy = (
-                f"`sweep show {shell_path(run)}` lists its cells;"
-                " traces are compared with --table kernel-diff"
-            )
-            raise RunError(f"{run}: has no measured cell", remedy)
+        _require_measured(run, measured)
     parameters: dict[str, tuple[str, str]] = {}
     if cells:
         kind = "measured cell"
@@ -67,29 +63,23 @@ def compare_runs(
         common = {cell for cell, _ in ids}
         alone = [[cell for cell in one if cell not in common] for one in rows]
         only = (len(alone[0]), len(alone[1]))
-    names: tuple[str, ...] = ("host", "gpu_uuid")
-    if a.is_published and b.is_published and a.folder.parent != b.folder.parent:
-        names = ("gpu_uuid",)  # each publication numbers its hosts
-    pairs, all_values = [], []
+    pairs, machine_facts = [], _machine_facts(a, b)
     for one, other in ids:
-        row = rows[0][one]
-        values = _values(row, first.results.axes)
-        all_values.append(values)
+        values = _values(rows[0][one], first.results.axes)
         pairs.append(
             CellPair(
                 settings[one],
-                (row, rows[1][other]),
+                (rows[0][one], rows[1][other]),
                 (_timing(first, one, rounds), _timing(second, other, rounds)),
                 policy.of_cell(values),
                 policy.acceptance(values),
-                names,
+                machine_facts,
             )
         )
     if not any(_is_measured(row) for pair in pairs for row in pair.rows):
         problem = f"{a} and {b}: have no measured cell in common"
-        remedy = "Name cells as RUN:CELL; traces are compared with --table kernel-diff"
-        raise RunError(problem, remedy)
-    require_matching(policy, all_values)
+        raise RunError(problem, f"Name cells as RUN:CELL; {_TRACES}")
+    require_matching(policy, [_values(pair.rows[0], first.results.axes) for pair in pairs])
     checks = [*time_checks(pairs, policy)]
     for pair in pairs:
         found = exact_checks(pair.cell, pair.settings, pair.rows, pair.policy)
@@ -98,6 +88,20 @@ def compare_runs(
         checks += _missing(rows, settings, first.results.axes, policy)
     differences = parameters | _differing_fingerprints(first, second, ids)
     return Comparison(tuple(checks), policy, differences, only)
+
+
+def _require_measured(run: Run, rows: Mapping[str, Row]) -> None:
+    """Raise RunError if all rows of a run are incomplete, or if it has none."""
+    if all(row["status"] == INCOMPLETE for row in rows.values()):
+        remedy = f"`sweep show {shell_path(run)}` lists its cells; {_TRACES}"
+        raise RunError(f"{run}: has no measured cell", remedy)
+
+
+def _machine_facts(a: Run, b: Run) -> tuple[str, ...]:
+    """Return the names of the facts that two runs of one machine have in common."""
+    if a.is_published and b.is_published and a.folder.parent != b.folder.parent:
+        return ("gpu_uuid",)  # each publication numbers its hosts
+    return "host", "gpu_uuid"
 
 
 def _timing(run: RunTimings, cell: str, rounds: int | None) -> CellTiming:

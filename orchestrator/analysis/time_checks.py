@@ -49,7 +49,7 @@ _CLOCK_TOLERANCE = 0.01
 class CellPair:
     """One cell in both runs.
 
-    names: facts that are equal on one machine only.
+    machine_facts: names of facts that are equal on one machine only.
     """
 
     settings: Mapping[str, str]
@@ -57,7 +57,7 @@ class CellPair:
     timings: tuple[CellTiming, CellTiming]
     policy: Policy
     accepted: str
-    names: tuple[str, ...] = ("host", "gpu_uuid")
+    machine_facts: tuple[str, ...]
 
     @property
     def cell(self) -> str:
@@ -66,7 +66,7 @@ class CellPair:
     @property
     def is_same_machine(self) -> bool:
         """True if both have the same host or the same GPU. A container may have a new host name."""
-        for name in self.names:
+        for name in self.machine_facts:
             is_known = all(has_value(row, name) and row[name] for row in self.rows)
             if is_known and self.rows[0][name] == self.rows[1][name]:
                 return True

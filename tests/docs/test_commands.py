@@ -18,7 +18,6 @@ from click.testing import Result
 
 from tests.conftest import ROOT
 from tests.docs.pages import TEXTS, sweep_commands
-from tests.support.s3 import Bucket, serve
 from tests.support.traces import NsysExport, training_step
 
 pytestmark = [pytest.mark.docs, pytest.mark.timeout(600)]
@@ -106,16 +105,6 @@ def commands_with_configs() -> Iterator[tuple[str, dict[str, str]]]:
             if command not in seen or "mine" in command:
                 seen.add(command)
                 yield command, configs
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Serve s3://bucket."""
-    bucket = Bucket()
-    with serve(bucket):
-        for name, value in bucket.environment.items():
-            monkeypatch.setenv(name, value)
-        yield
 
 
 @pytest.mark.usefixtures("bucket")

@@ -13,6 +13,7 @@ import click
 from orchestrator.cli.commands.compare import GATE_OPTIONS, read_policy, write_files
 from orchestrator.cli.commands.option_types import Gpu, RunLocationType
 from orchestrator.cli.commands.options import (
+    CELL_OPTIONS,
     CONFIG_OPTIONS,
     EXECUTION_OPTIONS,
     Chosen,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from orchestrator.planning.request import SweepRequest
     from orchestrator.sweep.ab_rounds import Contest
 
-_SIDE_METAVAR = "SIDE"
 _OUT = Path("results/ab")
 _WORKTREES = "worktrees"
 _CONFIG = [option for option in CONFIG_OPTIONS if option.name != "out"]
@@ -40,11 +40,11 @@ _OPTIONS = [
     click.Option(
         ["--a", "side_a"],
         required=True,
-        metavar=_SIDE_METAVAR,
+        metavar="SIDE",
         help="python=PATH, commit=REF, env=NAME=VALUE, or several of them joined by commas.",
     ),
     click.Option(
-        ["--b", "side_b"], required=True, metavar=_SIDE_METAVAR, help="The other side, likewise."
+        ["--b", "side_b"], required=True, metavar="SIDE", help="The other side, likewise."
     ),
     click.Option(
         ["--plan", "is_plan"],
@@ -54,12 +54,7 @@ _OPTIONS = [
     click.Option(
         ["--gpu"], type=Gpu(), metavar="NAME", help="With --plan: for this GPU, such as H100."
     ),
-    click.Option(
-        ["--instrument", "instruments"],
-        multiple=True,
-        metavar="NAME",
-        help="Add this instrument, such as kernel_time.",
-    ),
+    *(option for option in CELL_OPTIONS if option.name == "instruments"),
 ]
 # The variables of a side would not reach a running cluster, and a folder has no other driver.
 _WITHOUT = {"address": None, "take_over": False}

@@ -70,9 +70,13 @@ def config_text(request: SweepRequest, found: BestFound) -> str:
     lines += [*(f"{name}: {json.dumps(value)}" for name, value in settings.items()), "grids:"]
     winners = {group.winner.cell.id: group.winner for group in found.groups if group.winner}
     for best in winners.values():
-        low_s, high_s = best.pace_interval_s
-        evidence = f"cell {best.cell.id}, {1e3 * best.pace_s * best.tokens:.2f} ms"
-        evidence += f" [{1e3 * low_s * best.tokens:.2f}, {1e3 * high_s * best.tokens:.2f}]"
+        if best.speed is None:
+            continue
+        low, middle, high = (
+            f"{1e3 * seconds:.2f}"
+            for seconds in (best.speed.low_s, best.speed.step_s, best.speed.high_s)
+        )
+        evidence = f"cell {best.cell.id}, {middle} ms [{low}, {high}]"
         lines += [f"  # {evidence}", f"  - task: {best.cell.task}", "    fixed:"]
         values = {**best.cell.params.non_default, **best.options}
         lines += [f"      {name}: {json.dumps(value)}" for name, value in values.items()]
@@ -82,13 +86,10 @@ def config_text(request: SweepRequest, found: BestFound) -> str:
 def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> RenderedTable:
     """Return a table with a row per candidate: the measured ones first, the fastest first."""
     best, default = group.winner, group.entrants[group.default]
+    others = [pair for pair in zip(group.entrants, expected_s, strict=True) if not pair[0].speed]
+    others.sort(key=lambda pair: pair[1] / pair[0].tokens)
     rows = []
-    for position, one in enumerate(group.entrants):
-        pace = one.pace_s if one.speed else float("inf")
-        rows.append((pace, expected_s[position] / one.tokens, one, expected_s[position]))
-    rows.sort(key=lambda row: row[:2])
-    written = []
-    for _, _, one, guess_s in rows:
+    for one, guess_s in [*((one, 0.0) for one in group.measured), *others]:
         options = {name: value_text(value) for name, value in one.options.items()}
         words = [
             word for word, is_it in (("best", one is best), ("default", one is default)) if is_it
@@ -113,8 +114,8 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> 
             "expected": milliseconds(1e3 * guess_s) if has_expectation else MISSING,
             "predicted": MISSING if peak else to_gib(predicted),
         }
-        written.append((options, measures))
-    return text_table("Candidates", written)
+        rows.append((options, measures))
+    return text_table("Candidates", rows)
 
 
 def _why_not_measured(one: Entrant, goal: Goal) -> str:

@@ -52,7 +52,7 @@ from tests.support.fake_sweep import (
     outcome_of,
     request_for,
 )
-from tests.support.s3 import Bucket, serve
+from tests.support.s3 import Bucket
 
 ADDRESS = "s3://bucket/runs/x"
 CONFIG = """
@@ -63,15 +63,6 @@ grids:
     fixed: {device: cpu, size: tiny}
 """
 Host = Callable[[str], None]
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    made = Bucket()
-    with serve(made):
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 @pytest.fixture
