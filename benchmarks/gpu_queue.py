@@ -3,11 +3,12 @@
     python benchmarks/gpu_queue.py results/published/h200/full
     python benchmarks/gpu_queue.py RUN --gpus 2,8 --start-s 12
 
-The queue of a sweep hands out the cells. Each takes as long as it was measured; besides that, only
-the start before the first cell (--start-s) takes time. Efficiency is the time of all
-cells over GPUs × duration of the sweep. The column "durations unknown" is a first sweep, which
-learns durations on its way; "known" is one that is repeated. The bound is the longest cell, or all
-cells divided by the GPUs, whichever is longer.
+The queue of a sweep hands out the cells, and backfill decides which one starts next, on one host with
+all GPUs. Each takes as long as it was measured; besides that, only the start before the first cell
+(--start-s) takes time. Cells that need more GPUs are left out. Efficiency is the time of all cells,
+each times its GPUs, over GPUs × duration of the sweep. The column "durations unknown" is a first
+sweep, which learns durations on its way; "known" is one that is repeated. The bound is the longest
+cell, or all cells divided by the GPUs, whichever is longer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import heapq
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from options import at_least
@@ -28,6 +29,7 @@ from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.preflight import Preflight, Slots
+from orchestrator.scheduling.multi_gpu import HostSlots, Occupied, next_start
 from orchestrator.store.cell_state import CellState, read_states
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
@@ -39,16 +41,26 @@ from tasks.spec.status import Status
 
 @dataclass(frozen=True)
 class MeasuredCells:
-    """The cells of a run that were measured on a GPU, and the seconds that each took."""
+    """The cells of a run that were measured on GPUs, and the seconds that each took."""
 
     gpu: str
     cells: list[Cell]
     states: Mapping[str, CellState]
     seconds: Mapping[str, float]
 
+    @property
+    def gpu_s(self) -> float:
+        """The seconds of all cells, each times its number of GPUs."""
+        return sum(self.seconds[cell.id] * cell.params.slots for cell in self.cells)
+
+    def on(self, gpus: int) -> MeasuredCells:
+        """Return the cells that need no more GPUs."""
+        return replace(self, cells=[cell for cell in self.cells if cell.params.slots <= gpus])
+
     def bound_s(self, gpus: int) -> float:
         """Return the shortest possible duration of a sweep over all cells."""
-        return max(sum(self.seconds.values()) / gpus, *self.seconds.values())
+        longest_s = max((self.seconds[cell.id] for cell in self.cells), default=0.0)
+        return max(self.gpu_s / gpus, longest_s)
 
 
 def read_cells(folder: Path) -> MeasuredCells:
@@ -80,15 +92,25 @@ def simulate(measured: MeasuredCells, gpus: int, start_s: float, are_known: bool
     queue = AttemptQueue(plan, Run(Path("nowhere")), Settings())
     host = HostInfo(gpus=(GpuInfo(measured.gpu, 1),))
     queue.begin(Preflight(hosts=(host,), slots=Slots({"cuda": gpus})))
-    attempts = iter(queue)
     running: list[tuple[float, int, Attempt]] = []
     started = 0
     now_s = start_s
+
+    def occupied(ends_s: float, cell: Cell) -> Occupied:
+        began_s, expected_s = ends_s - measured.seconds[cell.id], queue.expected_s(cell)
+        left_s = None if expected_s is None else max(0.0, began_s + expected_s - now_s)
+        return Occupied(cell.params.slots, left_s)
+
     while True:
-        while len(running) < gpus and (attempt := next(attempts, None)):
-            ends_s = now_s + measured.seconds[attempt.cell.id]
-            heapq.heappush(running, (ends_s, started, attempt))
-            started += 1
+        while True:
+            used = tuple(occupied(ends_s, attempt.cell) for ends_s, _, attempt in running)
+            hosts = [HostSlots("host", gpus, measured.gpu, used)]
+            if (start := next_start(queue.waiting(), hosts, queue.expected_s)) is None:
+                break
+            if attempt := queue.take(start[0]):
+                ends_s = now_s + measured.seconds[attempt.cell.id]
+                heapq.heappush(running, (ends_s, started, attempt))
+                started += 1
         if not running:
             return now_s
         now_s, _, ended = heapq.heappop(running)
@@ -106,15 +128,16 @@ def main() -> None:
     parser.add_argument("--start-s", type=float, default=0.0, metavar="S")
     options = parser.parse_args()
     measured = read_cells(options.run)
-    total_s = sum(measured.seconds.values())
-    print(f"{len(measured.cells)} cells, {total_s:.0f} GPU seconds, {measured.gpu}\n")
-    print("| GPUs | bound, s | durations unknown, s | efficiency | known, s | efficiency |")
-    print("|---:|---:|---:|---:|---:|---:|")
+    print(f"{len(measured.cells)} cells, {measured.gpu_s:.0f} GPU seconds, {measured.gpu}\n")
+    print("| GPUs | cells | bound, s | durations unknown, s | efficiency | known, s | efficiency |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
     for gpus in map(at_least(1), options.gpus.split(",")):
-        columns = [f"{gpus}", f"{measured.bound_s(gpus):.0f}"]
+        fitting = measured.on(gpus)
+        columns = [f"{gpus}", f"{len(fitting.cells)}", f"{fitting.bound_s(gpus):.0f}"]
         for are_known in (False, True):
-            seconds = simulate(measured, gpus, options.start_s, are_known)
-            columns += [f"{seconds:.0f}", f"{total_s / gpus / seconds:.1%}"]
+            seconds = simulate(fitting, gpus, options.start_s, are_known)
+            share = f"{fitting.gpu_s / gpus / seconds:.1%}" if fitting.cells else ""
+            columns += [f"{seconds:.0f}", share]
         print(f"| {' | '.join(columns)} |")
 
 

@@ -51,4 +51,21 @@ def test_a_published_run_is_simulated(
     gpu_queue.main()
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if "%" in line]
     assert [row[0] for row in rows] == ["| 1", "| 4"]
-    assert rows[0][1] == rows[0][2] == rows[0][4]
+    assert rows[0][2] == rows[0][3] == rows[0][5]
+
+
+def test_a_cell_takes_all_of_its_gpus_and_short_ones_fill_the_rest(gpu_queue: Any) -> None:
+    widths = {1: [2.0, 2.0], 2: [3.0, 3.0], 4: [9.0]}
+    cells, seconds = [], {}
+    for gpus, durations_s in widths.items():
+        parallel = "ddp" if gpus > 1 else "none"
+        for seed, duration_s in enumerate(durations_s):
+            values = {"size": "small", "gpus": gpus, "parallel": parallel, "seed": seed}
+            cell = make_cell("train_step", values)
+            cells.append(cell)
+            seconds[cell.id] = duration_s
+    states = {cell: state_of((Status.OK,), (took_s,)) for cell, took_s in seconds.items()}
+    measured = gpu_queue.MeasuredCells("NVIDIA H200", cells, states, seconds).on(3)
+    assert (measured.gpu_s, measured.bound_s(3)) == (16.0, 16.0 / 3)
+    # The wide ones first, and the two others beside them.
+    assert gpu_queue.simulate(measured, 3, start_s=0.0, are_known=True) == 6.0
