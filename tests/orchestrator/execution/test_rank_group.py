@@ -196,7 +196,7 @@ def run(task: None, tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_that_are_well_measure_the_steps_of_the_slowest(run: Run, ranks: int) -> None:
     outcome = run(ranks=ranks)
     assert (outcome.status, outcome.evidence) == (Status.OK, {})
@@ -238,10 +238,17 @@ FAULTS: dict[str, tuple[Status, dict[str, Any]]] = {
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("culprit", [0, 1])
-@pytest.mark.parametrize("how", FAULTS)
-def test_a_row_names_the_rank_that_ended_the_group(run: Run, how: str, culprit: int) -> None:
-    outcome = run(how, culprit=culprit)
+@pytest.mark.parametrize(
+    ("how", "ranks", "culprit"),
+    [
+        *((how, 2, culprit) for how in FAULTS for culprit in (0, 1)),
+        *((how, *which) for how in ("fail", "kill", "stop", "sleep") for which in ((4, 2), (8, 5))),
+    ],
+)
+def test_a_row_names_the_rank_that_ended_the_group(
+    run: Run, how: str, ranks: int, culprit: int
+) -> None:
+    outcome = run(how, ranks=ranks, culprit=culprit)
     status, evidence = FAULTS[how]
     wanted = {name: str(value).format(rank=culprit) for name, value in evidence.items()}
     found = {name: str(outcome.evidence.get(name)) for name in evidence}
