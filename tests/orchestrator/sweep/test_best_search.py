@@ -262,3 +262,75 @@ def test_times_of_two_kinds_of_gpu_are_not_compared(
     for device, count in (("NVIDIA H100", 1), ("NVIDIA H200", 0)):
         found = find_best(request, Goal(OVER), GpuModel("", 0, None, device), None, 1)
         assert len(found.groups[0].measured) == count
+
+
+def test_a_candidate_is_beaten_by_the_fastest_of_all_its_groups() -> None:
+    groups = make_groups(cells(("small", "medium")), Goal(OVER))
+    assert best_search._beaten_ms(groups, [(0, 1)]) == {}  # nothing to compare with
+    first = replace(speed(0.1), synced_s=0.2)
+    entrants = list(groups[0].entrants)
+    entrants[0] = replace(entrants[0], speed=first)
+    groups[0] = replace(groups[0], entrants=tuple(entrants))
+    name = entrants[1].cell.id
+    assert best_search._beaten_ms(groups, [(0, 1), (1, 1)]) == {name: pytest.approx(220.0)}
+    # Times of what the CPU limits differ by more from process to process.
+    entrants[0] = replace(entrants[0], speed=replace(first, is_cpu_bound=True))
+    groups[0] = replace(groups[0], entrants=tuple(entrants))
+    assert best_search._beaten_ms(groups, [(0, 1)]) == {name: pytest.approx(260.0)}
+    groups[1] = replace(groups[0], entrants=tuple(entrants[:2]))
+    entrants[0] = replace(entrants[0], speed=replace(first, synced_s=0.5))
+    groups[1] = replace(groups[1], entrants=tuple(entrants[:2]))
+    limits = best_search._beaten_ms(groups, [(0, 1), (1, 1)])
+    assert limits == {name: pytest.approx(550.0)}
+
+
+def test_a_larger_batch_is_beaten_by_its_tokens() -> None:
+    batches = [
+        make_cell("train_step", {"device": "cuda", "size": "small", "batch_size": batch})
+        for batch in (2, 8)
+    ]
+    group = make_groups(batches, Goal(("batch_size",)))[0]
+    first = replace(group.entrants[0], speed=replace(speed(0.1), synced_s=0.1))
+    group = replace(group, entrants=(first, group.entrants[1]))
+    assert best_search._beaten_ms([group], [(0, 1)]) == {batches[1].id: pytest.approx(440.0)}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "winner"),
+    [
+        (([0.95, 0.95, 0.95], [1.0, 1.0, 1.0]), "fp32 blocks"),
+        (([0.95, 0.99, 0.96], [1.0, 1.0, 1.0]), "fp32 eager"),  # up to 1.003
+        (([0.90, 1.80, 0.45], [1.0, 2.0, 0.5]), "fp32 blocks"),  # each round has its own machine
+        (([0.985, 0.985], [1.0, 1.0]), "fp32 eager"),
+    ],
+)
+def test_an_answer_is_confirmed_round_by_round(
+    rounds: tuple[list[float], list[float]], winner: str
+) -> None:
+    group = make_groups(cells(), Goal(OVER))[0]
+    entrants = list(group.entrants)
+    for position, measured in zip((1, 0), rounds, strict=True):
+        of_one = replace(speed(measured[0]), rounds_s=tuple(measured), is_cpu_bound=True)
+        entrants[position] = replace(entrants[position], speed=of_one)
+    assert words(replace(group, entrants=tuple(entrants)).winner) == winner
+
+
+def test_the_answer_and_the_default_are_measured_in_turn() -> None:
+    goal = Goal(OVER, confirm=3)
+    group = play(make_groups(cells(), goal), goal, by_options)[0]
+    entrants = [
+        replace(one, speed=one.speed and replace(one.speed, rounds_s=(one.speed.step_s,)))
+        for one in group.entrants
+    ]
+    order = []
+    while pair := best_search._next_to_confirm([replace(group, entrants=tuple(entrants))], goal):
+        one, attempts = pair
+        assert one.speed
+        position = entrants.index(one)
+        longer = (*one.speed.rounds_s, one.speed.step_s)
+        assert len(longer) == attempts
+        entrants[position] = replace(one, speed=replace(one.speed, rounds_s=longer))
+        order.append(words(one))
+    best, default = "bf16 blocks", "fp32 eager"
+    assert order == [best, default, default, best]
+    assert best_search._next_to_confirm([group], Goal(OVER)) is None
