@@ -104,12 +104,12 @@ def rounds_by_doubt(comparison: Comparison, policy: Policy) -> dict[str, int]:
     is above half the threshold. All others have passed. A cell in doubt is judged once, after its
     last round, so that the second look adds no false alarm.
     """
-    doubts = {}
+    doubts, rounds = {}, policy.rounds
     for check in comparison.times:
         if check.gate == OPERATIONS and not check.log_ratios:
             doubts[check.cell] = CPU_ROUNDS
-        elif _is_in_doubt(check):
-            doubts[check.cell] = policy.rounds.first + policy.rounds.more
+        elif rounds.more and _is_in_doubt(check):
+            doubts[check.cell] = rounds.first + rounds.more
     return doubts
 
 

@@ -54,6 +54,11 @@ _OPTIONS = [
     click.Option(
         ["--gpu"], type=Gpu(), metavar="NAME", help="With --plan: for this GPU, such as H100."
     ),
+    click.Option(
+        ["--strict"],
+        is_flag=True,
+        help="Limits of 1% and 3 + 4 rounds, which find a slow-down of 2%, instead of a --policy.",
+    ),
     *(option for option in CELL_OPTIONS if option.name == "instruments"),
 ]
 # The variables of a side would not reach a running cluster, and a folder has no other driver.
@@ -77,7 +82,7 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     deadline = None
     if chosen["time_limit"] is not None:
         deadline = time.monotonic() + chosen["time_limit"]
-    policy = read_policy(chosen["policy"])
+    policy = _policy(chosen)
     named = {side: parse_side(chosen[f"side_{side}"], f"--{side}") for side in SIDES}
     out = chosen["out"] or _OUT
     if is_address(out):
@@ -112,6 +117,16 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
         sys.exit(code)
     remove_worktrees(config, out / _WORKTREES)
     _conclude(contest, is_same, chosen)
+
+
+def _policy(chosen: Chosen) -> Policy:
+    from orchestrator.analysis.gate_policy import STRICT
+
+    if not chosen["strict"]:
+        return read_policy(chosen["policy"])
+    if chosen["policy"]:
+        raise ConfigError("--strict: is a policy by itself", "Leave out --policy or --strict")
+    return STRICT
 
 
 def _conclude(contest: Contest, is_same: bool, chosen: Chosen) -> None:

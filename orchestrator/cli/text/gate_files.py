@@ -109,7 +109,6 @@ def _record(check: Check) -> dict[str, object]:
     record["fails"] = check.fails
     ends = record["interval"] or ()
     record["interval"] = list(ends) if all(map(math.isfinite, ends)) and ends else None
-    for name in ("a", "b", "detectable", "step_ratio"):
-        value = record[name]
-        record[name] = value if value is not None and math.isfinite(value) else None
+    if check.detectable is not None and math.isinf(check.detectable):  # the noise is not known
+        record["detectable"] = None
     return record
