@@ -56,9 +56,9 @@ def compare_runs(
         named = (find_cell(cells[0], known[0], a, kind), find_cell(cells[1], known[1], b, kind))
         ids, only = [named], (0, 0)
         parameters = _differing_parameters(first.results, second.results, named)
-        settings = _cell_settings(first.results, parameters)
+        settings = cell_settings(first.results, parameters)
     else:
-        settings = _cell_settings(first.results)
+        settings = cell_settings(first.results)
         ids = [(cell, cell) for cell in settings if cell in rows[1]]
         common = {cell for cell, _ in ids}
         alone = [[cell for cell in one if cell not in common] for one in rows]
@@ -131,14 +131,14 @@ def _values(row: Row, axes: Sequence[str]) -> dict[str, object]:
 def cell_labels(results: Results) -> dict[str, str]:
     """Return a text for each cell, in the order of the tables."""
     labels = {}
-    for cell, settings in _cell_settings(results).items():
+    for cell, settings in cell_settings(results).items():
         task, *others = settings
         words = assignments({name: settings[name] for name in others})
         labels[cell] = " ".join([settings[task], *words])
     return labels
 
 
-def _cell_settings(
+def cell_settings(
     results: Results, differing: Mapping[str, tuple[str, str]] = MappingProxyType({})
 ) -> dict[str, dict[str, str]]:
     """Return the task and the axes of each cell, in the order of the tables.
