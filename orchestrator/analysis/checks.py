@@ -79,9 +79,13 @@ class Check:
 
     @property
     def label(self) -> str:
-        """The settings in one line."""
-        words = {name: text for name, text in self.settings.items() if text != NOTHING}
-        return " ".join(filter(None, [words.pop("task", ""), *assignments(words)]))
+        return settings_label(self.settings)
+
+
+def settings_label(settings: Mapping[str, str]) -> str:
+    """Return the task and the values of a cell in one line."""
+    words = {name: text for name, text in settings.items() if text != NOTHING}
+    return " ".join(filter(None, [words.pop("task", ""), *assignments(words)]))
 
 
 @dataclass(frozen=True)

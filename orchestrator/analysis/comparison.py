@@ -15,7 +15,13 @@ import pandas as pd
 
 from orchestrator.analysis.axes import Row, axis_text, axis_texts, each, key_axes, sort_cells
 from orchestrator.analysis.cell_timing import CellTiming, RunTimings, load_timings
-from orchestrator.analysis.checks import Check, Comparison, exact_checks, require_matching
+from orchestrator.analysis.checks import (
+    Check,
+    Comparison,
+    exact_checks,
+    require_matching,
+    settings_label,
+)
 from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.results import Results
 from orchestrator.analysis.time_checks import CellPair, time_checks
@@ -24,7 +30,6 @@ from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.common.text import shell_path
 from orchestrator.store.run import INCOMPLETE, Run, find_cell
-from tasks.spec.messages import assignments
 
 _TASK = "task"
 _TRACES = "traces are compared with --table kernel-diff"
@@ -130,12 +135,7 @@ def _values(row: Row, axes: Sequence[str]) -> dict[str, object]:
 
 def cell_labels(results: Results) -> dict[str, str]:
     """Return a text for each cell, in the order of the tables."""
-    labels = {}
-    for cell, settings in cell_settings(results).items():
-        task, *others = settings
-        words = assignments({name: settings[name] for name in others})
-        labels[cell] = " ".join([settings[task], *words])
-    return labels
+    return {cell: settings_label(settings) for cell, settings in cell_settings(results).items()}
 
 
 def cell_settings(
