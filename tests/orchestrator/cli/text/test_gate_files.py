@@ -81,6 +81,15 @@ def test_markdown_begins_with_the_result_and_shows_failures_before_all_cells(
     assert text.endswith("</details>\n")
 
 
+def test_markdown_repeats_no_table_of_which_all_rows_are_shown(comparison: Comparison) -> None:
+    slower, *_ = comparison.checks
+    text = gate_markdown(Comparison((slower,), Policy()), ())
+    assert text.count("SLOWER |") == 1
+    assert "<details>" not in text
+    many = Comparison((slower,) * 21, Policy())
+    assert gate_markdown(many, ()).count("<details>") == 1
+
+
 def test_an_undecided_comparison_says_what_and_why() -> None:
     open_check = check(
         "tiny", "step", Verdict.UNDECIDED, unit="ms", reason="measured once", remedy="--repeat 5"
