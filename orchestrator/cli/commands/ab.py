@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,9 +137,9 @@ def _conclude(contest: Contest, is_same: bool, chosen: Chosen) -> None:
     from orchestrator.report.formats.terminal import Screen
 
     with ProgressLine("comparing"):
-        comparison = compare_runs(*contest.runs, contest.policy)
+        comparison = replace(compare_runs(*contest.runs, contest.policy), is_same=is_same)
     screen = Screen.of_stdout(may_color=False)
-    for line in describe_contest(comparison, screen, is_same):
+    for line in describe_contest(comparison, screen):
         click.echo(screen.text(line))
     write_files(comparison, (), {**chosen, "gate": True}, "sweep ab")
     say(f"results in {contest.run('a')} and {contest.run('b')}")

@@ -85,7 +85,8 @@ def _headline(comparison: Comparison) -> str:
     open_ = count - comparison.decided_cells
     if comparison.outcome == "FAIL":
         suffix = f"; {open_} undecided" if open_ else ""
-        return f"FAIL: {failed} of {cells_and_verb(count, 'is worse', 'are worse')} in B{suffix}"
+        word = "FALSE ALARM" if comparison.is_same else "FAIL"
+        return f"{word}: {failed} of {cells_and_verb(count, 'is worse', 'are worse')} in B{suffix}"
     if comparison.outcome == "PASS":
         suffix = f"; {cell_count(open_)} UNDECIDED, within at_least" if open_ else ""
         return f"PASS: {comparison.decided_cells} of {cell_count(count)}{suffix}"

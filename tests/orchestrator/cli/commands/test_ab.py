@@ -87,8 +87,9 @@ def test_a_slower_side_fails_and_the_files_say_why(
 
 
 def test_a_failure_of_equal_sides_is_a_false_alarm(sweep_here: Sweep, measured: list[Turn]) -> None:
-    done = sweep_here("ab", "tiny.yaml", *SAME)
+    done = sweep_here("ab", "tiny.yaml", *SAME, "--markdown", "x.md")
     assert done.exit_code == 1
+    assert Path("x.md").read_text().startswith("## FALSE ALARM: 1 of 1 cell")
     assert "A and B are the same program. This is an A/A test" in done.stdout
     assert "FALSE ALARM: 1 of 1 cell is worse in B" in done.stdout
 
