@@ -80,11 +80,11 @@ class _GpuPause:
         self._timed = self._timed or (cycles, start, end)
 
 
-def slowed_config(run: str) -> dict[str, Any]:
-    """Return a config of this model with a grid for each cell of a run."""
+def slowed_config(*runs: str) -> dict[str, Any]:
+    """Return a config of this model with a grid for each cell of these runs."""
     import orchestrator as sweep
 
-    cells = sweep.load(run).cells
+    cells = sweep.load(*runs).cells
     grids = []
     for row in cells[cells["step_kernel_time_ms_median"].notna()].to_dict("records"):
         arguments = {name: row[name] for name in ("size", "context_length")}
@@ -99,9 +99,8 @@ def slowed_config(run: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    (run,) = sys.argv[1:]
     # JSON is YAML, too.
-    print(json.dumps(slowed_config(run), indent=1))
+    print(json.dumps(slowed_config(*sys.argv[1:]), indent=1))
 
 
 if __name__ == "__main__":
