@@ -89,6 +89,8 @@ def test_synced_and_pipelined_times_and_memory_peaks_on_a_gpu_are_plausible(
         for phase in ("forward", "backward")
     }
     assert all(floor * 0.75 < peak < 6 * GIB for peak in peaks.values())
+    (outside,) = measured(outcome, "outside_allocator_bytes", "steady")
+    assert 0.2 * GIB < outside < 8 * GIB  # the context, and what other processes use
     first = max(measured(outcome, "peak_allocated_bytes", "first"))
     assert first < max(peaks.values())
     for phase in ("forward", "backward", "optimizer"):

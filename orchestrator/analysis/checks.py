@@ -79,9 +79,13 @@ class Check:
 
     @property
     def label(self) -> str:
-        """The settings in one line."""
-        words = {name: text for name, text in self.settings.items() if text != NOTHING}
-        return " ".join(filter(None, [words.pop("task", ""), *assignments(words)]))
+        return settings_label(self.settings)
+
+
+def settings_label(settings: Mapping[str, str]) -> str:
+    """Return the task and the values of a cell in one line."""
+    words = {name: text for name, text in settings.items() if text != NOTHING}
+    return " ".join(filter(None, [words.pop("task", ""), *assignments(words)]))
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,15 @@ class Comparison:
     """Comparison of two runs, two cells or two predictions.
 
     differences: parameters of two named cells, and how the runs were measured.
-    only: number of cells that only A has, and that only B has.
+    only: number of cells that only A has, and that only B has. is_same: both are one program, so
+        that each failure is a false alarm.
     """
 
     checks: tuple[Check, ...]
     policy: Policy
     differences: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     only: tuple[int, int] = (0, 0)
+    is_same: bool = False
 
     @cached_property
     def times(self) -> list[Check]:

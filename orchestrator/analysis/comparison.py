@@ -15,7 +15,13 @@ import pandas as pd
 
 from orchestrator.analysis.axes import Row, axis_text, axis_texts, each, key_axes, sort_cells
 from orchestrator.analysis.cell_timing import CellTiming, RunTimings, load_timings
-from orchestrator.analysis.checks import Check, Comparison, exact_checks, require_matching
+from orchestrator.analysis.checks import (
+    Check,
+    Comparison,
+    exact_checks,
+    require_matching,
+    settings_label,
+)
 from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.results import Results
 from orchestrator.analysis.time_checks import CellPair, time_checks
@@ -24,7 +30,6 @@ from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.common.text import shell_path
 from orchestrator.store.run import INCOMPLETE, Run, find_cell
-from tasks.spec.messages import assignments
 
 _TASK = "task"
 _TRACES = "traces are compared with --table kernel-diff"
@@ -56,9 +61,9 @@ def compare_runs(
         named = (find_cell(cells[0], known[0], a, kind), find_cell(cells[1], known[1], b, kind))
         ids, only = [named], (0, 0)
         parameters = _differing_parameters(first.results, second.results, named)
-        settings = _cell_settings(first.results, parameters)
+        settings = cell_settings(first.results, parameters)
     else:
-        settings = _cell_settings(first.results)
+        settings = cell_settings(first.results)
         ids = [(cell, cell) for cell in settings if cell in rows[1]]
         common = {cell for cell, _ in ids}
         alone = [[cell for cell in one if cell not in common] for one in rows]
@@ -130,15 +135,10 @@ def _values(row: Row, axes: Sequence[str]) -> dict[str, object]:
 
 def cell_labels(results: Results) -> dict[str, str]:
     """Return a text for each cell, in the order of the tables."""
-    labels = {}
-    for cell, settings in _cell_settings(results).items():
-        task, *others = settings
-        words = assignments({name: settings[name] for name in others})
-        labels[cell] = " ".join([settings[task], *words])
-    return labels
+    return {cell: settings_label(settings) for cell, settings in cell_settings(results).items()}
 
 
-def _cell_settings(
+def cell_settings(
     results: Results, differing: Mapping[str, tuple[str, str]] = MappingProxyType({})
 ) -> dict[str, dict[str, str]]:
     """Return the task and the axes of each cell, in the order of the tables.

@@ -203,8 +203,8 @@ def _undecided(pair: CellPair, quantity: str, reason: str, remedy: str) -> Check
 def _check(
     pair: CellPair, quantity: str, verdict: Verdict, reason: str = "", remedy: str = ""
 ) -> Check:
-    a, b = (_middle(values) for values in pair.both(quantity) or pair.both(STEP) or ((), ()))
-    steps = pair.both(STEP)
+    times, steps = pair.both(quantity) or pair.both(STEP), pair.both(STEP)
+    a, b = map(_middle, times) if times else (None, None)
     return Check(
         pair.cell,
         pair.settings,
@@ -222,7 +222,7 @@ def _check(
 
 
 def _middle(values: Sequence[float]) -> float:
-    return float(np.median(values)) if values else math.nan
+    return float(np.median(values))
 
 
 def _decided(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -43,6 +43,17 @@ from tasks.spec.parameters import default_values
 from tasks.spec.source_digest import HUB, MODEL_CONFIG, find_model_config, source_digest
 
 
+def import_paths(config: Path, run: Run, models: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders with these models: this one, that of the config, and `models/` of the run.
+
+    The last one only holds configs of models of transformers.
+    """
+    folders = [Path.cwd(), config.parent.absolute()]
+    if any(name.startswith(HUB) for name in models):
+        folders.append(run.folder.absolute() / MODELS)
+    return tuple(dict.fromkeys(map(str, folders)))
+
+
 @dataclass(frozen=True)
 class SweepRequest:
     """Everything that a command asks for: cells of a config, how to measure them, and the folder.
@@ -63,14 +74,8 @@ class SweepRequest:
 
     @property
     def import_paths(self) -> tuple[str, ...]:
-        """The folders with the user's models: this one, that of the config, and `models/` of the run.
-
-        The last one only holds configs of models of transformers.
-        """
-        folders = [Path.cwd(), self.config_path.parent.absolute()]
-        if any(name.startswith(HUB) for name in self.model_names):
-            folders.append(self.run.folder.absolute() / MODELS)
-        return tuple(dict.fromkeys(map(str, folders)))
+        """The folders with the user's models."""
+        return import_paths(self.config_path, self.run, self.model_names)
 
     @cached_property
     def model_names(self) -> list[str]:

@@ -15,11 +15,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from orchestrator.analysis.checks import Check, Comparison
 from orchestrator.analysis.comparison import compare_runs
@@ -44,7 +42,7 @@ from orchestrator.execution.program import lifeline
 from orchestrator.planning.invocation import UNMEASURED
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.run import Run
-from orchestrator.sweep.interruption import SAVING_S
+from orchestrator.sweep.interruption import SAVING_S, Interruption
 from orchestrator.sweep.sides import Program
 from tasks.spec.status import Status
 
@@ -104,12 +102,12 @@ def rounds_by_doubt(comparison: Comparison, policy: Policy) -> dict[str, int]:
     is above half the threshold. All others have passed. A cell in doubt is judged once, after its
     last round, so that the second look adds no false alarm.
     """
-    doubts = {}
+    doubts, rounds = {}, policy.rounds
     for check in comparison.times:
         if check.gate == OPERATIONS and not check.log_ratios:
             doubts[check.cell] = CPU_ROUNDS
-        elif _is_in_doubt(check):
-            doubts[check.cell] = policy.rounds.first + policy.rounds.more
+        elif rounds.more and _is_in_doubt(check):
+            doubts[check.cell] = rounds.first + rounds.more
     return doubts
 
 
@@ -224,7 +222,8 @@ def run_child(contest: Contest, turn: Turn) -> int:
     if contest.deadline is not None:
         words += ["--time-limit", f"{contest.deadline - time.monotonic():.0f}s"]
     words += ["--out", str(contest.run(turn.side).folder.absolute())]
-    with stop_signals() as stopped, lifeline() as end:
+    with Interruption(time_limit_s=None) as interruption, lifeline() as end:
+        # A signal until it is awaited ends the child by the lifeline: it has measured nothing yet.
         child = subprocess.Popen(
             [program.python, "-P", "-c", _CHILD, str(end), *words],
             cwd=program.folder,
@@ -235,13 +234,15 @@ def run_child(contest: Contest, turn: Turn) -> int:
             pass_fds=(end,),
             start_new_session=True,
         )
-        stopped.child = child
-        stopped.forward()
         relay = threading.Thread(target=_relay, args=(child,), daemon=True)
         relay.start()
+        with interruption.stops_here():
+            child.wait()
+        if interruption.reason:
+            child.send_signal(signal.SIGINT)  # it stores its rows
         code = child.wait()
         relay.join(_RELAY_S)  # a process that the child left behind may hold its output open
-    if stopped.is_stopped:
+    if interruption.reason:
         return EXIT_INTERRUPTED
     if code < 0:
         name = signal.Signals(-code).name
@@ -260,35 +261,6 @@ def _relay(child: subprocess.Popen[str]) -> None:
         for line in lines:
             if not _OF_ONE_SIDE.search(line):
                 say(line.rstrip("\n"))
-
-
-@dataclass
-class _StopSignals:
-    """Ctrl-C and SIGTERM while a child measures: they are passed on, and the child's end awaited."""
-
-    child: subprocess.Popen[str] | None = None
-    is_stopped: bool = False
-
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        self.is_stopped = True
-        self.forward()
-
-    def forward(self) -> None:
-        """Stop the child, which stores its rows, if a signal came."""
-        if self.is_stopped and self.child is not None:
-            self.child.send_signal(signal.SIGINT)
-
-
-@contextmanager
-def stop_signals() -> Iterator[_StopSignals]:
-    stopped = _StopSignals()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    earlier = {number: signal.signal(number, stopped.stop) for number in numbers}
-    try:
-        yield stopped
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def require_sides(contest: Contest) -> None:

@@ -3,7 +3,7 @@
 The first step and the steady state are measured separately, because the first has no optimizer
 state yet; with several ranks the second, too, in which DDP has its buckets twice. After the build, memory holds the model and its inputs; the forward pass adds what it
 saves, which `saved` counts tensor by tensor. On CUDA these are the allocator's numbers
-(allocated, reserved, requested). On the CPU it is the resident set of the process; its peak is
+(allocated, reserved, requested), and what the GPU has in use outside of it. On the CPU it is the resident set of the process; its peak is
 null where the kernel refuses to reset it. The steps of the warm-up are measured, at no noticeable
 cost; without a warm-up, one additional step.
 """
@@ -94,13 +94,21 @@ def take_warm_up(session: Session) -> list[Sample]:
 
 
 def steady_state(session: Session) -> list[Sample]:
-    """Return the samples of an additional step, if there was no warm-up."""
+    """Return the memory outside of the allocator, and the samples of a step without a warm-up."""
     watchers, session.on_last_warm_up = session.on_last_warm_up, []
     if watchers:
         while session.steps < _STEPS_UNTIL_STEADY:
             session.step()
         session.step(*watchers)
-    return take_warm_up(session)
+    return [*take_warm_up(session), *_outside(session.workload.device)]
+
+
+def _outside(device: Device) -> list[Sample]:
+    now = device.memory_evidence()
+    free, total, reserved = (now.get(f"{name}_bytes") for name in ("free", "total", "reserved"))
+    if free is None or total is None or reserved is None:  # only CUDA says it
+        return []
+    return _sizes({"outside_allocator_bytes": total - free - reserved}, "steady")
 
 
 def _unknown_unless_reserved(sample: Sample) -> Sample:

@@ -95,6 +95,9 @@ _CELL_FACTS = (
     ),
     _text("timing_pipelined", doc="adaptive timing: pipelined steps `as synced`, or `measured`"),
     _float("timing_half_width", doc="adaptive timing: half-width reached, over the median"),
+    _bytes(
+        "nccl_device_bytes", doc="memory of the GPU that NCCL took, outside of torch's allocator"
+    ),
 )
 _OTHER_FACTS = (
     _json(
@@ -116,9 +119,6 @@ _OTHER_FACTS = (
     _int("ranks", doc="number of processes that measured the cell together"),
     _float("rendezvous_s", doc="until the ranks had met and run a first collective", unit="s"),
     _text("nccl", doc="version of NCCL"),
-    _bytes(
-        "nccl_device_bytes", doc="memory of the GPU that NCCL took, outside of torch's allocator"
-    ),
     _json("gpu_uuids", doc="ids of all GPUs of a cell with several"),
     _text("compute_capability", doc="compute capability of the GPU"),
     _json("fingerprint", doc="fields that must be equal for cells of one run to be comparable"),
@@ -145,12 +145,12 @@ _CELL_EVIDENCE = (
     _bytes("allocated_bytes", doc="allocated by tensors when memory ran out"),
     _bytes("reserved_bytes", doc="reserved by the allocator when memory ran out"),
     _bytes("free_bytes", doc="free on the device when memory ran out"),
+    _bytes("total_bytes", doc="memory of the device, if memory ran out"),
     _text("snapshot", doc="file of the allocator's record, stored with the log"),
 )
 _OTHER_EVIDENCE = (
     _text("exception", doc="class of the exception"),
     _text("traceback", doc="traceback of the exception"),
-    _bytes("total_bytes", doc="memory of the device"),
     _bytes("limit_bytes", doc="the cell's `memory_limit_gib`"),
     _bytes("rss_bytes", doc="resident set of the process when memory ran out"),
     _text("memory_evidence", doc="why the device's memory could not be read"),

@@ -216,6 +216,14 @@ _MEMORY = (
     # Apple's GPU has no peak: the memory in use at the end of a phase stands in for one.
     _peak("allocated_after_bytes", doc="on mps, memory in tensors at the end of the phase"),
     _peak("reserved_after_bytes", doc="on mps, memory of the driver at the end of the phase"),
+    _memory(
+        "outside_allocator_bytes",
+        "bytes",
+        "memory of the GPU that is in use outside of the allocator after a steady step: the CUDA "
+        "context, libraries, NCCL, CUDA graphs, and other programs on this GPU",
+        (CellColumn(aggregate=Aggregate.MAX),),
+        ("steady",),
+    ),
     *_SAVED,
 )
 

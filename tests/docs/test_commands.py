@@ -46,11 +46,21 @@ SMALLER = {
         "--set size=tiny --set context_length=16 --where parallel=naive"
     ),
 }
-# Their cells were only planned here, or only forward passes were measured.
+# Their cells were only planned here, or only tiny ones and forward passes were measured.
 OF_PUBLISHED_RUNS = (
+    "sweep report results/full --where size=small,context_length=512 --table device-memory",
     "sweep report results/oom-map --table oom-map",
     "sweep report results/full --table timings --where pass=forward_backward --format tex",
 )
+INSTEAD = {
+    # The small version of results/tenth has no cell of the published run.
+    "sweep compare results/published/h200/full results/tenth": (
+        "sweep compare results/before results/tenth"
+    ),
+    "sweep compare results/monday results/tuesday results/wednesday --history": (
+        "sweep compare results/published/h200/full results/published/h200/tenth --history"
+    ),
+}
 MODEL_PAGE = "docs/how-to/your-own-model.md"
 
 
@@ -81,9 +91,8 @@ def _made_small(command: str) -> str:
         return command.replace("sweep run", "sweep plan")
     if command in OF_PUBLISHED_RUNS:
         return command.replace("results/", "results/published/h200/")
-    if command == "sweep compare results/published/h200/full results/tenth":
-        # The small version of results/tenth has no cell of the published run.
-        return "sweep compare results/before results/tenth"
+    if command in INSTEAD:
+        return INSTEAD[command]
     if command == "sweep run mine.yaml":
         return f"{command} --set device=cpu --set context_length=16 --set batch_size=1"
     return command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,11 @@ _OPTIONS = [
     click.Option(
         ["--gpu"], type=Gpu(), metavar="NAME", help="With --plan: for this GPU, such as H100."
     ),
+    click.Option(
+        ["--strict"],
+        is_flag=True,
+        help="Limits of 1% and 3 + 4 rounds, which find a slow-down of 2%, instead of a --policy.",
+    ),
     *(option for option in CELL_OPTIONS if option.name == "instruments"),
 ]
 # The variables of a side would not reach a running cluster, and a folder has no other driver.
@@ -77,7 +83,7 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     deadline = None
     if chosen["time_limit"] is not None:
         deadline = time.monotonic() + chosen["time_limit"]
-    policy = read_policy(chosen["policy"])
+    policy = _policy(chosen)
     named = {side: parse_side(chosen[f"side_{side}"], f"--{side}") for side in SIDES}
     out = chosen["out"] or _OUT
     if is_address(out):
@@ -114,6 +120,16 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     _conclude(contest, is_same, chosen)
 
 
+def _policy(chosen: Chosen) -> Policy:
+    from orchestrator.analysis.gate_policy import STRICT
+
+    if not chosen["strict"]:
+        return read_policy(chosen["policy"])
+    if chosen["policy"]:
+        raise ConfigError("--strict: is a policy by itself", "Leave out --policy or --strict")
+    return STRICT
+
+
 def _conclude(contest: Contest, is_same: bool, chosen: Chosen) -> None:
     """Print the comparison, write the files, and exit with the code of the gate."""
     from orchestrator.analysis.comparison import compare_runs
@@ -121,9 +137,9 @@ def _conclude(contest: Contest, is_same: bool, chosen: Chosen) -> None:
     from orchestrator.report.formats.terminal import Screen
 
     with ProgressLine("comparing"):
-        comparison = compare_runs(*contest.runs, contest.policy)
+        comparison = replace(compare_runs(*contest.runs, contest.policy), is_same=is_same)
     screen = Screen.of_stdout(may_color=False)
-    for line in describe_contest(comparison, screen, is_same):
+    for line in describe_contest(comparison, screen):
         click.echo(screen.text(line))
     write_files(comparison, (), {**chosen, "gate": True}, "sweep ab")
     say(f"results in {contest.run('a')} and {contest.run('b')}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,13 @@ _GATE = click.Option(
 @click.command(params=[_GATE, *GATE_OPTIONS])
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
+@click.argument("more", metavar="[RUN]...", nargs=-1)
+@click.option(
+    "--history",
+    is_flag=True,
+    help="Show the kernel times of each cell over all these runs, and after which one they grew. The"
+    " exit code is 0.",
+)
 @click.option(
     "--table",
     type=click.Choice(["kernel-diff"]),
@@ -64,7 +71,13 @@ _GATE = click.Option(
     help="Format that is printed. All but text have every column of the table, and nothing else."
     "  [text]",
 )
-def compare(a: str, b: str, table: str | None, form: str, **options: Any) -> None:
+def compare(
+    a: str,
+    b: str,
+    more: tuple[str, ...],
+    form: str,
+    **options: Any,
+) -> None:
     """Show which cells of B are slower, faster, or need more memory than in A.
 
     A and B are two runs, two cells as RUN:CELL, or two files of predicted memory, which need no GPU:
@@ -74,7 +87,12 @@ def compare(a: str, b: str, table: str | None, form: str, **options: Any) -> Non
 
     Example: sweep compare results/demo results/other
     """
-    if table:
+    if options.pop("history"):
+        _print_history((a, b, *more), form, options)
+        return
+    if more:
+        raise ConfigError(f"{more[0]}: is a third run", "Name two, or add --history")
+    if options["table"]:
         _print_kernels(a, b, form)
         return
     policy = read_policy(options["policy"])
@@ -212,6 +230,33 @@ def _print_kernels(a: str, b: str, form: str) -> None:
         click.echo(table_text(kernels, Screen.of_stdout(), MAX_ROWS, "--format csv"))
     else:
         click.echo(_printed(kernels, form).rstrip("\n"))
+
+
+def _print_history(names: Sequence[str], form: str, others: Mapping[str, Any]) -> None:
+    from orchestrator.analysis.history import cell_histories
+    from orchestrator.cli.text.history import describe_suspects, history_table
+    from orchestrator.report.formats.terminal import Screen, dense_table_text
+    from orchestrator.store.open import open_run
+
+    for name, value in others.items():
+        if value:
+            problem = f"--{name.strip('_')}: is for two runs, and a history gives no verdict"
+            raise ConfigError(problem, "Leave it out; `sweep ab` of two commits decides")
+    with ProgressLine("comparing"):
+        runs = [open_run(_run_and_cell(name)[0]) for name in names]
+        histories = cell_histories(runs)
+    if not histories:
+        raise RunError(
+            "no cell has kernel times in two runs", "Measure with --instrument kernel_time"
+        )
+    page = history_table(histories)
+    if form != "text":
+        click.echo(_printed(page, form).rstrip("\n"))
+        return
+    screen = Screen.of_stdout(may_color=False)
+    click.echo(f"\n{dense_table_text(page, screen, '--format csv')}\n")
+    for line in describe_suspects(histories, runs):
+        click.echo(screen.text(line))
 
 
 def _printed(table: RenderedTable, form: str) -> str:

@@ -22,31 +22,22 @@ from orchestrator.analysis.verdicts import (
     power_of_plan,
     rounds_needed,
 )
-from orchestrator.cli.text.comparison import (
-    changes_table,
-    comparison_table,
-    describe_outcome,
-)
+from orchestrator.cli.text.comparison import describe_comparison
 from orchestrator.cli.text.plan import describe_cost
 from orchestrator.common.text import cell_count
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.request import SweepRequest
-from orchestrator.report.formats.terminal import Screen, dense_table_text
+from orchestrator.report.formats.terminal import Screen
 from orchestrator.store.run import Run
 
 _NAMES = {STEP: "step time of GPU-bound cells", KERNELS: "kernel time"}
 
 
-def describe_contest(comparison: Comparison, screen: Screen, is_same: bool) -> Iterator[str]:
-    """Yield the lines of the result. is_same: A and B are the same program."""
-    for name, (a, b) in comparison.differences.items():
-        yield f"{name}: {a} → {b}"
-    for table in filter(None, (comparison_table(comparison), changes_table(comparison))):
-        yield f"\n{dense_table_text(table, screen, '--format csv')}\n"
-    for line in describe_outcome(comparison):
-        yield line.replace("FAIL", "FALSE ALARM") if is_same else line
+def describe_contest(comparison: Comparison, screen: Screen) -> Iterator[str]:
+    """Yield the lines of the result."""
+    yield from describe_comparison(comparison, screen)
     if any(check.log_ratios for check in comparison.undecided):
         rounds = comparison.policy.rounds
         yield (

@@ -11,6 +11,7 @@ from orchestrator.common.text import shell_word
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver
 from orchestrator.planning.fitting_changes import Change, find_changes
 from orchestrator.planning.prediction_requests import cap_bytes, predicting
+from orchestrator.planning.request import import_paths
 from orchestrator.report.tables.formatters import to_gib
 from orchestrator.store.run import Run, find_cell
 from tasks.prediction.records import predictable
@@ -67,5 +68,6 @@ def changes_of_stored(run: Run, prefix: str) -> Iterator[str]:
         gpu = gpu_from_driver(facts["gpu"], facts["gpu_memory_bytes"])
     if predictable([cell]) and cap_bytes(cell, gpu) is not None:
         config = Path(str(run.read_manifest().get("config_path", "")))
-        paths = (str(Path.cwd()), str(config.parent.absolute()))
+        model = getattr(cell.params, "model", None)
+        paths = import_paths(config, run, [model] if model else [])
         yield from changes_of(cell, f"cell {cell.id}", gpu, paths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -60,8 +59,9 @@ def describe_comparison(
 def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterator[str]:
     """Yield the result, what it rests on, and the commands that decide what is undecided."""
     yield _headline(comparison)
-    if not comparison.times and (changed := _counts(comparison.exact)):
-        yield f"memory: {changed}"
+    memory = [check for check in comparison.exact if check.gate == MEMORY]
+    if memory and not comparison.times:
+        yield f"memory: {_counts(memory)}"
     for gate, judged in _JUDGED.items():
         checks = [check for check in comparison.times if check.gate == gate]
         if checks:
@@ -85,11 +85,16 @@ def _headline(comparison: Comparison) -> str:
     open_ = count - comparison.decided_cells
     if comparison.outcome == "FAIL":
         suffix = f"; {open_} undecided" if open_ else ""
-        return f"FAIL: {failed} of {cells_and_verb(count, 'is worse', 'are worse')} in B{suffix}"
+        word = "FALSE ALARM" if comparison.is_same else "FAIL"
+        return f"{word}: {failed} of {cells_and_verb(count, 'is worse', 'are worse')} in B{suffix}"
     if comparison.outcome == "PASS":
         suffix = f"; {cell_count(open_)} UNDECIDED, within at_least" if open_ else ""
         return f"PASS: {comparison.decided_cells} of {cell_count(count)}{suffix}"
-    return f"UNDECIDED: {open_} of {cells_and_verb(count, 'was', 'were')} not decided"
+    most = 1 - comparison.policy.at_least
+    return (
+        f"UNDECIDED: {open_} of {cells_and_verb(count, 'was', 'were')} not decided,"
+        f" more than {most:.0%}"
+    )
 
 
 def _counts(checks: Sequence[Check]) -> str:
@@ -98,7 +103,7 @@ def _counts(checks: Sequence[Check]) -> str:
 
 
 def _worst(checks: Sequence[Check]) -> str:
-    ratios = [one.ratio for one in checks if one.ratio and math.isfinite(one.ratio)]
+    ratios = [one.ratio for one in checks if one.ratio]
     return f"; B / A {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
 
 

@@ -21,18 +21,20 @@ _SHOWN = 20  # rows of failures
 
 
 def gate_markdown(comparison: Comparison, runs: Sequence[Run]) -> str:
-    """Return a heading with the result, the rows that fail, and all rows folded away."""
+    """Return a heading with the result and the rows that fail, and all rows folded if others exist."""
     headline, *lines = describe_outcome(comparison, runs)
     parts = [f"## {headline}", *_differences(comparison)]
     tables = [comparison_table(comparison), changes_table(comparison)]
+    others = False
     for table, checks in zip(tables, _by_table(comparison), strict=True):
         fails = [check.fails or check.verdict is Verdict.UNDECIDED for check in checks]
         if table and any(fails):
             grid = table.grid.with_rows(fails)
             parts.append(_markdown(RenderedTable(table.table, grid, ""), _SHOWN))
+        others = others or sum(fails) < len(checks) or len(checks) > _SHOWN
     parts.append("\n".join(f"- {line.strip()}" for line in lines))
-    shown = "\n\n".join(_markdown(table, None) for table in filter(None, tables))
-    if shown:
+    if others:
+        shown = "\n\n".join(_markdown(table, None) for table in filter(None, tables))
         count = len(comparison.cells)
         parts.append(f"<details><summary>all {count} cells</summary>\n\n{shown}\n\n</details>")
     return "\n\n".join(parts) + "\n"
@@ -109,7 +111,6 @@ def _record(check: Check) -> dict[str, object]:
     record["fails"] = check.fails
     ends = record["interval"] or ()
     record["interval"] = list(ends) if all(map(math.isfinite, ends)) and ends else None
-    for name in ("a", "b", "detectable", "step_ratio"):
-        value = record[name]
-        record[name] = value if value is not None and math.isfinite(value) else None
+    if check.detectable is not None and math.isinf(check.detectable):  # the noise is not known
+        record["detectable"] = None
     return record

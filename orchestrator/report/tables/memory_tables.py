@@ -8,7 +8,7 @@ from functools import partial
 
 import pandas as pd
 
-from orchestrator.analysis.axes import key_axes, ordered_values
+from orchestrator.analysis.axes import Row, has_value, key_axes, ordered_values
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables import layouts
@@ -174,6 +174,54 @@ def with_measured_parts(results: Results) -> TableGrid:
     return _parts_of(replace(results, cells=cells))
 
 
+def _on_device(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells with a reserved peak, or with the memory when it ran out."""
+    return layouts.having("peak_reserved_bytes", "free_bytes")(cells)
+
+
+def _account(row: Row) -> dict[str, Entry]:
+    """Return the account of a cell's memory on its GPU. Each sum is that of the entries before it."""
+
+    def known(column: str) -> float | None:
+        return float(row[column]) if has_value(row, column) else None
+
+    requested = known("peak_requested_bytes")
+    allocated, reserved = known("peak_allocated_bytes"), known("peak_reserved_bytes")
+    outside, nccl = known("outside_allocator_bytes"), known("nccl_device_bytes")
+    free, total = known("free_bytes"), known("total_bytes")
+    if free is not None and total is not None:  # memory ran out
+        requested, allocated, reserved = None, known("allocated_bytes"), known("reserved_bytes")
+        outside = None if reserved is None else total - free - reserved
+    has_nccl = (known("gpus") or 1) > 1
+    sizes = {
+        "requested": requested,
+        "+ rounding": _less(allocated, requested),
+        "= allocated": allocated,
+        "+ cached": _less(reserved, allocated),
+        "= reserved": reserved,
+        "+ NCCL": nccl,
+        "+ context": _less(outside, nccl) if has_nccl else outside,
+        "= in use": None if reserved is None or outside is None else reserved + outside,
+    }
+    entries = {name: to_gib(size) for name, size in sizes.items()}
+    for name in ("+ context", "= in use", *(["+ NCCL"] if has_nccl else [])):
+        if sizes[name] is None:
+            entries[name] = Entry("unknown")
+    if requested is None:
+        entries["requested"] = show.missing(row)
+    return entries
+
+
+def _less(size: float | None, part: float | None) -> float | None:
+    return None if size is None or part is None else size - part
+
+
+def device_memory(results: Results) -> TableGrid:
+    """Return one row per cell: from what tensors request to what nvidia-smi shows."""
+    rows = layouts.each_cell(results)
+    return layouts.grid_of(key_axes(results), [(row, _account(row)) for row in rows])
+
+
 MEMORY_TABLES: tuple[Table, ...] = (
     Table(
         "memory",
@@ -200,6 +248,17 @@ MEMORY_TABLES: tuple[Table, ...] = (
         ),
         _with_peaks,
         is_default=True,
+    ),
+    Table(
+        "device-memory",
+        "Memory on the GPU, from the tensors to nvidia-smi",
+        "GiB. Requested: by tensors. Rounding: the allocator's blocks are larger. Cached: reserved by"
+        " the allocator, and in no block at the peak. Of a CUDA graph, only the reserved memory is"
+        " known. NCCL: of cells with several GPUs. Context: the CUDA context, libraries, and other"
+        " programs on this GPU. In use: what nvidia-smi shows. The memory is that at the peak of a"
+        " steady step, or when it ran out.",
+        device_memory,
+        _on_device,
     ),
     Table(
         "memory-parts",

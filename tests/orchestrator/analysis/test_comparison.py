@@ -577,6 +577,7 @@ def test_kernel_times_are_compared_if_a_run_timed_no_steps(tmp_path: Path, gpu: 
     steps = write(tmp_path / "c", *gpu_cell(gpu, (9.0,)))
     check = only_time(kernels, steps)
     assert (check.verdict, check.reason) == (Verdict.UNDECIDED, "no time was measured in both")
+    assert (check.a, check.b, check.ratio) == (None, None, None)
     assert compare_runs(kernels, steps).exit_code == 3
 
 

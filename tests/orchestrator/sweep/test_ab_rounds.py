@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -17,6 +18,7 @@ import pytest
 from orchestrator.analysis.comparison import compare_runs
 from orchestrator.analysis.gate_policy import Policy, PolicyFile
 from orchestrator.common.errors import (
+    EXIT_FAILURES,
     EXIT_INTERRUPTED,
     EXIT_TIME_LIMIT,
     EXIT_UNDECIDED,
@@ -259,6 +261,77 @@ grids:
     fixed: {device: cpu, count: 1}
     axes: {seed: [1, 2, 3]}
 """
+
+
+# With CHANGE=1, one cell prints within a compiled block, and one needs 2 GiB more than before.
+CHANGING = """
+import os
+
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self, prints):
+        super().__init__()
+        self.linear, self.prints = nn.Linear(16, 16), prints
+
+    def forward(self, x):
+        if self.prints:
+            print("a line")
+        return torch.relu(self.linear(x))
+
+
+class Model(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change if os.environ["CHANGE"] == "1" else ""
+        self.table, self.head = nn.Embedding(100, 16), nn.Linear(16, 100)
+        self.layers = nn.ModuleList(Layer(self.change == "print") for _ in range(2))
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        if self.change == "memory":
+            x = x + torch.zeros(2**29)[:16]
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+"""
+OF_CHANGING = """
+name: changing
+defaults:
+  {device: cpu, pass: forward, vocab_size: 100, context_length: 16, memory_limit_gib: 1.5, warmup_steps: 1, measured_steps: 1}
+instruments: [timing, memory]
+grids:
+  - task: train_step
+    fixed: {model: "changing:Model", model_args: {change: print}, compile: blocks}
+  - task: train_step
+    fixed: {model: "changing:Model", compile: eager}
+    axes: {model_args.change: [memory, nothing]}
+"""
+
+
+@pytest.mark.process
+@pytest.mark.compile
+@pytest.mark.timeout(300)
+def test_a_new_graph_break_and_a_new_failure_are_found_in_a_real_run(tmp_path: Path) -> None:
+    (tmp_path / "changing.py").write_text(CHANGING)
+    (tmp_path / "changing.yaml").write_text(OF_CHANGING)
+    (tmp_path / "gate.yaml").write_text("gate: {rounds: {first: 1, more: 0}}\n")
+    sides = ("--a", "env=CHANGE=0", "--b", "env=CHANGE=1", "--json", "gate.json")
+    words = ("ab", "changing.yaml", *sides, "--policy", "gate.yaml", "--scheduler", "serial")
+    ended = subprocess.run(
+        sweep_command(*words), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == EXIT_FAILURES, ended.stdout + ended.stderr
+    assert "FAIL: 2 of 3 cells are worse in B" in ended.stdout
+    checks = json.loads((tmp_path / "gate.json").read_text())["checks"]
+    failures = {
+        (one["settings"]["model_args.change"], one["gate"], one["reason"])
+        for one in checks
+        if one["fails"]
+    }
+    assert failures == {("print", "graph breaks", "0 → 1"), ("memory", "status", "ok → oom")}
 
 
 def started(words: Sequence[str], folder: Path) -> subprocess.Popen[str]:

@@ -87,8 +87,9 @@ def test_a_slower_side_fails_and_the_files_say_why(
 
 
 def test_a_failure_of_equal_sides_is_a_false_alarm(sweep_here: Sweep, measured: list[Turn]) -> None:
-    done = sweep_here("ab", "tiny.yaml", *SAME)
+    done = sweep_here("ab", "tiny.yaml", *SAME, "--markdown", "x.md")
     assert done.exit_code == 1
+    assert Path("x.md").read_text().startswith("## FALSE ALARM: 1 of 1 cell")
     assert "A and B are the same program. This is an A/A test" in done.stdout
     assert "FALSE ALARM: 1 of 1 cell is worse in B" in done.stdout
 
@@ -115,6 +116,14 @@ def test_a_plan_says_what_it_takes_and_finds(sweep_here: Sweep, config: Path) ->
     assert not Path("results").exists()
 
 
+def test_a_strict_plan_finds_two_percent(sweep_here: Sweep, config: Path) -> None:
+    words = ("ab", ROOT / "configs" / "gate.yaml", *TWO, "--strict", "--plan", "--gpu", "H100")
+    lines = sweep_here(*words).stdout.splitlines()
+    assert "rounds: 3 of all cells, 4 more of those in doubt" in lines[0]
+    assert "7 rounds find a slow-down of 1.1% with 90%" in lines[2]
+    assert "7 rounds find a slow-down of 1.3% with 90%" in lines[3]
+
+
 def test_a_plan_after_some_rounds_uses_their_noise(sweep_here: Sweep, measured: list[Turn]) -> None:
     sweep_here("ab", "tiny.yaml", *TWO)
     done = sweep_here("ab", "tiny.yaml", *TWO, "--plan")
@@ -130,6 +139,7 @@ def test_a_plan_after_some_rounds_uses_their_noise(sweep_here: Sweep, measured: 
         ((*TWO, "--out", "s3://bucket/ab"), "--out s3://bucket/ab: is an address"),
         ((*TWO, "--gpu", "H100"), "--gpu H100: is for a plan"),
         ((*TWO, "--policy", "none.yaml"), "none.yaml: cannot be read"),
+        ((*TWO, "--policy", "none.yaml", "--strict"), "--strict: is a policy by itself"),
         ((*TWO, "--set", "size=none"), "--set"),
     ],
 )

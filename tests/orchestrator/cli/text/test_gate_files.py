@@ -81,12 +81,21 @@ def test_markdown_begins_with_the_result_and_shows_failures_before_all_cells(
     assert text.endswith("</details>\n")
 
 
+def test_markdown_repeats_no_table_of_which_all_rows_are_shown(comparison: Comparison) -> None:
+    slower, *_ = comparison.checks
+    text = gate_markdown(Comparison((slower,), Policy()), ())
+    assert text.count("SLOWER |") == 1
+    assert "<details>" not in text
+    many = Comparison((slower,) * 21, Policy())
+    assert gate_markdown(many, ()).count("<details>") == 1
+
+
 def test_an_undecided_comparison_says_what_and_why() -> None:
     open_check = check(
         "tiny", "step", Verdict.UNDECIDED, unit="ms", reason="measured once", remedy="--repeat 5"
     )
     comparison = Comparison((open_check,), Policy(), {"torch": ("2.12", "2.13")})
     lines = list(describe_comparison(comparison, Screen()))
-    assert "UNDECIDED: 1 of 1 cell was not decided" in lines
+    assert "UNDECIDED: 1 of 1 cell was not decided, more than 10%" in lines
     assert lines[-1] == "undecided: 1 cell: measured once"  # test_golden_runs.py has the commands
     assert comparison.exit_code == 3

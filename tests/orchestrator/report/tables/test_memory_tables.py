@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,64 @@ def test_squares_of_attention_by_formula_predicted_and_measured(
     assert list(rows.index) == ["saved", "in forward"]
     assert list(rows.loc["saved", rows.columns[-4:]]) == ["2·Bn²", "4.00", "4.00", "4.00"]
     assert list(rows.loc["in forward", rows.columns[-4:]]) == ["4·Bn²", "8.00", "8.25", "8.50"]
+
+
+OF_ONE_GPU = {
+    "peak_requested_bytes": 10.0,
+    "peak_allocated_bytes": 10.5,
+    "peak_reserved_bytes": 12.0,
+    "outside_allocator_bytes": 0.75,
+}
+
+
+def account_of(
+    tmp_path: Path, sizes: Mapping[str, float], gpus: int = 1, **fields: Any
+) -> list[str]:
+    """Return the row of a cell with these samples in GiB, behind its axes."""
+    several = {"gpus": gpus, "parallel": "ddp"} if gpus > 1 else {}
+    cell = make_cell("train_step", {"device": "cuda", "size": "tiny", **several})
+    attempt = Attempt(cell, 1, "", Settings())
+    samples = tuple(
+        Sample("memory", name, "bytes", gib * GIB, "steady", "forward" if "peak" in name else "")
+        for name, gib in sizes.items()
+    )
+    whole = Outcome(attempt, Status.OK, "", "", {}, {}, samples, 1.7e9, 1.0)
+    with open_for_writing(Run(tmp_path / "run")) as writer:
+        writer.write_manifest({"name": "test"})
+        writer.append(replace(whole, **fields), None)
+        results = load_results(writer)
+    row = table(results, "device-memory").iloc[0]
+    first = next(number for number, name in enumerate(row.index) if "requested" in name)
+    return [f"{name.removesuffix(' (GiB)')}: {text}" for name, text in row.items()][first:]
+
+
+def test_an_account_of_the_memory_on_a_gpu_adds_up(tmp_path: Path) -> None:
+    assert account_of(tmp_path, OF_ONE_GPU) == [
+        "requested: 10.00", "+ rounding: 0.50", "= allocated: 10.50", "+ cached: 1.50",
+        "= reserved: 12.00", "+ context: 0.75", "= in use: 12.75",
+    ]  # fmt: skip
+
+
+def test_the_memory_of_nccl_is_outside_of_the_allocator(tmp_path: Path) -> None:
+    facts = {"nccl_device_bytes": GIB // 4}
+    assert account_of(tmp_path, OF_ONE_GPU, 2, facts=facts)[4:] == [
+        "= reserved: 12.00", "+ NCCL: 0.25", "+ context: 0.50", "= in use: 12.75",
+    ]  # fmt: skip
+    unknown = account_of(tmp_path / "unknown", OF_ONE_GPU, 2)
+    assert unknown[5:] == ["+ NCCL: unknown", "+ context: unknown", "= in use: 12.75"]
+
+
+def test_what_is_unknown_on_a_gpu_is_not_zero(tmp_path: Path) -> None:
+    older = {name: gib for name, gib in OF_ONE_GPU.items() if name != "outside_allocator_bytes"}
+    assert account_of(tmp_path, older)[4:] == [
+        "= reserved: 12.00", "+ context: unknown", "= in use: unknown",
+    ]  # fmt: skip
+
+
+def test_the_account_of_a_cell_that_ran_out_of_memory_is_of_that_moment(tmp_path: Path) -> None:
+    evidence = {"allocated": 75, "reserved": 78, "free": 0.5, "total": 79.25}
+    sizes = {f"{name}_bytes": int(gib * GIB) for name, gib in evidence.items()}
+    assert account_of(tmp_path, {}, status=Status.OOM, evidence=sizes) == [
+        "requested: OOM", "= allocated: 75.00", "+ cached: 3.00", "= reserved: 78.00",
+        "+ context: 0.75", "= in use: 78.75",
+    ]  # fmt: skip
