@@ -6,7 +6,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -58,33 +58,45 @@ class Picture:
 
 def draw(chart: Sequence[Mapping[str, object]]) -> Picture:
     """Return the picture of a chart: Vega-Lite of its panels, and of the whole as the last."""
-    import vl_convert  # takes seconds and much memory
-
-    _load_fonts()
-    svgs = [_svg(_drawable(spec)) for spec in chart]
+    svgs = [_from_cache(spec, _to_svg).decode() for spec in map(_drawable, chart)]
     *panels, whole = map(with_short_paths, map(with_numbered_clips, svgs))
     svg = _LINK.sub("", whole)  # the targets of links are on the page
-    png = vl_convert.svg_to_png(svg, scale=_PNG_SCALE)
+    png = _from_cache((svg, _PNG_SCALE), _to_png)
     return Picture(list(map(_for_page, panels)), svg, png)
 
 
-def _svg(spec: Any) -> str:
-    """Return the SVG of a specification, from the cache if it was drawn before.
+def _from_cache(source: Any, convert: Callable[[Any], bytes]) -> bytes:
+    """Return what a source is converted to, from the cache if it was converted before.
 
     Drawing takes 40 % of the report of 360 cells; most charts are the same after a few more cells.
     """
-    file = cache_folder("pictures") / sha256(json.dumps([spec, _renderer()]))[:32]
-    with suppress(OSError, ValueError, zlib.error):  # absent or damaged: zlib has a checksum
-        return zlib.decompress(file.read_bytes()).decode()
-    import vl_convert
-
-    svg: str = vl_convert.vegalite_to_svg(spec)
+    file = cache_folder("pictures") / sha256(json.dumps([source, _renderer()]))[:32]
+    with suppress(OSError, zlib.error):  # absent or damaged: zlib has a checksum
+        return zlib.decompress(file.read_bytes())
+    content = convert(source)
     with suppress(OSError):  # a cache that cannot be written only costs time
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_bytes(zlib.compress(svg.encode()))
+        partial.write_bytes(zlib.compress(content))
         partial.rename(file)
-    return svg
+    return content
+
+
+def _to_svg(spec: Any) -> bytes:
+    import vl_convert  # takes seconds and much memory
+
+    _load_fonts()
+    svg: str = vl_convert.vegalite_to_svg(spec)
+    return svg.encode()
+
+
+def _to_png(source: tuple[str, int]) -> bytes:
+    import vl_convert
+
+    _load_fonts()
+    svg, scale = source
+    png: bytes = vl_convert.svg_to_png(svg, scale=scale)
+    return png
 
 
 @cache
