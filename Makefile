@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # What is never imported is never compiled; what is, once.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
+# Not quiet: torch and its libraries are gigabytes, whose progress pip shows.
+INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
 
 .PHONY: demo test test-slow test-all speed lint docs gpu-test clean
 
@@ -49,6 +50,7 @@ gpu-test: $(VENV)/.tests
 	$(BIN)/python -m pytest -q -m gpu
 
 $(VENV)/.runs: pyproject.toml constraints.txt
+	@echo 'installing torch, Ray and what they need into $(VENV)'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e .
 	touch $@

@@ -22,7 +22,13 @@ from typing import IO, Any
 
 from orchestrator.common.hashing import sha256
 from orchestrator.execution.program import ProcessNotStarted, start_process
-from tasks.process.fork_server import ENVIRONMENT, READ_LATE, require_own_user
+from tasks.process.fork_server import (
+    ENVIRONMENT,
+    MEASURING,
+    PREDICTING,
+    READ_LATE,
+    require_own_user,
+)
 from tasks.spec.attempt import PREPARATION_S
 from tasks.spec.axes import leave_out
 from tasks.spec.messages import error_text
@@ -192,7 +198,8 @@ class ForkServers:
         """Return the server for this device and these variables. Its first request starts it."""
         key = [device, *sorted(leave_out(own, READ_LATE).items())]
         digest = sha256(json.dumps(key))[:16]
-        address = f"\0sweep-{os.getuid()}-{self.session}-{digest}"
+        kind = MEASURING if device else PREDICTING
+        address = f"\0{kind}-{os.getuid()}-{self.session}-{digest}"
         return self._servers.setdefault(address, ForkServer(address, device, own))
 
     def close(self) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import statistics
+import math
 import threading
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -88,6 +89,41 @@ class DurationConditions:
         return cls(gpu, "timing" in settings.instruments, settings.start_method != "spawn")
 
 
+@dataclass
+class _MeasuredKind:
+    """Sums over the finished cells of a kind: the guessed work of each, and its duration.
+
+    Sums, so that an estimate after each of thousands of cells costs the same.
+    """
+
+    shortest_s: float = math.inf
+    least_work_s: float = math.inf
+    most_work_s: float = 0.0
+    work_s: float = 0.0
+    squared_work: float = 0.0
+    work_times_wall: float = 0.0
+
+    def add(self, work_s: float, wall_s: float) -> None:
+        """Add a finished cell."""
+        self.shortest_s = min(self.shortest_s, wall_s)
+        self.least_work_s = min(self.least_work_s, work_s)
+        self.most_work_s = max(self.most_work_s, work_s)
+        self.work_s += work_s
+        self.squared_work += work_s**2
+        self.work_times_wall += work_s * wall_s
+
+    def seconds(self, work_s: float, guessed_fixed_s: float) -> float:
+        """Return the likely duration of a cell of this kind: a fixed time and work at a pace."""
+        fixed_s = self.shortest_s
+        # Repetitions of one amount of work do not show which part of their duration is fixed.
+        if self.most_work_s <= _DISTINCT_WORK * self.least_work_s:
+            fixed_s = min(guessed_fixed_s, self.shortest_s / 2)
+        # Least squares give weight to long cells. The start of short cells varies by seconds: taken
+        # for the pace of a tiny cell, that would predict hours for a large one.
+        pace = (self.work_times_wall - fixed_s * self.work_s) / self.squared_work
+        return fixed_s + pace * work_s
+
+
 class DurationEstimator:
     """Estimates durations in seconds, and learns from each finished cell.
 
@@ -110,12 +146,9 @@ class DurationEstimator:
         # Learned and not yet sorted: a cell, True if its compiled code was cached, its duration.
         self._unsorted: list[tuple[Cell, bool, float]] = []
         self._sorting = threading.Lock()  # the display estimates in its own thread
-        self._measured: dict[_Kind, list[tuple[float, float]]] = {}  # work and duration
-        self._guess_ratios: list[float] = []
+        self._measured: dict[_Kind, _MeasuredKind] = {}
+        self._guess_ratios: list[float] = []  # of measured to guessed durations, ascending
         self._cached_graphs: set[str] = set()
-        # Computed when they are needed, until another duration makes them obsolete.
-        self._rates: dict[_Kind, tuple[float, float]] = {}  # fixed time and pace
-        self._correction: float | None = None
         for cell in cells:
             if state := states.get(cell.id):
                 for attempt in state.attempts:
@@ -197,10 +230,9 @@ class DurationEstimator:
         with self._sorting:
             for cell, is_warm, wall_s in self._unsorted:
                 kind = _speed_values(cell), is_warm
-                self._guess_ratios.append(wall_s / self._guess_s(cell, is_warm))
-                self._measured.setdefault(kind, []).append((_work_s(cell, self.conditions), wall_s))
-                self._rates.pop(kind, None)
-                self._correction = None
+                insort(self._guess_ratios, wall_s / self._guess_s(cell, is_warm))
+                measured = self._measured.setdefault(kind, _MeasuredKind())
+                measured.add(_work_s(cell, self.conditions), wall_s)
             self._unsorted.clear()
 
     def _likely_s(self, cell: Cell, cached_graphs: set[str]) -> float:
@@ -212,34 +244,17 @@ class DurationEstimator:
         if kind not in self._measured:
             return self._guess_s(cell, is_warm) * self._median_ratio()
         guessed_fixed_s = _fixed_s(cell, self.conditions.forked, is_warm)
-        fixed_s, pace = self._rates.get(kind) or _fit(self._measured[kind], guessed_fixed_s)
-        self._rates[kind] = fixed_s, pace
-        return fixed_s + pace * _work_s(cell, self.conditions)
+        return self._measured[kind].seconds(_work_s(cell, self.conditions), guessed_fixed_s)
 
     def _guess_s(self, cell: Cell, is_warm: bool) -> float:
         fixed_s = _fixed_s(cell, self.conditions.forked, is_warm)
         return fixed_s + _work_s(cell, self.conditions)
 
     def _median_ratio(self) -> float:
-        # Read once: the display estimates in its own thread, while `learn` may reset the attribute.
-        correction = self._correction
-        if correction is None:
-            correction = statistics.median(self._guess_ratios or [1.0])
-            self._correction = correction
-        return correction
-
-
-def _fit(measured: Sequence[tuple[float, float]], guessed_fixed_s: float) -> tuple[float, float]:
-    """Return the fixed time, and the pace, of pairs of work and duration."""
-    works, walls_s = zip(*measured, strict=True)
-    fixed_s = shortest_s = min(walls_s)
-    # Repetitions of one amount of work do not show which part of their duration is fixed.
-    if max(works) <= _DISTINCT_WORK * min(works):
-        fixed_s = min(guessed_fixed_s, shortest_s / 2)
-    # Least squares give weight to long cells. The start of short cells varies by seconds: taken for
-    # the pace of a tiny cell, that would predict hours for a large one.
-    covariance = sum((wall_s - fixed_s) * work for work, wall_s in measured)
-    return fixed_s, covariance / sum(work**2 for work in works)
+        count = len(self._guess_ratios)
+        if not count:
+            return 1.0
+        return (self._guess_ratios[(count - 1) // 2] + self._guess_ratios[count // 2]) / 2
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from orchestrator.common.hashing import sha256
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.units import GIB
-from orchestrator.execution.fork_client import ForkServers
+from orchestrator.execution.fork_client import ForkServer, ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, nccl_bytes
 from orchestrator.hardware.host import cores_here
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
@@ -31,11 +31,13 @@ from tasks.prediction.records import (
     Prediction,
     PredictionRequest,
     Verdict,
+    generates_code,
     memory_identity,
     predictable,
     unknown,
     unsupported_reason,
 )
+from tasks.process.fork_server import PREDICT_COMPILED
 from tasks.spec.axes import leave_out
 from tasks.spec.cell import Cell
 from tasks.spec.source_digest import HUB, digest_of, python_files, source_digest
@@ -91,15 +93,17 @@ def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[
         for _ in range(idle.maxsize):
             idle.put(stack.enter_context(closing(PredictingProcess(server))))
         progress = stack.enter_context(ProgressLine("predicting memory"))
-        yield lambda cells: _predict(cells, _Predictor(gpu, import_paths, idle, progress))
+        predictor = _Predictor(gpu, import_paths, server, idle, progress)
+        yield lambda cells: _predict(cells, predictor)
 
 
 @dataclass(frozen=True)
 class _Predictor:
-    """The GPU to predict for, and the child processes that are not busy."""
+    """The GPU to predict for, the fork server, and its child processes that are not busy."""
 
     gpu: GpuModel | None
     import_paths: tuple[str, ...]
+    server: ForkServer
     idle: LifoQueue[PredictingProcess]
     progress: ProgressLine
 
@@ -115,6 +119,10 @@ def _predict(cells: Sequence[Cell], predictor: _Predictor) -> dict[str, Predicti
             found[key] = cached
     missing = leave_out(requests, found)
     progress.total += len(missing)
+    if any(generates_code(request.cell) for request in missing.values()):
+        # Imported once. If that fails, each child imports by itself, or has the reason why not.
+        with suppress(OSError):
+            predictor.server.broken(PREDICT_COMPILED)
     for key, prediction in _ask_all(missing, predictor.idle):
         progress.done += 1
         found[key] = prediction

@@ -253,9 +253,14 @@ def _start_private_ray(session: str, gpus: int) -> tuple[ModuleType, RayWatch]:
 
 @contextmanager
 def _only_used_processes() -> Iterator[None]:
-    """Start a private Ray without `_UNUSED_PROCESSES`. A Ray that does not know them starts all."""
+    """Start a private Ray without `_UNUSED_PROCESSES`. A Ray that does not know them starts all.
+
+    Ray has no public option: `include_dashboard=False` starts the API server nevertheless.
+    """
     _set_variables()
-    node: Any = import_module("ray._private.node").Node
+    node: Any = None
+    with suppress(ImportError, AttributeError):
+        node = import_module("ray._private.node").Node
     started = {name: getattr(node, name) for name in _UNUSED_PROCESSES if hasattr(node, name)}
     for name in started:
         setattr(node, name, lambda *_, **__: None)

@@ -63,18 +63,24 @@ def read_parts(
             if not mark:
                 _require_valid_rows(rows)
             replaced |= _replaced_by(rows, path)
-            names = [name for name in _KEY if name in rows.column_names]
-            keys = rows.select(names).unify_dictionaries().group_by(names).aggregate([])
-        for key in keys.to_pylist():
-            twin = owners.setdefault(tuple(key.values()), path)
+            # Grouping imports pandas, and a single part, as in publications, has no twin.
+            keys = _keys(rows) if len(files) > 1 else []
+        for cell, number in keys:
+            twin = owners.setdefault((cell, number), path)
             if twin != path:
-                cell, number = key.values()
                 raise RunError(
                     f"{path}: contains the rows of attempt {number} of {cell}, which {twin.name}"
                     " also contains",
                     "Move one of the files away",
                 )
         yield rows.select([name for name in rows.column_names if not columns or name in columns])
+
+
+def _keys(rows: pa.Table) -> list[tuple[Any, ...]]:
+    """Return the cell and the attempt, or the time of prediction, that rows belong to, each once."""
+    names = [name for name in _KEY if name in rows.column_names]
+    keys = rows.select(names).unify_dictionaries().group_by(names).aggregate([])
+    return [tuple(key.values()) for key in keys.to_pylist()]
 
 
 def _require_valid_rows(table: pa.Table) -> None:

@@ -12,12 +12,16 @@ import os
 import socket
 import sys
 import warnings
+from contextlib import suppress
+from pathlib import Path
 
 from tasks.prediction.predictor import Predictor
 from tasks.prediction.records import PredictionRequest
 from tasks.process.cpu_affinity import prefer_for_oom_kill
+from tasks.process.fork_server import MEASURING
 
 _NICENESS = 19  # cells that are measured at the same time have priority
+_SOCKETS = Path("/proc/net/unix")
 
 
 def answer_requests(connection: socket.socket) -> None:
@@ -25,7 +29,6 @@ def answer_requests(connection: socket.socket) -> None:
 
     The first line is the file for what this process and the user's models print.
     """
-    os.nice(_NICENESS)
     prefer_for_oom_kill()
     warnings.simplefilter("ignore")
     # Collected after each cell instead, without examining torch's many small objects.
@@ -34,6 +37,9 @@ def answer_requests(connection: socket.socket) -> None:
     with connection.makefile("r", encoding="utf-8") as lines:
         _print_to(lines.readline().rstrip("\n"))
         for line in lines:
+            # At other times somebody may wait for this, next to other programs.
+            if os.nice(0) < _NICENESS and may_be_measuring():
+                yield_to_others()
             request = PredictionRequest.from_json(line)
             sys.path.extend(path for path in request.import_paths if path not in sys.path)
             answer = predictor.predict(request).to_json()
@@ -44,6 +50,22 @@ def answer_requests(connection: socket.socket) -> None:
             connection.sendall(answer.encode() + b"\n")
             gc.collect()
             gc.freeze()
+
+
+def may_be_measuring() -> bool:
+    """Return True if a sweep on this host has a fork server for its cells, or nobody knows."""
+    with suppress(OSError):
+        return MEASURING in _SOCKETS.read_text()
+    return True
+
+
+def yield_to_others() -> None:
+    """Have the kernel run this process only on cores that nobody else wants."""
+    os.nice(_NICENESS)
+    # Where the kernel groups processes by session, a niceness holds within the session alone: next
+    # to a busy process of another one, a process at 19 still got half of a core.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICENESS))
 
 
 def _print_to(file: str) -> None:

@@ -58,8 +58,12 @@ READ_LATE = ("CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DI
 # no forked child could use CUDA.
 ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
-# What children do: measure cells, measure cells that compile, predict cells.
-MEASURE, COMPILE, PREDICT = "measure", "compile", "predict"
+# What children do: measure cells, measure cells that compile, predict cells, predict compiled cells.
+MEASURE, COMPILE = "measure", "compile"
+PREDICT, PREDICT_COMPILED = "predict", "predict compiled"
+
+# The first part of a server's address: one whose children measure, and one whose children predict.
+MEASURING, PREDICTING = "sweep-measure", "sweep-predict"
 
 # No cell predicts, and some modules that do import the compiler.
 _IS_UNUSED = re.compile(r"^tasks\.prediction\.|__main__$")
@@ -130,7 +134,7 @@ class Server:
         except Exception as error:
             traceback.print_exc()
             return f"it cannot import what cells need: {error_text(error)}"
-        return "" if purpose == PREDICT else self._probe()
+        return "" if purpose in (PREDICT, PREDICT_COMPILED) else self._probe()
 
     def _fork(self, work: Callable[[], None], connection: socket.socket) -> None:
         try:
@@ -216,9 +220,11 @@ def _set_read_late(variables: Mapping[str, str]) -> None:
 
 
 def import_for(purpose: str) -> None:
-    """Import what children need, for them to inherit. Purpose: MEASURE, COMPILE or PREDICT."""
+    """Import what children need for a purpose, for them to inherit."""
     if purpose == PREDICT:
         importlib.import_module("tasks.prediction.service")
+    elif purpose == PREDICT_COMPILED:
+        importlib.import_module("tasks.prediction.compiled_calls")
     else:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it
         importlib.import_module("torch.profiler")

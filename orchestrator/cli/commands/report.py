@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from orchestrator.report.tables.table import RenderedTable, Table
     from orchestrator.store.run import Run
 
+# Nobody reads more on a screen, and laying out a row takes a millisecond.
+MOST_ROWS = 2_000
+
 
 @dataclass(frozen=True)
 class ReportOptions:
@@ -63,7 +66,8 @@ class ReportOptions:
     "--table",
     "tables",
     multiple=True,
-    help="Print only this table, with all its rows. May be repeated; `list` names all tables.",
+    help=f"Print only this table, with all its rows, or a slice of one with more than {MOST_ROWS:,}."
+    " May be repeated; `list` names all tables.",
 )
 @click.option(
     "--format",
@@ -225,7 +229,9 @@ def _printed(pages: Sequence[RenderedTable], options: ReportOptions) -> Iterator
         pages = _with_provenance_at_the_end(pages)
     for page in pages:
         if options.form == "text":
-            rows = None if options.tables else MAX_ROWS
+            rows: int | None = MAX_ROWS
+            if options.tables:
+                rows = None if page.row_count <= MOST_ROWS else MOST_ROWS
             command = f"{options.command} --table {page.table.name} --format csv"
             yield table_text(page, screen, rows, command) + "\n"
         elif options.form == "tex":

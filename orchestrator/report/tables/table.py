@@ -297,6 +297,10 @@ class RenderedTable:
         return self.grid.rows
 
     @property
+    def row_count(self) -> int:
+        return len(self.grid.columns[0].entries) if self.grid.columns else 0
+
+    @property
     def sides(self) -> list[str]:
         """The alignment of each column: `right` for numbers, `left` for keys and other texts."""
         return ["left" if one.is_text else "right" for one in self.grid.columns]

@@ -68,12 +68,11 @@ def view_of(
         keys = [_with_short_names(one) for one in keys if one.name not in lifted]
         measures = _chosen(measures, room)
     shown = [replace(one, entries=one.entries[:max_rows]) for one in (*keys, *measures)]
-    count = len(page.grid.columns[0].entries) if page.grid.columns else 0
     return replace(
         page,
         grid=grid._replace(columns=shown),
         caption=_caption(page.table, shown, {**page.settings, **lifted}, sliced),
-        hidden_rows=count - (len(shown[0].entries) if shown else 0),
+        hidden_rows=page.row_count - (len(shown[0].entries) if shown else 0),
         hidden_measures=[one for one in grid.measures if one not in measures],
     )
 

@@ -159,3 +159,27 @@ def test_warnings_end_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None
     watch.stop()
     assert seen == [None]
     assert os.environ["PYTHONWARNINGS"] == "error"
+
+
+def test_a_private_ray_starts_no_process_that_nothing_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Node:
+        def start_monitor(self) -> str:
+            return "started"
+
+        def start_raylet(self) -> str:
+            return "started"
+
+    monkeypatch.setitem(sys.modules, "ray._private.node", SimpleNamespace(Node=Node))
+    with ray_session._only_used_processes():
+        assert (Node().start_monitor(), Node().start_raylet()) == (None, "started")
+        assert not hasattr(Node, "start_log_monitor")
+    assert Node().start_monitor() == "started"
+
+
+@pytest.mark.parametrize("module", [None, SimpleNamespace()])
+def test_a_ray_without_that_private_class_starts_all(
+    monkeypatch: pytest.MonkeyPatch, module: object
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray._private.node", module)
+    with ray_session._only_used_processes():
+        pass

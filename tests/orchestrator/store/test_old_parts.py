@@ -8,6 +8,8 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -100,6 +102,18 @@ def test_a_run_is_continued_and_its_parts_stay_as_they_are(
     again = FakeScheduler(outcome_of)
     go(request, again)
     assert lengths_of(again) == []
+
+
+def test_a_single_part_is_read_without_pandas(tmp_path: Path) -> None:
+    """It is imported for groups of rows, which a part without another one needs not have."""
+    shutil.copytree(ROOT / "results" / "published" / "h200" / "warmup", tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path; from orchestrator.store.cell_state import read_states"
+        "; from orchestrator.store.run import Run"
+        f"; assert read_states(Run(Path({str(tmp_path / 'run')!r}))); print('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False"]
 
 
 def test_a_lost_part_makes_its_cells_incomplete(run: Run) -> None:

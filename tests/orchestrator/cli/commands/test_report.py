@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.analysis.results import load_results
+from orchestrator.cli.commands import report as report_command
 from orchestrator.cli.main import main
 from orchestrator.report.findings.registry import findings
 from orchestrator.report.formats.terminal import Screen, memory_failures_text, overview
@@ -95,6 +96,17 @@ def test_several_tables_end_with_one_line_on_what_measured_them(run: Run, form: 
     assert " ".join(printed.split()).count(measured_with) == 1
     assert " ".join(printed.replace("*", "").split()).endswith(measured_with)
     assert "**" not in printed
+
+
+def test_of_a_very_long_table_a_slice_is_printed_with_the_command_for_the_rest(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_command, "MOST_ROWS", CELLS - 3)
+    text = report(run.folder, "--table", "timings").stdout
+    assert len(rows(text)) == CELLS - 3
+    assert re.search(r"^3 more rows.*: sweep report .*--table timings --format csv$", text, re.M)
+    whole = report(run.folder, "--table", "timings", "--format", "csv").stdout
+    assert len(whole.split()) == CELLS + 1
 
 
 def test_the_files_and_what_programs_read_are_whole(run: Run) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.report.charts import rendering
 from orchestrator.report.charts.rendering import draw, with_short_paths
 from tests.conftest import ROOT
 
@@ -49,6 +50,34 @@ def test_letters_that_no_svg_can_hold_are_replaced() -> None:
     assert picture.problem == ""
     assert picture.png.startswith(b"\x89PNG")
     assert all(text in picture.svg for text in ("␀&lt;&amp;", "␛&lt;", "\ufffd&lt;"))
+
+
+@pytest.mark.render
+def test_an_equal_chart_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vl_convert
+
+    chart = [{"title": title, "data": {"values": []}, "mark": "bar"} for title in ("a", "b")]
+    drawn = []
+
+    def convert(spec: object) -> str:
+        drawn.append(spec)
+        return f"<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'>{len(drawn)}</svg>"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(vl_convert, "vegalite_to_svg", convert)
+    first = draw(chart)
+    assert (draw(chart), drawn) == (first, chart)
+    # A damaged file is no picture, and another version of vl-convert draws other ones.
+    for file in tmp_path.glob("*/pictures/*"):
+        file.write_bytes(file.read_bytes()[:-1])
+    assert draw(chart).svg != first.svg
+    monkeypatch.setattr(rendering, "_renderer", lambda: ["another version"])
+    draw(chart)
+    assert drawn == 3 * chart
+    # A cache that cannot be written is no reason to fail.
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    draw(chart)
+    assert drawn == 4 * chart
 
 
 @pytest.mark.render
