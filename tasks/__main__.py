@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import math
 import os
 import socket
 import sys
@@ -247,10 +246,7 @@ def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> No
     require_precision(params)
     # Artifacts are those of the first rank.
     folder = None if here.by_hand or here.rank else attempt.path
-    beaten_ms = attempt.settings.beaten_ms.get(attempt.cell.id, math.inf)
-    session = Session(
-        built, params, progress, group, folder=folder, beaten_ms=beaten_ms, evidence=evidence
-    )
+    session = Session(built, params, progress, group, folder=folder, evidence=evidence)
     checks = StageChecks(session, settings)
     is_warm = False
     for stage in stages_of(attempt.settings.instruments):

@@ -58,8 +58,7 @@ def import_paths(config: Path, run: Run, models: Iterable[str]) -> tuple[str, ..
 class SweepRequest:
     """Everything that a command asks for: cells of a config, how to measure them, and the folder.
 
-    is_search: the cells are steps of a search, and not the sweep of the folder.
-    beaten_ms: the step time of a cell, by its id, above which the search needs no better one.
+    is_search: the cells are steps of a search for a limit, and not the sweep of the folder.
     """
 
     config: SweepConfig
@@ -70,7 +69,6 @@ class SweepRequest:
     options: RunOptions = field(default_factory=RunOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     is_search: bool = False
-    beaten_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def import_paths(self) -> tuple[str, ...]:
@@ -118,7 +116,6 @@ class SweepRequest:
             collective_timeout_s=config.limits.collective_timeout_s,
             import_paths=self.import_paths,
             start_method=self.execution.start_method,
-            beaten_ms=self.beaten_ms,
         )
 
     def example_attempt(self, cells: Sequence[Cell]) -> Attempt:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
@@ -23,7 +22,6 @@ from tasks.spec.registry import make_cell
 # differs by 10 % from process to process, and what the GPU limits by 0.15 %.
 SURELY_FASTER, _SURELY_FASTER_ON_CPU = 0.98, 0.70
 _ALIKE, _ALIKE_ON_CPU = 1.02, 1.30
-_BEATEN = 1.10
 
 
 @dataclass(frozen=True)
@@ -32,34 +30,24 @@ class Goal:
 
     over: the axes that may change. default: values of the configuration to compare with; it is the
     first one of the config that has them. until: the expected gain, as a share of the step
-    time, at which the search ends. try_perhaps: measure also what may not fit. confirm: how often
-    an answer and the default are measured in all, in turn; 0: as often as they were.
+    time, at which the search ends. try_perhaps: measure also what may not fit.
     """
 
     over: tuple[str, ...]
     default: Mapping[str, Sequence[object]] = field(default_factory=dict)
     until: float = 0.01
     try_perhaps: bool = False
-    confirm: int = 0
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured step of a cell.
-
-    low_s, high_s: 95 % interval of the median. synced_s: of the steps that were waited for.
-    was_beaten: the measuring ended early, because another cell is faster. rounds_s: the median of
-    each attempt, if they are to be compared one by one.
-    """
+    """The measured step of a cell. low_s, high_s: 95 % interval of the median."""
 
     step_s: float
     low_s: float
     high_s: float
     is_cpu_bound: bool
     peak_bytes: float | None
-    synced_s: float | None = None
-    was_beaten: bool = False
-    rounds_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,32 +116,10 @@ class SearchGroup:
         measured, default = self.measured, self.entrants[self.default]
         if not measured:
             return None
-        one = self.challenger
-        if one and confirmed_share(one, default) is not None:
-            return one if is_surely_faster(one, default) else default
         found = self.alike(measured[0])
         if default.speed:
             found = [one for one in found if is_surely_faster(one, default)]
         return min(found, key=self._cost, default=default)
-
-    @property
-    def challenger(self) -> Entrant | None:
-        """The entrant that is recommended if it is surely faster than the default."""
-        measured, default = self.measured, self.entrants[self.default]
-        if not measured or default.speed is None:
-            return None
-        found = [one for one in self.alike(measured[0]) if one.pace_s < default.pace_s]
-        return min(found, key=self._cost, default=None)
-
-    @property
-    def beaten_pace_s(self) -> float | None:
-        """The pace of synced steps above which a candidate is beaten by the fastest so far."""
-        speed = self.measured[0].speed if self.measured else None
-        if speed is None or speed.synced_s is None:
-            return None
-        # What the CPU limits differs more between processes, and is named with what is alike.
-        share = _ALIKE_ON_CPU if speed.is_cpu_bound else _BEATEN
-        return share * speed.synced_s / self.measured[0].tokens
 
     def alike(self, best: Entrant) -> list[Entrant]:
         """Return the entrants that are about as fast as this one, and this one."""
@@ -175,26 +141,8 @@ class SearchGroup:
 
 def is_surely_faster(one: Entrant, other: Entrant) -> bool:
     """Return True if the difference is above what differs between processes and between steps."""
-    if (confirmed := confirmed_share(one, other)) is not None:
-        return confirmed < SURELY_FASTER
     is_above_noise = one.pace_s <= sure_share(one, other) * other.pace_s
     return is_above_noise and one.pace_interval_s[1] <= other.pace_interval_s[0]
-
-
-def confirmed_share(one: Entrant, other: Entrant) -> float | None:
-    """Return the upper end of the one-sided 95 % t interval of the ratio of two times.
-
-    Each round compares an attempt of both. None if they were not measured in turn.
-    """
-    rounds = [entrant.speed.rounds_s for entrant in (one, other) if entrant.speed]
-    count = min(map(len, rounds), default=0)
-    if len(rounds) < 2 or count < 2:
-        return None
-    from scipy.special import stdtrit
-
-    logs = np.log(rounds[0][:count]) - np.log(rounds[1][:count])
-    spread = float(stdtrit(count - 1, 0.95)) * logs.std(ddof=1) / math.sqrt(count)
-    return math.exp(logs.mean() + spread) * other.tokens / one.tokens
 
 
 def sure_share(one: Entrant, other: Entrant) -> float:

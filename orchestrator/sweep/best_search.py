@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
 
 import numpy as np
 
-from orchestrator.analysis.cell_timing import CellTiming, load_timings
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
@@ -170,76 +168,33 @@ def find_best(
     groups = predict_groups(groups, gpu, request.import_paths)
     # A plan may be for another GPU than the one that the folder has results of.
     planned = gpu if runtime is None else None
-    groups = _with_speeds(request, groups, goal, gpu=planned)
+    groups = _with_speeds(request, groups, gpu=planned)
     result, started_s = None, time.monotonic()
-
-    def measure(cells: Iterable[Cell], shared: Runtime, **how: Any) -> SweepResult:
-        # The GPUs of a cluster are known only when a cell starts there.
-        execution = replace(with_time_left(request.execution, started_s), skip_predicted_oom=True)
-        expansion = Expansion(tuple(dict.fromkeys(cells)))
-        how |= {"expansion": expansion, "execution": execution, "is_search": True}
-        return run_sweep(replace(request, **how), shared)
-
     if runtime is not None:
         with SharedScheduler(runtime.open_scheduler) as scheduler:
             shared = replace(runtime, open_scheduler=scheduler.opened)
-            is_over = False
-            while not is_over and (chosen := BestSearch(groups, goal).round(slots)):
+            while chosen := BestSearch(groups, goal).round(slots):
                 # A cell may be a candidate of several groups.
-                cells = [groups[number].entrants[one].cell for number, one in chosen]
-                result = measure(cells, shared, beaten_ms=_beaten_ms(groups, chosen))
-                is_over = result.is_cut_short
+                cells = dict.fromkeys(groups[number].entrants[one].cell for number, one in chosen)
+                # The GPUs of a cluster are known only when a cell starts there.
+                execution = replace(
+                    with_time_left(request.execution, started_s), skip_predicted_oom=True
+                )
+                step = replace(
+                    request,
+                    expansion=Expansion(tuple(cells)),
+                    execution=execution,
+                    is_search=True,
+                )
+                result = run_sweep(step, shared)
                 # Cells that did not start are left to another command.
-                tried = [] if is_over else [cell.id for cell in cells]
-                groups = _with_speeds(request, groups, goal, tried)
-            # One at a time, so that both sides of a pair have the same conditions.
-            while not is_over and (pair := _next_to_confirm(groups, goal)):
-                one, attempts = pair
-                options = replace(request.options, repeat=attempts)
-                result = measure([one.cell], shared, options=options)
-                before, groups = groups, _with_speeds(request, groups, goal)
-                is_over = result.is_cut_short or groups == before
+                tried = [] if result.is_cut_short else [cell.id for cell in cells]
+                groups = _with_speeds(request, groups, tried)
+                if result.is_cut_short:
+                    break
     search = BestSearch(groups, goal)
     ends = tuple(search.next(number).reason for number in range(len(groups)))
     return BestFound(tuple(groups), ends, gpu, result)
-
-
-def _beaten_ms(
-    groups: Sequence[SearchGroup], chosen: Iterable[tuple[int, int]]
-) -> dict[str, float]:
-    """Return the synced step of each chosen cell, by its id, above which it is beaten, in ms.
-
-    A candidate of several groups has to be beaten in all of them.
-    """
-    limits: dict[str, float] = {}
-    for number, position in chosen:
-        one, pace_s = groups[number].entrants[position], groups[number].beaten_pace_s
-        limit_ms = math.inf if pace_s is None else 1e3 * pace_s * one.tokens
-        limits[one.cell.id] = max(limit_ms, limits.get(one.cell.id, 0.0))
-    return {cell: limit_ms for cell, limit_ms in limits.items() if math.isfinite(limit_ms)}
-
-
-def _next_to_confirm(groups: Sequence[SearchGroup], goal: Goal) -> tuple[Entrant, int] | None:
-    """Return what is measured once more to confirm an answer, and how many attempts it then has.
-
-    The default and the one that may be faster take turns: A B B A A B.
-    """
-    for group in groups:
-        one, default = group.challenger, group.entrants[group.default]
-        if one is None or default.speed is None or one.speed is None:
-            continue
-        pair = [default, one]
-        counts = [len(default.speed.rounds_s), len(one.speed.rounds_s)]
-        least = min(counts)
-        if 0 < least < goal.confirm:
-            if least % 2:
-                pair.reverse()
-            return next(each for each in pair if len(_rounds(each)) == least), least + 1
-    return None
-
-
-def _rounds(one: Entrant) -> tuple[float, ...]:
-    return one.speed.rounds_s if one.speed else ()
 
 
 def predict_groups(
@@ -277,7 +232,6 @@ def predict_groups(
 def _with_speeds(
     request: SweepRequest,
     groups: Sequence[SearchGroup],
-    goal: Goal,
     tried: Container[str] = (),
     gpu: GpuModel | None = None,
 ) -> list[SearchGroup]:
@@ -289,7 +243,6 @@ def _with_speeds(
         return list(groups)
     rows = {row["cell"]: row for row in load_results(request.run).cells.to_dict("records")}
     states = read_states(request.run)
-    timings = load_timings(request.run).timings if goal.confirm else {}
     gpus = {cell: row["gpu"] for cell, row in rows.items() if isinstance(row.get("gpu"), str)}
 
     def complete(one: Entrant) -> Entrant:
@@ -300,16 +253,12 @@ def _with_speeds(
         step_ms = _number(row.get("step_ms_median"), 0.0)
         if status != Status.OK or not step_ms:
             return one
-        synced_ms = _number(row.get("step_synced_ms_median"), None)
         speed = Speed(
             step_ms / 1e3,
             _number(row.get("step_ms_ci_low"), step_ms) / 1e3,
             _number(row.get("step_ms_ci_high"), step_ms) / 1e3,
             row.get("cpu_bound") is True or one.cell.params.device == "cpu",
             _number(row.get("peak_allocated_bytes"), None),
-            None if synced_ms is None else synced_ms / 1e3,
-            row.get("timing_stopped_by") == "beaten",
-            tuple(ms / 1e3 for ms in timings.get(one.cell.id, CellTiming()).steps_ms),
         )
         return replace(one, speed=speed)
 
@@ -324,12 +273,9 @@ def _with_speeds(
     return _replaced(groups, complete)
 
 
-@overload
-def _number(value: object, otherwise: float) -> float: ...
-@overload
-def _number(value: object, otherwise: None) -> float | None: ...
-def _number(value: object, otherwise: float | None) -> float | None:
-    return value if isinstance(value, int | float) and not math.isnan(value) else otherwise
+def _number(value: object, otherwise: float | None) -> float:
+    is_known = isinstance(value, int | float) and not math.isnan(value)
+    return value if is_known else otherwise  # type: ignore[return-value]
 
 
 def _replaced(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +38,6 @@ class Session:
     allocations: list[AllocationRow] = field(default_factory=list)
     live: list[LiveRow] = field(default_factory=list)
     folder: Path | None = None  # for artifacts; None if the cell is measured by hand
-    beaten_ms: float = math.inf  # see `Settings`
     # Functions that are called with the error that ends a stage; they fill the evidence.
     on_error: list[Callable[[Exception], None]] = field(default_factory=list)
     evidence: dict[str, object] = field(default_factory=dict)

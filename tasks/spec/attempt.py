@@ -42,7 +42,6 @@ class Settings:
     host_memory_gib: limit on the resident set. import_paths: appended to `sys.path`.
     start_method: None: forked if possible. cores: the process is restricted to these; None: all.
     collective_timeout_s: for ranks to arrive at a collective, from the end of the warm-up on.
-    beaten_ms: by cell: adaptive timing ends early if its synced steps take longer than this.
     """
 
     timeout_s: float = 600.0
@@ -53,7 +52,6 @@ class Settings:
     start_method: StartMethod | None = None
     cores: tuple[int, ...] | None = None
     collective_timeout_s: float = 60.0
-    beaten_ms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, stored: Values) -> Settings:

@@ -16,7 +16,7 @@ from typing import Literal
 from tasks.spec.order_statistics import FEWEST, half_width
 from tasks.spec.parameters import StopRule
 
-StoppedBy = Literal["half-width", "out of reach", "steps", "seconds", "beaten"]
+StoppedBy = Literal["half-width", "out of reach", "steps", "seconds"]
 
 # Without these, six very short steps would end before the GPU's clocks have risen. The values are
 # those of triton.testing.do_bench: 25 ms of warm-up, then 100 ms.
@@ -41,13 +41,9 @@ class StepDurations:
     """Durations of the steps after the first one, in ms, and the decision to stop.
 
     The interval is examined when there are 6, 9, 14, 21, 32, 48, 72, … steps, and at the end.
-
-    beaten_ms: stop if each of at least six steady steps took longer. If the median were below, six
-        steps would all take longer in one of 64 cells.
     """
 
     rule: StopRule
-    beaten_ms: float = math.inf
     durations: list[float] = field(default_factory=list)
     stopped_by: StoppedBy | None = None
     _next_look: int = FEWEST
@@ -71,19 +67,11 @@ class StepDurations:
                 return "half-width"
             if steps_needed(self._so_far, self.rule.half_width) > self._affordable:
                 return "out of reach"
-        if self._is_beaten():
-            return "beaten"
         limit = self._limit()
         # At a limit no regular look may be due, but the interval may be narrow enough.
         if limit and self._is_narrow_at_the_end():
             return "half-width"
         return limit
-
-    def _is_beaten(self) -> bool:
-        if self.durations[-1] <= self.beaten_ms:  # first, because that is cheap
-            return False
-        steady = self._so_far
-        return len(steady) >= FEWEST and min(steady) > self.beaten_ms
 
     def _limit(self) -> StoppedBy | None:
         measured = len(self.durations) - _before_clocks_rise(self.durations)

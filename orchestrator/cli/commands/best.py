@@ -50,12 +50,6 @@ if TYPE_CHECKING:
     metavar="SHARE",
     help="Stop when no candidate has a larger expected gain.  [1%]",
 )
-@click.option(
-    "--confirm",
-    type=click.IntRange(2, 100),
-    metavar="N",
-    help="Measure the answer and the default N times each, in turn. It has to be faster in that.",
-)
 @click.option("--plan", "is_plan", is_flag=True, help="Predict only; start nothing.")
 @click.option(
     "--gpu", type=Gpu(), metavar="NAME", help="With --plan: predict for this GPU, such as H100."
@@ -101,7 +95,7 @@ def best(
         left_out = counted(len(refused), "impossible combination")
         say(f"left out {left_out}, such as: {refused[0]}")
     default = parse_selection((), chosen["defaults"]).where
-    goal = Goal(names, default, chosen["until"], chosen["try_perhaps"], chosen["confirm"] or 0)
+    goal = Goal(names, default, chosen["until"], chosen["try_perhaps"])
     gpu, slots = _resources(request, gpu, chosen, is_plan)
     runtime = None if is_plan else Runtime(SweepConsole(request.expansion.label))
     found = find_best(request, goal, gpu, runtime, slots)

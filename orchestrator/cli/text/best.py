@@ -21,14 +21,7 @@ from orchestrator.report.tables.table import (
 )
 from orchestrator.report.text.numbers import HOST_MARK, ratio
 from orchestrator.store.cell_state import PENDING
-from orchestrator.sweep.best_groups import (
-    SURELY_FASTER,
-    Entrant,
-    Goal,
-    SearchGroup,
-    confirmed_share,
-    sure_share,
-)
+from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, sure_share
 from orchestrator.sweep.best_search import BestFound, BestSearch, may_run
 from tasks.spec.axes import Choice, axes_of
 from tasks.spec.messages import assignments
@@ -101,7 +94,7 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> 
         words = [
             word for word, is_it in (("best", one is best), ("default", one is default)) if is_it
         ]
-        words += filter(None, [_why_short(one, goal)])
+        words += filter(None, [_why_not_measured(one, goal)])
         step, against = MISSING, MISSING
         if one.speed:
             step = milliseconds(1e3 * one.speed.step_s)
@@ -125,9 +118,9 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> 
     return text_table("Candidates", rows)
 
 
-def _why_short(one: Entrant, goal: Goal) -> str:
+def _why_not_measured(one: Entrant, goal: Goal) -> str:
     if one.speed:
-        return "beaten: ended after six steady steps" if one.speed.was_beaten else ""
+        return ""
     if one.status != PENDING:
         return f"ended as {one.status}"
     if one.verdict == "oom":
@@ -183,15 +176,12 @@ def _has_mark(one: Entrant) -> bool:
 
 def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> str:
     if best is default:
-        fastest = group.challenger or group.measured[0]
+        fastest = group.measured[0]
         if fastest is default:
             return f"best: the default, {_words(default)}; no measured candidate is faster"
         taken, limit = fastest.pace_s / default.pace_s, sure_share(fastest, default)
         reason = f"only less than {100 * limit:.0f} % is"
-        if (share := confirmed_share(fastest, default)) is not None:
-            reason = f"{_in_turn(fastest, default)} up to {100 * share:.1f} %, and only less than"
-            reason += f" {100 * SURELY_FASTER:.0f} % is"
-        elif taken <= limit:
+        if taken <= limit:
             reason = "their intervals overlap. --set timing=adaptive measures more steps"
         return (
             f"best: the default, {_words(default)}. {_words(fastest)} took {100 * taken:.0f} % of "
@@ -203,18 +193,10 @@ def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> str:
     # From the ends of both intervals.
     low = default.pace_interval_s[0] / best.pace_interval_s[1]
     high = default.pace_interval_s[1] / best.pace_interval_s[0]
-    line += (
-        f": {ratio(default.pace_s / best.pace_s)} [{ratio(low)}, {ratio(high)}] as fast as "
+    return (
+        f"{line}: {ratio(default.pace_s / best.pace_s)} [{ratio(low)}, {ratio(high)}] as fast as "
         f"the default, {_words(default)}"
     )
-    if (share := confirmed_share(best, default)) is not None:
-        line += f". Confirmed: {_in_turn(best, default)} at most {100 * share:.1f} % of its time"
-    return line
-
-
-def _in_turn(one: Entrant, default: Entrant) -> str:
-    rounds = [len(each.speed.rounds_s) for each in (one, default) if each.speed]
-    return f"measured {min(rounds)} times in turn,"
 
 
 def _contributions(group: SearchGroup, best: Entrant) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from itertools import chain, cycle, repeat
@@ -59,7 +58,6 @@ def timed(
     durations_ms: Iterable[float],
     device: str = "cuda",
     looking_in: Sequence[Any] = (),
-    beaten_ms: float = math.inf,
     **params: Any,
 ) -> tuple[Session, Any]:
     """A session whose steps take so long, and the durations of its whole steps by mode."""
@@ -76,7 +74,6 @@ def timed(
         Workload(step, ("forward",), fake, tokens=None),
         MatmulParams.model_validate(params),
         Progress(),
-        beaten_ms=beaten_ms,
     )
     session.on_last_warm_up += looking_in
     samples, facts = list[Sample](), dict[str, Any]()
@@ -207,13 +204,6 @@ def test_the_stopping_limits_of_adaptive_timing_can_be_set(
 ) -> None:
     session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, **limits)
     assert (session.facts["timing_stopped_by"], len(taken["synced"])) == (stopped_by, steps)
-
-
-def test_a_cell_that_is_beaten_stops_early(clock: SimpleNamespace) -> None:
-    durations = chain([500.0], cycle([98.8, 101.2]))
-    session, taken = timed(clock, durations, beaten_ms=98.0, **ADAPTIVE)
-    assert (session.facts["timing_stopped_by"], len(taken["synced"])) == ("beaten", 6)
-    assert len(taken["pipelined"]) == 6
 
 
 def test_nothing_is_pipelined_where_nothing_queues(clock: SimpleNamespace) -> None:
