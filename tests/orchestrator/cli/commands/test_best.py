@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 
 Sweep = Callable[..., Result]
 FULL = str(ROOT / "configs" / "full.yaml")
+HELD = ("--hold", "tokens_per_update=512")
 SMALL = "size=small,context_length=128,pass=forward"
 TINY = """
 name: tiny
@@ -40,7 +41,23 @@ grids:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ([], "best: no axis to search is given. Add --over compile,attention"),
         (["--over", "size"], "--over size: another size is another model"),
+        (["--over", "compile", "--up-to", "9"], "--up-to: needs --largest"),
+        (
+            ["--largest", "batch_size", "--until", "2%"],
+            "--until: cannot be combined with --largest",
+        ),
+        (["--over", "compile", "--confirm", "1"], "'--confirm': 1 is not in the range 2<=x<=100"),
+        (["--over", "compile", "--hold", "tokens=9"], "--hold tokens=9: is not a number of tokens"),
+        (
+            ["--over", "batch_size=2,4", "--hold", "tokens_per_update=128"],
+            "--hold tokens_per_update=128: no candidate divides it. Name a multiple",
+        ),
+        (
+            ["--over", "compile", "--set", "gradient_accumulation=1", *HELD],
+            "--hold: chooses gradient_accumulation itself",
+        ),
         (["--over", "d_head"], "--over d_head: train_step has no such axis"),
         (["--over", "batch_size"], "--over batch_size: has one value"),
         (["--over", "batch_size=4"], "--over batch_size: has one value"),
@@ -119,7 +136,7 @@ def test_a_plan_needs_a_gpu(sweep_here: Sweep) -> None:
     """The tests see no GPU."""
     result = sweep_here("best", FULL, "--where", SMALL, "--over", "compile", "--plan")
     assert result.exit_code == 2
-    assert "for which GPU? This machine has none. Add --gpu H100" in result.stderr
+    assert "for which GPU? This machine has none. Add --gpu 'RTX 5090'" in result.stderr
 
 
 @pytest.mark.process
