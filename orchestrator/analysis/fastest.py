@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pandas as pd
 
+from orchestrator.analysis.axes import Row, each, has_value
 from orchestrator.analysis.cells import valid_attempts
 from orchestrator.analysis.metric_columns import summarise
 from orchestrator.analysis.results import Results
 from orchestrator.analysis.timing_columns import ATTEMPT_KEY, step_attempts
-from orchestrator.store.manifest import marks_of
+from orchestrator.store.manifest import BEST, marks_of
 from tasks.spec.axes import FrozenValues
 
 # A candidate is recommended if its time is at most this share of the default's: what the CPU limits
@@ -235,7 +236,7 @@ class Ranking(Generic[C]):
 
 
 def _changed(one: Contender, other: Contender) -> list[str]:
-    return [name for name, value in one.options.items() if value != other.options[name]]
+    return [name for name, value in one.options.items() if value != other.options.get(name)]
 
 
 def is_surely_faster(one: Contender, other: Contender) -> bool:
@@ -248,3 +249,43 @@ def sure_share(one: Contender, other: Contender) -> float:
     """Return the share of a time below which another one is faster in every process."""
     on_cpu = one.is_cpu_bound or other.is_cpu_bound
     return _SURELY_FASTER_ON_CPU if on_cpu else SURELY_FASTER
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCandidate(Contender):
+    """A candidate of a search in a run. row: of its cell, None if it was not measured.
+
+    reason: why it was not measured; empty if the search expected too little of it.
+    """
+
+    row: Row | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class StoredSearch(Ranking[StoredCandidate]):
+    """A group of the last search of a run. ended: why its search ended; empty if it did not."""
+
+    ended: str = ""
+
+
+def stored_searches(results: Results) -> list[StoredSearch]:
+    """Return the groups of the last `sweep best` of a run, with what its rows show by now."""
+    stored = results.manifest.get(BEST)
+    if not stored:
+        return []
+    speeds = speeds_of(results)
+    rows = {row["cell"]: row for row in each(results.cells)}
+    searches = []
+    for group in stored["groups"]:
+        entrants = []
+        for cell, reason in group["candidates"].items():
+            row = rows.get(cell)
+            options = {name: row[name] for name in stored["over"]} if row else {}
+            tokens = int(row["tokens"]) if row and has_value(row, "tokens") else 1
+            entrants.append(
+                StoredCandidate(options, tokens, speeds.get(cell), row=row, reason=reason)
+            )
+        default = list(group["candidates"]).index(group["default"])
+        searches.append(StoredSearch(tuple(entrants), default, group["ended"]))
+    return searches

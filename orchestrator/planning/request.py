@@ -173,9 +173,11 @@ class SweepRequest:
             "selection": self.selection.to_json(),
             "asked": len(self.expansion.cells),
         }
-        # A search for limits visits other cells; the folder's sweep stays as it was.
-        if self.is_search and "config" in before:
-            sweep = select(before, sweep)
+        # A search asks for few cells of many, and the folder's sweep stays as it was.
+        if self.is_search:
+            del sweep["asked"]
+            if "config" in before:
+                sweep = select(before, (*sweep, "asked"))
         if known := host_gpus or before.get("host_gpus"):
             sweep["host_gpus"] = known
         try:
