@@ -431,3 +431,24 @@ def test_the_folder_has_the_candidates_and_why_some_were_not_measured(
     # A later command leaves it as it is.
     go(request_for(write_config(ADAPTIVE), [], [], tmp_path / "out"), FakeScheduler(Steps()))
     assert Run(tmp_path / "out").read_manifest()["best"] == stored
+
+
+def test_no_cell_that_is_predicted_not_to_fit_reaches_the_scheduler(
+    write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predicted(groups: list[SearchGroup], *_: object) -> list[SearchGroup]:
+        (group,) = groups
+        verdicts = {"sdpa": "oom", "naive": "fits"}
+        entrants = [
+            replace(one, verdict=verdicts[str(one.options["attention"])])  # type: ignore[arg-type]
+            for one in group.entrants
+        ]
+        return [replace(group, entrants=tuple(entrants))]
+
+    monkeypatch.setattr(best_search, "predict_groups", predicted)
+    steps, goal = Steps(), Goal(("attention", "optimizer"), until=0.0, confirm=2, try_perhaps=True)
+    found = searched(write_config, tmp_path / "out", goal, steps)
+    assert {name.split()[0] for name, _ in steps.begun} == {"naive"}
+    assert words(found.groups[0].winner) == "naive fused"
+    reasons = Run(tmp_path / "out").read_manifest()["best"]["groups"][0]["candidates"].values()
+    assert sorted(reasons) == ["", "", "", *["does not fit"] * 3]

@@ -215,7 +215,7 @@ def test_lengths_between_the_limits_are_reported_as_undecided(
     found = find_limits(request, CONTEXT, CARD, runtime_with(tiny=largest) if largest else None)
     footer = (
         "between `fits up to` and `OOM from`: predicted within 3 % of the limit, undecided; "
-        "on the GPU itself --confirm measures it"
+        "to measure it on the GPU itself: sweep best --largest context_length"
     )
     assert (footer in list(describe_limits(request, found, CONTEXT, Screen()))) is is_reported
 

@@ -44,7 +44,9 @@ def measured(attempt: Attempt) -> Outcome:
         Sample("timing", "duration", "ms", step_ms + 0.01 * step, "synced", "step", step)
         for step in range(7)
     ]
-    samples.append(Sample("memory", "peak_allocated_bytes", "bytes", gib * GIB, "steady", "backward"))
+    samples.append(
+        Sample("memory", "peak_allocated_bytes", "bytes", gib * GIB, "steady", "backward")
+    )
     facts = {"host": "one", "tokens": 64}
     return Outcome(attempt, Status.OK, "", "", {}, facts, tuple(samples), 1.7e9, 2.0)
 
