@@ -67,7 +67,7 @@ _OF_LARGEST = ("granularity", "up_to")
     "--confirm",
     type=click.IntRange(2, 100),
     metavar="N",
-    help="Then measure the answer and the default N times alternately. 3 is enough for most.",
+    help="Then measure the answer and the default N times alternately.",
 )
 @click.option(
     "--largest",
@@ -120,7 +120,7 @@ def _require_one_search(largest: str | None) -> None:
             raise ConfigError(f"{parameter.opts[0]}: {with_what} --largest", remedy)
     if not largest and not context.params["over"]:
         raise ConfigError(
-            "best: no axis to search is given",
+            "no axis to search is given",
             "Add --over compile,attention or --largest batch_size",
         )
 

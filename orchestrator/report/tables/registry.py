@@ -71,12 +71,12 @@ _NUMERICS: tuple[Table, ...] = (
 )
 
 TABLES: tuple[Table, ...] = (
-    BEST_TABLE,
     *TIMING_TABLES,
     ATTENTION,
     ATTENTION_MEMORY,
     *MEMORY_TABLES,
     TRADEOFFS,
+    BEST_TABLE,
     *KERNEL_TABLES,
     *PARALLEL_TABLES,
     *_NUMERICS,

@@ -43,7 +43,7 @@ grids:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "best: no axis to search is given. Add --over compile,attention"),
+        ([], "sweep: no axis to search is given. Add --over compile,attention"),
         (["--over", "size"], "--over size: another size is another model"),
         (["--over", "compile", "--up-to", "9"], "--up-to: needs --largest"),
         (
