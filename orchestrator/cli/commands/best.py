@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from orchestrator.cli.commands.capacity import ANY_SIZE, AXES, print_limits
+from orchestrator.cli.commands.capacity import ANY_SIZE, AXES, print_limits, refuse_named_gpu
 from orchestrator.cli.commands.option_types import Gpu, Percentage, TokensPerUpdate
 from orchestrator.cli.commands.options import (
     CONFIG_OPTIONS,
@@ -22,7 +22,6 @@ from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.output import say
 from orchestrator.common.text import counted, shell_path, value_text
-from orchestrator.common.units import GIB
 
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel
@@ -95,15 +94,11 @@ def best(**chosen: Any) -> None:
 
     Example: sweep best configs/full.yaml --over precision,compile --where size=medium
     """
-    gpu, is_plan = chosen["gpu"], chosen["is_plan"]
-    if gpu is not None and not is_plan:
-        raise ConfigError(
-            "--gpu: a search measures on the GPU of this machine, not on a named one",
-            f"Add --plan, or use --set memory_limit_gib={gpu.usable_bytes / GIB:.1f} instead",
-        )
+    if not chosen["is_plan"]:
+        refuse_named_gpu(chosen["gpu"])
     _require_one_search(chosen["largest"])
     if chosen["largest"]:
-        print_limits(chosen["largest"], chosen, measures=not is_plan)
+        print_limits(chosen["largest"], chosen, measures=not chosen["is_plan"])
     else:
         _print_best(chosen)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,9 @@ from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.output import say
 from orchestrator.common.units import GIB
+
+if TYPE_CHECKING:
+    from orchestrator.hardware.gpu_catalog import GpuModel
 
 # The axes along which the largest value is searched, with the default of --granularity and --up-to.
 AXES = {"context_length": (128, 131072), "batch_size": (1, 4096)}
@@ -80,6 +84,15 @@ def max_batch(**chosen: object) -> None:
     print_limits("batch_size", chosen, bool(chosen["confirm"]))
 
 
+def refuse_named_gpu(gpu: GpuModel | None) -> None:
+    """Raise ConfigError if a GPU was named for a command that measures."""
+    if gpu is not None:
+        raise ConfigError(
+            "--gpu: a search measures on the GPU of this machine, not on a named one",
+            f"Predict only, or use --set memory_limit_gib={gpu.usable_bytes / GIB:.1f} instead",
+        )
+
+
 def print_limits(axis: str, chosen: Chosen, measures: bool) -> None:
     """Find and print the limits along an axis, and exit with 1 if one was not found.
 
@@ -96,11 +109,8 @@ def print_limits(axis: str, chosen: Chosen, measures: bool) -> None:
     from orchestrator.sweep.pipeline import Runtime
 
     gpu = chosen["gpu"]
-    if measures and gpu is not None:
-        raise ConfigError(
-            "--confirm: measures on the GPU of this machine, not on a named one",
-            f"Use --set memory_limit_gib={gpu.usable_bytes / GIB:.1f} instead of --gpu",
-        )
+    if measures:
+        refuse_named_gpu(gpu)
     request = parse_request(chosen)
     cells = request.expansion.cells
     # Predicting takes minutes: a missing GPU is reported before. A cluster is not known yet.

@@ -45,15 +45,15 @@ def describe_best(
             yield f"{label(group.entrants[group.default].cell)}:"
         expected_s = search.expected_s(number)
         yield dense_table_text(_candidates(group, expected_s, goal), screen, "search fewer axes")
-        best = group.winner
+        best, step = group.winner, search.next(number)
         if best:
             yield from _sentences(group, best, found.ends[number], goal)
             folder = shell_path(str(request.run))
             yield f"its parameters and measurements: sweep show {folder} {best.cell.id}"
-            continue
-        step = search.next(number)
         if step.entrant is not None:
             yield _not_yet(request, group.entrants[step.entrant], group, goal, found.gpu)
+        elif best:
+            continue
         elif any(one.status not in (PENDING, *OUT_OF_MEMORY) for one in group.entrants):
             folder = shell_path(str(request.run))
             yield f"no answer: no candidate has a measured step. See sweep status {folder}"
@@ -131,9 +131,10 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> 
 def _not_yet(
     request: SweepRequest, first: Entrant, group: SearchGroup, goal: Goal, gpu: GpuModel | None
 ) -> str:
-    """Return how many candidates may be measured, and how long the first one is expected to take."""
+    """Return how many candidates may be measured, and how long the next one is expected to take."""
     count = sum(may_run(one, goal) for one in group.entrants)
-    line = f"no answer yet: {count} of {counted(len(group.entrants), 'candidate')} may be measured"
+    line = "not finished" if group.measured else "no answer yet"
+    line += f": {count} of {counted(len(group.entrants), 'candidate')} may be measured"
     line += f"; next: {_words(first)}"
     states = read_states(request.run) if request.run.exists else {}
     conditions = DurationConditions.of(request.settings, gpu.device if gpu else None)

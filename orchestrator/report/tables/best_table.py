@@ -31,7 +31,7 @@ def _best_rows(results: Results) -> TableGrid:
         best = search.winner
         if best is not None and best.row is not None:
             found.append((best.row, _entries(search, best)))
-    return layouts.grid_of(key_axes(results, without=over), found, ["best"])
+    return layouts.grid_of(key_axes(results, without=over), found, label="best")
 
 
 def _entries(search: StoredSearch, best: StoredCandidate) -> dict[str, Entry]:

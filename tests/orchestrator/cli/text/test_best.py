@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,11 @@ def test_the_best_and_what_its_options_add() -> None:
         "measured 3 of 6 candidates",
     ):
         assert line in lines
-    assert lines[-1].startswith("its parameters and measurements: sweep show run ")
+    assert lines[-2].startswith("its parameters and measurements: sweep show run ")
+    assert re.fullmatch(
+        r"not finished: 3 of 6 candidates may be measured; next: precision=\w+ compile=\w+",
+        lines[-1],
+    )
 
 
 def test_a_difference_that_may_be_noise_is_named() -> None:
