@@ -22,10 +22,11 @@ import pandas as pd
 from tabulate import tabulate
 
 from orchestrator import api
+from orchestrator.analysis.fastest import Speed
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.request import resolve_again
 from orchestrator.store.open import open_run
-from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, Speed, make_groups
+from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, make_groups
 from orchestrator.sweep.best_search import BestSearch, predict_groups
 
 OVER = ("precision", "compile")

@@ -246,7 +246,15 @@ def _run_stages(here: Rank, journal: Journal, evidence: dict[str, object]) -> No
     require_precision(params)
     # Artifacts are those of the first rank.
     folder = None if here.by_hand or here.rank else attempt.path
-    session = Session(built, params, progress, group, folder=folder, evidence=evidence)
+    session = Session(
+        built,
+        params,
+        progress,
+        group,
+        beaten_ms=attempt.settings.beaten_ms,
+        folder=folder,
+        evidence=evidence,
+    )
     checks = StageChecks(session, settings)
     is_warm = False
     for stage in stages_of(attempt.settings.instruments):

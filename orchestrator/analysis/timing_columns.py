@@ -114,6 +114,17 @@ def interval_wide(cells: pd.DataFrame) -> pd.Series[bool]:
 
 
 @derived(
+    "timing_beaten",
+    "true if `sweep best` ended the timing early, because the steps were slower than the best",
+    needs=("timing_stopped_by",),
+)
+def timing_beaten(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each cell if its timing ended early, null for other than adaptive timing."""
+    stopped_by = cells["timing_stopped_by"]
+    return (stopped_by == "beaten").astype("boolean").where(stopped_by.notna())
+
+
+@derived(
     "compile_cost_ms",
     "`compile_total_ms` less the same number of steps that are not compiled",
     "ms",

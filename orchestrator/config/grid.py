@@ -22,7 +22,7 @@ from orchestrator.config.grid_checks import (
     task_params,
 )
 from orchestrator.config.schema import Grid, SweepConfig
-from orchestrator.config.selection import CELL, Selection, choose_sample, matches
+from orchestrator.config.selection import CELL, TOKENS, Selection, choose_sample, matches
 from orchestrator.config.yaml_source import KeyPath, Source, config_error, explain_unknown_key
 from tasks.spec.axes import Values, leave_out, select
 from tasks.spec.cell import Cell, dotted_values
@@ -123,7 +123,7 @@ def _empty_grid(config: SweepConfig, source: Source, selection: Selection) -> Co
         if present[name].keys().isdisjoint(texts):
             problem = f"{source.name}: no cell has {name}={'|'.join(texts)}"
             remedy = f"The config has {', '.join(present[name])}"
-            if name not in ("task", CELL, *selection.set):
+            if name not in ("task", CELL, TOKENS, *selection.set):
                 option = shell_word(f"{name}={','.join(texts)}")
                 remedy += f". To use another value: --set {option}"
             return ConfigError(problem, remedy)
@@ -223,7 +223,8 @@ def _nested(values: Values) -> Values:
 
 
 def _condition_values(cell: Cell) -> Values:
-    return {**cell.params.values(), "task": cell.task, CELL: cell.id}
+    values = {**cell.params.values(), "task": cell.task, CELL: cell.id}
+    return values | {TOKENS: getattr(cell.params, "tokens", None)}
 
 
 def _place_in_file(grid: Grid, at: KeyPath, written: Values, loc: KeyPath) -> KeyPath:

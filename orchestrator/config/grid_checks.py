@@ -21,7 +21,7 @@ from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import counted
 from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_axis
 from orchestrator.config.schema import Grid, SweepConfig
-from orchestrator.config.selection import CELL, Selection
+from orchestrator.config.selection import CELL, TOKENS, Selection
 from orchestrator.config.yaml_source import KeyPath, Source, config_error
 from tasks.spec.axes import V, Values, select
 from tasks.spec.messages import shorten
@@ -61,7 +61,7 @@ def check_selection(config: SweepConfig, selection: Selection) -> None:
     """Raise ConfigError for an axis, or a value of one, that no task of the sweep allows."""
     for option, selected in (("--set", selection.set), ("--where", selection.where)):
         for name in selected:
-            is_of_cell = option == "--where" and name in ("task", CELL)
+            is_of_cell = option == "--where" and name in ("task", CELL, TOKENS)
             if not _grids_with(config, name) and not is_of_cell:
                 where = f"{option} {shorten(name, LONGEST_VALUE)}"
                 problem = f"{where}: no task of this sweep has such an axis"

@@ -18,6 +18,7 @@ from tasks.spec.cell import Cell
 from tasks.spec.messages import shorten
 
 CELL = "cell"  # in a condition: the id of a cell
+TOKENS = "tokens_per_update"  # in a condition: micro-batch x accumulation x context length
 # How each option is written, by the separator of its values.
 _FORMS = {
     ",": "Name one or several values as axis=value,value",

@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 
 from orchestrator.planning.cell_decisions import Plan
 from orchestrator.planning.duration_estimate import (
@@ -137,14 +138,20 @@ class AttemptQueue:
 
     A scheduler iterates over it and may stop at any time. Outcomes go to `finished`.
     deadline: on the monotonic clock; what would not end before it is skipped. None: no limit.
+    beaten_ms: see `Settings`, by the id of a cell.
     """
 
     def __init__(
-        self, plan: Plan, run: Run, settings: Settings, deadline: float | None = None
+        self,
+        plan: Plan,
+        run: Run,
+        settings: Settings,
+        deadline: float | None = None,
+        beaten_ms: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._plan = plan
         self._run = run
-        self._settings = settings
+        self._settings, self._beaten_ms = settings, beaten_ms
         self._numbers: Counter[str] = Counter(run.highest_attempts())  # of the last attempts
         for cell, state in plan.states.items():
             self._numbers[cell] = max(self._numbers[cell], state.last_number)
@@ -271,7 +278,8 @@ class AttemptQueue:
         self._numbers[cell.id] += 1
         number = self._numbers[cell.id]
         folder = str(self._run.attempt_folder(cell.id, number))
-        return Attempt(cell, number, folder, self._settings)
+        settings = replace(self._settings, beaten_ms=self._beaten_ms.get(cell.id))
+        return Attempt(cell, number, folder, settings)
 
     def _leave_out(self, cell: Cell) -> bool:
         """Return True, and remove it, if a waiting cell is not to be measured now."""

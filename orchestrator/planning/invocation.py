@@ -29,6 +29,7 @@ UNMEASURED = (PENDING, INCOMPLETE)
 QUALITY_FLAGS: Mapping[str, str] = {
     "cpu-contended": "cpu_contended",
     "interval-wide": "interval_wide",
+    "beaten": "timing_beaten",
 }
 
 _STORED = ("infer_oom", "repeat", "retry", "only", "fresh")  # keys of run.json

@@ -33,7 +33,7 @@ from orchestrator.planning.invocation import (
 )
 from orchestrator.planning.named_modules import require_modules
 from orchestrator.store.layout import MODELS
-from orchestrator.store.manifest import require_sweep
+from orchestrator.store.manifest import BEST, require_sweep
 from orchestrator.store.open import open_run
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
@@ -58,7 +58,8 @@ def import_paths(config: Path, run: Run, models: Iterable[str]) -> tuple[str, ..
 class SweepRequest:
     """Everything that a command asks for: cells of a config, how to measure them, and the folder.
 
-    is_search: the cells are steps of a search for a limit, and not the sweep of the folder.
+    is_search: the cells are steps of a search, and not the sweep of the folder.
+    beaten_ms: by the id of a cell, see `Settings`.
     """
 
     config: SweepConfig
@@ -69,6 +70,7 @@ class SweepRequest:
     options: RunOptions = field(default_factory=RunOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     is_search: bool = False
+    beaten_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def import_paths(self) -> tuple[str, ...]:
@@ -129,7 +131,8 @@ class SweepRequest:
         return Invocation(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             command=current_command(),
-            choice=self.options.to_json(),
+            # A search repeats cells to confirm its answer, and not those of the folder's sweep.
+            choice=(RunOptions() if self.is_search else self.options).to_json(),
             skips=self.execution.skip_predicted_oom,
             commit=git_commit(),
             program_source=program_source(),
@@ -175,9 +178,11 @@ class SweepRequest:
             "selection": self.selection.to_json(),
             "asked": len(self.expansion.cells),
         }
-        # A search for limits visits other cells; the folder's sweep stays as it was.
-        if self.is_search and "config" in before:
-            sweep = select(before, sweep)
+        # A search asks for few cells of many, and the folder's sweep stays as it was.
+        if self.is_search:
+            del sweep["asked"]
+            if "config" in before:
+                sweep = select(before, (*sweep, "asked"))
         if known := host_gpus or before.get("host_gpus"):
             sweep["host_gpus"] = known
         try:
@@ -196,6 +201,7 @@ class SweepRequest:
             # A report hides axes at their default, and later versions may have other defaults.
             "defaults": {**before.get("defaults", {}), **defaults},
             "invocations": [*before.get("invocations", []), vars(invocation)],
+            **select(before, [BEST]),
         }
 
 

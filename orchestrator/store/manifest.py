@@ -17,6 +17,7 @@ from orchestrator.store.untrusted_files import DAMAGED
 Manifest: TypeAlias = dict[str, Any]
 
 MANIFEST_FILE = "run.json"
+BEST = "best"  # its key with the candidates of the last `sweep best`
 RESTORED_BY = "`sweep run` with the same config writes it again"
 RESTORE_MANIFEST = f"Restore it, or move it away: {RESTORED_BY}"
 _REQUIRED_FOR_SWEEP = ("name", "config", "config_path", "selection", "invocations")
@@ -45,6 +46,17 @@ class _Choice(_Stored):
 
 class _Asked(_Stored):  # of older versions
     choice: _Choice
+
+
+class _Group(_Stored):  # of `sweep best`
+    default: _Text
+    candidates: dict[_Text, _Text]  # why each was not measured
+    ended: _Text
+
+
+class _Best(_Stored):
+    over: list[_Text]
+    groups: list[_Group]
 
 
 class _Invocation(_Stored):
@@ -80,6 +92,7 @@ class StoredManifest(_Stored):
     host_gpus: list[dict[_Text, int]] = []  # of hosts of the last command, by the names of GPUs
     defaults: dict[_Text, _Object] = {}
     invocations: list[_Invocation] = []
+    best: _Best = _Best(over=[], groups=[])
 
 
 def require_sweep(manifest: Manifest, run: object) -> None:
@@ -91,3 +104,12 @@ def require_sweep(manifest: Manifest, run: object) -> None:
     for name in _REQUIRED_FOR_SWEEP:
         if name not in manifest:
             raise RunError(f"{run}/{MANIFEST_FILE}: {DAMAGED}: it has no {name}", RESTORE_MANIFEST)
+
+
+def marks_of(manifest: Manifest) -> dict[str, list[int]]:
+    """Return the marks of `--fresh` and `--retry` by cell (see `cell_state`)."""
+    marks: dict[str, list[int]] = {}
+    for invocation in manifest.get("invocations", []):
+        for cell, number in invocation.get("marks", {}).items():
+            marks.setdefault(cell, []).append(number)
+    return marks

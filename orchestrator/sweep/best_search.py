@@ -1,18 +1,17 @@
 """Find the fastest configuration: measure few cells, each chosen by what it may gain.
 
-There is no state: every decision follows from the rows of the run and from the arguments, so that
-an interrupted search is continued, and no cell is measured twice.
+Every decision follows from the rows of the run and from the arguments (see search_loop.py).
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from orchestrator.analysis.fastest import SURELY_FASTER, speeds_of
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
@@ -21,25 +20,27 @@ from orchestrator.planning.duration_estimate import guess_step
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.request import SweepRequest
 from orchestrator.planning.speed_model import Candidate, SpeedModel, expected_gain
-from orchestrator.store.cell_state import CellState, read_states
-from orchestrator.sweep.best_groups import (
-    SURELY_FASTER,
-    Entrant,
-    Goal,
-    SearchGroup,
-    Speed,
-    make_groups,
-)
-from orchestrator.sweep.capacity_search import SharedScheduler, with_time_left
+from orchestrator.store.cell_state import PENDING, CellState, read_states
+from orchestrator.store.manifest import BEST
+from orchestrator.store.open import open_for_writing
+from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, make_groups
 from orchestrator.sweep.outcome_log import SweepResult
-from orchestrator.sweep.pipeline import Runtime, run_sweep
+from orchestrator.sweep.pipeline import Runtime
+from orchestrator.sweep.search_loop import run_search
 from tasks.prediction.records import predictable
+from tasks.spec.axes import Values
 from tasks.spec.cell import Cell
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import OUT_OF_MEMORY, Status
 
 _SETTLED = {Status.OK, Status.SKIPPED, *OUT_OF_MEMORY}
 _SURELY_FITS = (None, "fits")  # None: nothing can be predicted
+_BEATEN = 1.10  # share of the best step
+_UNSURE = {
+    "borderline": "within 3 % of the limit",
+    "perhaps": "may not fit",
+    "unlikely": "hardly fits",
+}
 
 
 @dataclass(frozen=True)
@@ -168,33 +169,109 @@ def find_best(
     groups = predict_groups(groups, gpu, request.import_paths)
     # A plan may be for another GPU than the one that the folder has results of.
     planned = gpu if runtime is None else None
-    groups = _with_speeds(request, groups, gpu=planned)
-    result, started_s = None, time.monotonic()
-    if runtime is not None:
-        with SharedScheduler(runtime.open_scheduler) as scheduler:
-            shared = replace(runtime, open_scheduler=scheduler.opened)
-            while chosen := BestSearch(groups, goal).round(slots):
-                # A cell may be a candidate of several groups.
-                cells = dict.fromkeys(groups[number].entrants[one].cell for number, one in chosen)
-                # The GPUs of a cluster are known only when a cell starts there.
-                execution = replace(
-                    with_time_left(request.execution, started_s), skip_predicted_oom=True
-                )
-                step = replace(
-                    request,
-                    expansion=Expansion(tuple(cells)),
-                    execution=execution,
-                    is_search=True,
-                )
-                result = run_sweep(step, shared)
-                # Cells that did not start are left to another command.
-                tried = [] if result.is_cut_short else [cell.id for cell in cells]
-                groups = _with_speeds(request, groups, tried)
-                if result.is_cut_short:
-                    break
-    search = BestSearch(groups, goal)
+    running = _RunningSearch(request, goal, slots, _with_speeds(request, groups, gpu=planned))
+    result = run_search(runtime, running.next_step) if runtime is not None else None
+    search = BestSearch(running.groups, goal)
     ends = tuple(search.next(number).reason for number in range(len(groups)))
-    return BestFound(tuple(groups), ends, gpu, result)
+    found = BestFound(tuple(running.groups), ends, gpu, result)
+    if runtime is not None and request.run.exists:
+        with open_for_writing(request.run, request.execution.take_over) as writer:
+            writer.write_manifest({**writer.read_manifest(), BEST: _record(found, goal)})
+    return found
+
+
+def _record(found: BestFound, goal: Goal) -> Values:
+    """Return what run.json holds of a search: its candidates, and why some were not measured."""
+    groups = []
+    for group, end in zip(found.groups, found.ends, strict=True):
+        candidates = {one.cell.id: why_not_measured(one, goal) for one in group.entrants}
+        default = group.entrants[group.default].cell.id
+        groups.append({"default": default, "candidates": candidates, "ended": end})
+    return {"over": list(goal.over), "groups": groups}
+
+
+def why_not_measured(one: Entrant, goal: Goal) -> str:
+    """Return why an entrant has no measured step; empty if its expected gain was too small."""
+    if one.speed:
+        return ""
+    if one.status != PENDING:
+        return f"ended as {one.status}"
+    if one.verdict == "oom":
+        return "does not fit"
+    if one.verdict in _UNSURE:
+        remedy = "" if goal.try_perhaps else ": --try-perhaps measures it"
+        return _UNSURE[one.verdict] + remedy
+    return "was not measured" if one.was_tried else ""
+
+
+@dataclass
+class _RunningSearch:
+    """A search and its groups, which have what was measured so far.
+
+    round: the last one in which answers were confirmed.
+    """
+
+    request: SweepRequest
+    goal: Goal
+    slots: int
+    groups: list[SearchGroup]
+    round: int = 0
+
+    def next_step(self, tried: Collection[str]) -> SweepRequest | None:
+        """Return a request for the cells that are measured next."""
+        self.groups = _with_speeds(self.request, self.groups, tried)
+        chosen = BestSearch(self.groups, self.goal).round(self.slots)
+        # A cell may be a candidate of several groups.
+        cells = dict.fromkeys(self.groups[number].entrants[one].cell for number, one in chosen)
+        limits_ms, options = beaten_limits_ms(self.groups), self.request.options
+        if not cells:
+            self.round, pairs = next_round(self.groups, self.goal, self.round)
+            cells, limits_ms = dict.fromkeys(pairs), {}
+            options = replace(options, repeat=1 + self.round)
+        if not cells:
+            return None
+        return replace(
+            self.request,
+            expansion=Expansion(tuple(cells)),
+            options=options,
+            # The GPUs of a cluster are known only when a cell starts there.
+            execution=replace(self.request.execution, skip_predicted_oom=True),
+            beaten_ms=limits_ms,
+        )
+
+
+def beaten_limits_ms(groups: Iterable[SearchGroup]) -> dict[str, float]:
+    """Return by cell the step above which it is beaten: 110 % of the best, of each of its groups."""
+    limits_ms: dict[str, float] = {}
+    for group in groups:
+        # The synced steps of a cell are compared with those of another one: they take longer.
+        paces = [
+            (one.speed.synced_s or one.speed.step_s) / one.tokens
+            for one in group.entrants
+            if one.speed
+        ]
+        best_s = min(paces, default=math.inf)
+        for one in group.entrants:
+            limit_ms = 1e3 * _BEATEN * best_s * one.tokens
+            limits_ms[one.cell.id] = max(limit_ms, limits_ms.get(one.cell.id, 0.0))
+    return {cell: limit_ms for cell, limit_ms in limits_ms.items() if limit_ms < math.inf}
+
+
+def next_round(groups: Iterable[SearchGroup], goal: Goal, last: int) -> tuple[int, list[Cell]]:
+    """Return the next round that confirms answers, and its cells: each answer and its default.
+
+    last: number of the last round. Groups that do not have it are left out: it was not measured.
+    """
+    pairs: dict[int, list[Cell]] = {}  # by the number of rounds that are done
+    for group in groups:
+        pair = [one for one in (group.challenger, group.entrants[group.default]) if one]
+        rounds = [len(one.speed.rounds) for one in pair if one.speed]
+        if len(rounds) == 2 and last <= min(rounds) < goal.confirm:
+            pairs.setdefault(min(rounds), []).extend(one.cell for one in pair)
+    if not pairs:
+        return last, []
+    done = min(pairs)
+    return done + 1, pairs[done]
 
 
 def predict_groups(
@@ -232,7 +309,7 @@ def predict_groups(
 def _with_speeds(
     request: SweepRequest,
     groups: Sequence[SearchGroup],
-    tried: Container[str] = (),
+    tried: Collection[str] = (),
     gpu: GpuModel | None = None,
 ) -> list[SearchGroup]:
     """Return the groups with what the run has measured. Raise ConfigError.
@@ -241,26 +318,20 @@ def _with_speeds(
     """
     if not request.run.exists:
         return list(groups)
-    rows = {row["cell"]: row for row in load_results(request.run).cells.to_dict("records")}
-    states = read_states(request.run)
-    gpus = {cell: row["gpu"] for cell, row in rows.items() if isinstance(row.get("gpu"), str)}
+    results, states = load_results(request.run), read_states(request.run)
+    rows = results.cells.to_dict("records")
+    gpus = {row["cell"]: row["gpu"] for row in rows if isinstance(row.get("gpu"), str)}
+    speeds = speeds_of(results)
 
     def complete(one: Entrant) -> Entrant:
         if gpu is not None and gpus.get(one.cell.id, gpu.device) != gpu.device:
             return one
-        row, status = rows.get(one.cell.id, {}), states.get(one.cell.id, CellState()).status
-        one = replace(one, was_tried=one.was_tried or one.cell.id in tried, status=status)
-        step_ms = _number(row.get("step_ms_median"), 0.0)
-        if status != Status.OK or not step_ms:
-            return one
-        speed = Speed(
-            step_ms / 1e3,
-            _number(row.get("step_ms_ci_low"), step_ms) / 1e3,
-            _number(row.get("step_ms_ci_high"), step_ms) / 1e3,
-            row.get("cpu_bound") is True or one.cell.params.device == "cpu",
-            _number(row.get("peak_allocated_bytes"), None),
+        return replace(
+            one,
+            was_tried=one.was_tried or one.cell.id in tried,
+            status=states.get(one.cell.id, CellState()).status,
+            speed=speeds.get(one.cell.id),
         )
-        return replace(one, speed=speed)
 
     for group in groups:
         kinds = sorted({gpus[one.cell.id] for one in group.entrants if one.cell.id in gpus})
@@ -271,11 +342,6 @@ def _with_speeds(
                 "Name another folder with --out",
             )
     return _replaced(groups, complete)
-
-
-def _number(value: object, otherwise: float | None) -> float:
-    is_known = isinstance(value, int | float) and not math.isnan(value)
-    return value if is_known else otherwise  # type: ignore[return-value]
 
 
 def _replaced(

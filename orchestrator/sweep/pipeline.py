@@ -80,7 +80,8 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         plan = plan_request(request, invocation)
         if plan.states:
             check_prior_results(request, plan, invocation, notify)
-        queue = AttemptQueue(plan, request.run, request.settings, interruption.deadline)
+        deadline, beaten_ms = interruption.deadline, request.beaten_ms
+        queue = AttemptQueue(plan, request.run, request.settings, deadline, beaten_ms)
         log = OutcomeLog(writer, invocation)
         preflight, error = Preflight(), None  # these stay if a signal comes first
         if plan.to_run:

@@ -37,6 +37,7 @@ class Session:
     kernels: list[KernelRow] = field(default_factory=list)
     allocations: list[AllocationRow] = field(default_factory=list)
     live: list[LiveRow] = field(default_factory=list)
+    beaten_ms: float | None = None  # see Settings
     folder: Path | None = None  # for artifacts; None if the cell is measured by hand
     # Functions that are called with the error that ends a stage; they fill the evidence.
     on_error: list[Callable[[Exception], None]] = field(default_factory=list)

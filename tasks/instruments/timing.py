@@ -239,7 +239,8 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
 
     Unsteady steps count as warm-up.
     """
-    measured, cold = StepDurations(rule), _cold_steps(session)
+    measured = StepDurations(rule, session.beaten_ms)
+    cold = _cold_steps(session)
     steps: list[list[Sample]] = []
     with uncollected():
         while session.agree(measured.stopped_by) is None:

@@ -42,6 +42,7 @@ class Settings:
     host_memory_gib: limit on the resident set. import_paths: appended to `sys.path`.
     start_method: None: forked if possible. cores: the process is restricted to these; None: all.
     collective_timeout_s: for ranks to arrive at a collective, from the end of the warm-up on.
+    beaten_ms: adaptive timing ends early if every synced step is slower; None: never.
     """
 
     timeout_s: float = 600.0
@@ -52,6 +53,7 @@ class Settings:
     start_method: StartMethod | None = None
     cores: tuple[int, ...] | None = None
     collective_timeout_s: float = 60.0
+    beaten_ms: float | None = None
 
     @classmethod
     def from_json(cls, stored: Values) -> Settings:

@@ -88,7 +88,11 @@ _CELL_FACTS = (
     _int("attention_matmul_flops", doc="products of attention, as `softmax_flops`", unit="FLOP"),
     # Adaptive timing.
     _int("timing_warmup_steps", doc="adaptive timing: synced steps that were warm-up"),
-    _text("timing_stopped_by", doc="adaptive timing: half-width, out of reach, steps or seconds"),
+    _text(
+        "timing_stopped_by",
+        doc="adaptive timing: half-width, out of reach, steps or seconds; beaten: `sweep best` had"
+        " measured a faster cell",
+    ),
     _text("timing_pipelined", doc="adaptive timing: pipelined steps `as synced`, or `measured`"),
     _float("timing_half_width", doc="adaptive timing: half-width reached, over the median"),
     _bytes(

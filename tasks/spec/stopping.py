@@ -16,7 +16,7 @@ from typing import Literal
 from tasks.spec.order_statistics import FEWEST, half_width
 from tasks.spec.parameters import StopRule
 
-StoppedBy = Literal["half-width", "out of reach", "steps", "seconds"]
+StoppedBy = Literal["half-width", "out of reach", "steps", "seconds", "beaten"]
 
 # Without these, six very short steps would end before the GPU's clocks have risen. The values are
 # those of triton.testing.do_bench: 25 ms of warm-up, then 100 ms.
@@ -30,6 +30,9 @@ STEADY = 0.02
 # would then cover the median in 92 % of cases, and in 94 % with these looks
 # (tests/tasks/spec/test_stopping.py).
 _BETWEEN_LOOKS = 1.5
+# Steady steps after which a cell ends if each is slower than a limit. If the median of independent
+# steps were below it, the chance of that would be 1 in 32.
+BEATEN_STEPS = 5
 _MAD_TO_SD = 1.4826  # standard deviation over median absolute deviation, of normal samples
 # Half-width of a 95 % interval of the median over the samples' standard deviation, times √n: the
 # standard error of a median of normal samples is √(π/2) times that of the mean.
@@ -41,9 +44,11 @@ class StepDurations:
     """Durations of the steps after the first one, in ms, and the decision to stop.
 
     The interval is examined when there are 6, 9, 14, 21, 32, 48, 72, … steps, and at the end.
+    beaten_ms: measuring also ends when there are five steady steps and all are slower.
     """
 
     rule: StopRule
+    beaten_ms: float | None = None
     durations: list[float] = field(default_factory=list)
     stopped_by: StoppedBy | None = None
     _next_look: int = FEWEST
@@ -54,14 +59,17 @@ class StepDurations:
 
     @property
     def warm_up(self) -> int:
-        """Number of first steps that are warm-up, such that at least six others remain."""
-        return warm_up_steps(self.durations, leaving=FEWEST)
+        """Number of first steps that are warm-up, such that at least six others remain, or five."""
+        fewest = BEATEN_STEPS if self.stopped_by == "beaten" else FEWEST
+        return warm_up_steps(self.durations, leaving=fewest)
 
     @property
     def steady(self) -> list[float]:
         return self.durations[self.warm_up :]
 
     def _stop_reason(self) -> StoppedBy | None:
+        if self.beaten_ms is not None and self._is_beaten(self.beaten_ms):
+            return "beaten"
         if self._is_time_to_look():
             if half_width(self._so_far) <= self.rule.half_width:
                 return "half-width"
@@ -72,6 +80,15 @@ class StepDurations:
         if limit and self._is_narrow_at_the_end():
             return "half-width"
         return limit
+
+    def _is_beaten(self, limit_ms: float) -> bool:
+        # This check comes first because it is cheap.
+        last = self.durations[-BEATEN_STEPS:]
+        if len(last) < BEATEN_STEPS or min(last) <= limit_ms:
+            return False
+        steady = self._so_far
+        enough = len(steady) >= BEATEN_STEPS and sum(steady) >= LEAST_MEASURED_MS
+        return enough and min(steady) > limit_ms
 
     def _limit(self) -> StoppedBy | None:
         measured = len(self.durations) - _before_clocks_rise(self.durations)

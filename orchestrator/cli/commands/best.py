@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from orchestrator.cli.commands.option_types import Gpu, Percentage
+from orchestrator.cli.commands.capacity import ANY_SIZE, AXES, print_limits, refuse_named_gpu
+from orchestrator.cli.commands.option_types import Gpu, Percentage, TokensPerUpdate
 from orchestrator.cli.commands.options import (
     CONFIG_OPTIONS,
     EXECUTION_OPTIONS,
@@ -20,7 +22,6 @@ from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.output import say
 from orchestrator.common.text import counted, shell_path, value_text
-from orchestrator.common.units import GIB
 
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
     from tasks.spec.cell import Cell
 
 
+# Options of one of the two searches, by parameter.
+_OF_FASTEST = ("over", "defaults", "hold", "until", "confirm", "try_perhaps", "write")
+_OF_LARGEST = ("granularity", "up_to")
+
+
 @click.command(params=[*CONFIG_OPTIONS, *EXECUTION_OPTIONS])
 @click.option(
     "--over",
     multiple=True,
-    required=True,
     metavar="AXIS[=A,B]",
     help="Search along this axis: its values in CONFIG, or these. Several: compile,attention.",
 )
@@ -44,12 +49,32 @@ if TYPE_CHECKING:
     help="Compare with this configuration.  [the first values in CONFIG]",
 )
 @click.option(
+    "--hold",
+    type=TokensPerUpdate(),
+    metavar="tokens_per_update=N",
+    help="Adapt gradient_accumulation so that each update has N tokens: batch_size x"
+    " gradient_accumulation x context_length.",
+)
+@click.option(
     "--until",
     type=Percentage(),
     default="1%",
     metavar="SHARE",
     help="Stop when no candidate has a larger expected gain.  [1%]",
 )
+@click.option(
+    "--confirm",
+    type=click.IntRange(2, 100),
+    metavar="N",
+    help="Then measure the answer and the default N times alternately.",
+)
+@click.option(
+    "--largest",
+    type=click.Choice([*AXES]),
+    help="Instead of the fastest configuration, find the largest value of this axis that fits.",
+)
+@click.option("--granularity", type=ANY_SIZE, help="With --largest: try multiples of this number.")
+@click.option("--up-to", type=ANY_SIZE, help="With --largest: try no value above this number.")
 @click.option("--plan", "is_plan", is_flag=True, help="Predict only; start nothing.")
 @click.option(
     "--gpu", type=Gpu(), metavar="NAME", help="With --plan: predict for this GPU, such as H100."
@@ -61,9 +86,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write a config with the best configurations.",
 )
-def best(
-    config: Path, gpu: GpuModel | None, is_plan: bool, write: Path | None, **chosen: Any
-) -> None:
+def best(**chosen: Any) -> None:
     """Find the fastest configuration of each model in CONFIG, along the axes of --over.
 
     Few candidates are measured: each is chosen by what it may gain. What surely does not fit is
@@ -71,6 +94,34 @@ def best(
 
     Example: sweep best configs/full.yaml --over precision,compile --where size=medium
     """
+    if not chosen["is_plan"]:
+        refuse_named_gpu(chosen["gpu"])
+    _require_one_search(chosen["largest"])
+    if chosen["largest"]:
+        print_limits(chosen["largest"], chosen, measures=not chosen["is_plan"])
+    else:
+        _print_best(chosen)
+
+
+def _require_one_search(largest: str | None) -> None:
+    """Raise ConfigError for options of the other search: of the fastest, or of the largest."""
+    others = _OF_FASTEST if largest else _OF_LARGEST
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        is_default = context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT
+        if parameter.name in others and not is_default:
+            remedy = "Leave one of them out" if largest else "Add --largest batch_size"
+            with_what = "cannot be combined with" if largest else "needs"
+            raise ConfigError(f"{parameter.opts[0]}: {with_what} --largest", remedy)
+    if not largest and not context.params["over"]:
+        raise ConfigError(
+            "no axis to search is given",
+            "Add --over compile,attention or --largest batch_size",
+        )
+
+
+def _print_best(chosen: Chosen) -> None:
+    """Find and print the fastest configurations, and exit with 1 if there is none for a group."""
     from orchestrator.cli.text.best import config_text, describe_best
     from orchestrator.config.selection import parse_selection
     from orchestrator.report.formats.terminal import Screen
@@ -79,28 +130,30 @@ def best(
     from orchestrator.sweep.console import SweepConsole
     from orchestrator.sweep.pipeline import Runtime
 
-    if gpu is not None and not is_plan:
-        raise ConfigError(
-            "--gpu: a search measures on the GPU of this machine, not on a named one",
-            f"Add --plan, or use --set memory_limit_gib={gpu.usable_bytes / GIB:.1f} instead",
-        )
+    config, write, is_plan = chosen["config"], chosen["write"], chosen["is_plan"]
     if write is not None and (not write.parent.is_dir() or write.resolve() == config.resolve()):
         raise ConfigError(
             f"--write {write}: its folder does not exist, or it is CONFIG", "Name another file"
         )
-    names, request = _searched({"config": config, **chosen})
+    names, request = _searched(chosen)
     if "timing" not in request.config.instruments:
         raise ConfigError(f"{config}: does not time the steps", "Add timing to instruments")
     if refused := request.expansion.refused:
         left_out = counted(len(refused), "impossible combination")
         say(f"left out {left_out}, such as: {refused[0]}")
-    default = parse_selection((), chosen["defaults"]).where
-    goal = Goal(names, default, chosen["until"], chosen["try_perhaps"])
-    gpu, slots = _resources(request, gpu, chosen, is_plan)
+    goal = Goal(
+        names,
+        parse_selection((), chosen["defaults"]).where,
+        chosen["until"],
+        chosen["try_perhaps"],
+        chosen["confirm"] or 0,
+        is_held=chosen["hold"] is not None,
+    )
+    gpu, slots = _resources(request, chosen)
     runtime = None if is_plan else Runtime(SweepConsole(request.expansion.label))
     found = find_best(request, goal, gpu, runtime, slots)
     screen = Screen.of_stdout(may_color=False)
-    for line in describe_best(request, found, goal, screen, is_plan):
+    for line in describe_best(request, found, goal, screen):
         click.echo(screen.text(line))
     winners = [group.winner for group in found.groups]
     if write is not None and any(winners):
@@ -114,21 +167,20 @@ def best(
             sys.exit(EXIT_FAILURES)
 
 
-def _resources(
-    request: SweepRequest, gpu: GpuModel | None, chosen: Chosen, is_plan: bool
-) -> tuple[GpuModel | None, int]:
+def _resources(request: SweepRequest, chosen: Chosen) -> tuple[GpuModel | None, int]:
     """Return the GPU to predict for, and how many cells run at the same time. Raise SweepError."""
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.planning.preflight import Preflight, check_devices, smallest_gpu
+    from orchestrator.sweep.search_loop import this_gpu
     from tasks.spec.cell import device_types
 
-    cells, slots = request.expansion.cells, chosen["cpu_cells"]
-    if gpu is None and "cuda" in device_types(cells):
+    cells, gpu, slots = request.expansion.cells, chosen["gpu"], chosen["cpu_cells"]
+    if chosen["is_plan"]:
+        gpu = gpu or this_gpu(cells, measures=False)
+    elif "cuda" in device_types(cells):
         host = probe_here()
         gpu, slots = smallest_gpu([host]), max(1, len(host.gpus))
-        if is_plan and gpu is None:
-            raise ConfigError("for which GPU? This machine has none", "Add --gpu H100")
-        if not is_plan and not chosen["address"]:
+        if not chosen["address"]:
             check_devices(request, Preflight(cells, hosts=(host,)), say)
     return gpu, 1 if chosen["scheduler"] == "serial" else slots
 
@@ -158,7 +210,47 @@ def _searched(chosen: Chosen) -> tuple[tuple[str, ...], SweepRequest]:
             # The config's own value first, which is the default.
             words = tuple(dict.fromkeys([value_text(cells[0].params.values()[name]), *words]))
             sets.append(f"{name}={','.join(words)}")
-    return tuple(dict.fromkeys(names)), parse_request({**chosen, "sets": sets})
+    request = parse_request({**chosen, "sets": sets})
+    if chosen["hold"] is not None:
+        names.append("gradient_accumulation")
+        request = _held(request, {**chosen, "sets": sets})
+    return tuple(dict.fromkeys(names)), request
+
+
+def _held(request: SweepRequest, chosen: Chosen) -> SweepRequest:
+    """Return the request with as many micro-batches as an update of constant tokens needs.
+
+    Raise ConfigError if no cell can have it.
+    """
+    from orchestrator.config.selection import TOKENS
+    from tasks.spec.axes import select
+    from tasks.spec.messages import assignments
+
+    axis, tokens = "gradient_accumulation", chosen["hold"]
+    if any(text.partition("=")[0].strip() == axis for text in chosen["sets"]):
+        raise ConfigError(f"--hold: chooses {axis} itself", f"Leave {axis} out")
+    counts, left_out = dict[int, None](), dict[str, None]()
+    for cell in request.expansion.cells:
+        params = cell.params
+        own = getattr(params, "tokens", 0) // getattr(params, axis, 1)
+        if own and tokens % own == 0:
+            counts[tokens // own] = None
+        else:
+            shown = select(params.values(), ("batch_size", "context_length"))
+            left_out[" ".join(assignments(shown))] = None
+    if not counts:
+        raise ConfigError(
+            f"--hold {TOKENS}={tokens}: no candidate divides it", "Name a multiple of their tokens"
+        )
+    if left_out:
+        say(f"left out, because {tokens:,} tokens are no multiple of theirs: {'; '.join(left_out)}")
+    return parse_request(
+        {
+            **chosen,
+            "sets": [*chosen["sets"], f"{axis}={','.join(map(str, counts))}"],
+            "wheres": [*chosen["wheres"], f"{TOKENS}={tokens}"],
+        }
+    )
 
 
 def _require_choices(names: Iterable[str], cells: Iterable[Cell]) -> None:

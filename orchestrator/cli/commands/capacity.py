@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,10 +19,17 @@ from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.common.output import say
 from orchestrator.common.units import GIB
 
+if TYPE_CHECKING:
+    from orchestrator.hardware.gpu_catalog import GpuModel
 
-def limit_options(axis: str, granularity: int, up_to: int) -> list[click.Parameter]:
-    """Return the options of a search along an axis. The numbers are defaults."""
-    any_size = click.IntRange(1, 2**63 - 1)  # the largest parameter, LARGEST_INT of tasks.spec
+# The axes along which the largest value is searched, with the default of --granularity and --up-to.
+AXES = {"context_length": (128, 131072), "batch_size": (1, 4096)}
+ANY_SIZE = click.IntRange(1, 2**63 - 1)  # the largest parameter, LARGEST_INT of tasks.spec
+
+
+def limit_options(axis: str) -> list[click.Parameter]:
+    """Return the options of a search along an axis."""
+    granularity, up_to = AXES[axis]
     return [
         *CONFIG_OPTIONS,
         click.Option(
@@ -32,13 +40,13 @@ def limit_options(axis: str, granularity: int, up_to: int) -> list[click.Paramet
         ),
         click.Option(
             ["--granularity"],
-            type=any_size,
+            type=ANY_SIZE,
             default=granularity,
             help=f"Try multiples of this number.  [{granularity}]",
         ),
         click.Option(
             ["--up-to"],
-            type=any_size,
+            type=ANY_SIZE,
             default=up_to,
             help=f"Try no {axis} above this number.  [{up_to}]",
         ),
@@ -51,7 +59,7 @@ def limit_options(axis: str, granularity: int, up_to: int) -> list[click.Paramet
     ]
 
 
-@click.command("max-context", params=limit_options("context_length", 128, 131072))
+@click.command("max-context", params=limit_options("context_length"))
 def max_context(**chosen: object) -> None:
     """Find the largest context length that fits, for each cell of CONFIG.
 
@@ -60,10 +68,10 @@ def max_context(**chosen: object) -> None:
 
     Example: sweep max-context configs/full.yaml --gpu H200 --where compile=eager,pass=train_step
     """
-    print_limits("context_length", chosen)
+    print_limits("context_length", chosen, bool(chosen["confirm"]))
 
 
-@click.command("max-batch", params=limit_options("batch_size", 1, 4096))
+@click.command("max-batch", params=limit_options("batch_size"))
 def max_batch(**chosen: object) -> None:
     """Find the largest batch size that fits, for each cell of CONFIG.
 
@@ -73,11 +81,23 @@ def max_batch(**chosen: object) -> None:
     Example: sweep max-batch configs/full.yaml --set memory_limit_gib=32 --where
     size=small,compile=eager,pass=train_step
     """
-    print_limits("batch_size", chosen)
+    print_limits("batch_size", chosen, bool(chosen["confirm"]))
 
 
-def print_limits(axis: str, chosen: Chosen) -> None:
-    """Find and print the limits along an axis, and exit with 1 if one was not found."""
+def refuse_named_gpu(gpu: GpuModel | None) -> None:
+    """Raise ConfigError if a GPU was named for a command that measures."""
+    if gpu is not None:
+        raise ConfigError(
+            "--gpu: a search measures on the GPU of this machine, not on a named one",
+            f"Predict only, or use --set memory_limit_gib={gpu.usable_bytes / GIB:.1f} instead",
+        )
+
+
+def print_limits(axis: str, chosen: Chosen, measures: bool) -> None:
+    """Find and print the limits along an axis, and exit with 1 if one was not found.
+
+    measures: False to predict only.
+    """
     from orchestrator.cli.text.capacity import describe_limits
     from orchestrator.config.cell_labels import CellLabels
     from orchestrator.execution.host_probe import probe_here
@@ -88,18 +108,16 @@ def print_limits(axis: str, chosen: Chosen) -> None:
     from orchestrator.sweep.console import SweepConsole
     from orchestrator.sweep.pipeline import Runtime
 
-    measures, gpu = chosen["confirm"], chosen["gpu"]
-    if measures and gpu is not None:
-        raise ConfigError(
-            "--confirm: measures on the GPU of this machine, not on a named one",
-            f"Use --set memory_limit_gib={gpu.usable_bytes / GIB:.1f} instead of --gpu",
-        )
+    gpu = chosen["gpu"]
+    if measures:
+        refuse_named_gpu(gpu)
     request = parse_request(chosen)
     cells = request.expansion.cells
     # Predicting takes minutes: a missing GPU is reported before. A cluster is not known yet.
     if measures and not chosen["address"]:
         check_devices(request, Preflight(cells, hosts=(probe_here(),)), say)
-    bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
+    granularity, up_to = AXES[axis]
+    bounds = Bounds(axis, chosen["granularity"] or granularity, chosen["up_to"] or up_to)
     runtime = Runtime(SweepConsole(CellLabels(cells, axis))) if measures else None
     found = find_limits(request, bounds, gpu, runtime)
     screen = Screen.of_stdout(may_color=False)

@@ -76,6 +76,21 @@ class Percentage(click.ParamType[float]):
         return float(found[1]) / 100
 
 
+class TokensPerUpdate(click.ParamType[int]):
+    """A number such as `tokens_per_update=16384`, converted to 16384."""
+
+    name = "tokens per update"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        found = re.fullmatch(r"\s*tokens_per_update\s*=\s*([1-9]\d{0,17})\s*", str(value))
+        if not found:
+            problem = f"{_option(param)} {value}: is not a number of tokens of an update"
+            raise ConfigError(problem, "Write tokens_per_update=16384")
+        return int(found[1])
+
+
 class Megabytes(click.ParamType[float]):
     """A size in 10⁶ bytes, finite and not negative."""
 

@@ -21,7 +21,7 @@ Chosen: TypeAlias = Mapping[str, Any]
 
 # The words of --retry and --only, which `planning.invocation` declares too. Importing that module
 # loads pydantic (0.4 s), and `sweep --help` needs 0.1 s in all. A test compares the lists.
-FLAWS = ("cpu-contended", "interval-wide")
+FLAWS = ("cpu-contended", "interval-wide", "beaten")
 STATUSES = (
     "ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost",
     "pending", "incomplete",
@@ -66,7 +66,8 @@ CELL_OPTIONS: list[click.Parameter] = [
         multiple=True,
         type=click.Choice([*STATUSES, *FLAWS]),
         help="Measure cells with this status again. cpu-contended: cells that competed for the"
-        " CPU. interval-wide: cells whose median has an interval wider than 5 %.",
+        " CPU. interval-wide: cells whose median has an interval wider than 5 %. beaten: cells that"
+        " `sweep best` ended early.",
     ),
     click.Option(
         ["--only"],

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from orchestrator.common.text import counted, shell_path, value_text
+from orchestrator.analysis.fastest import SURELY_FASTER, Confirmation, sure_share
+from orchestrator.cli.text.changes import changes_of
+from orchestrator.common.text import counted, format_seconds, shell_path, value_text
 from orchestrator.config.cell_labels import CellLabels
+from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator
 from orchestrator.planning.request import SweepRequest
 from orchestrator.report.formats.terminal import Screen, dense_table_text
 from orchestrator.report.tables.formatters import to_gib
@@ -20,40 +25,43 @@ from orchestrator.report.tables.table import (
     quantity,
 )
 from orchestrator.report.text.numbers import HOST_MARK, ratio
-from orchestrator.store.cell_state import PENDING
-from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, sure_share
-from orchestrator.sweep.best_search import BestFound, BestSearch, may_run
-from tasks.spec.axes import Choice, axes_of
+from orchestrator.store.cell_state import PENDING, read_states
+from orchestrator.sweep.best_groups import HELD_AXES, Entrant, Goal, SearchGroup
+from orchestrator.sweep.best_search import BestFound, BestSearch, may_run, why_not_measured
+from tasks.spec.axes import Choice, axes_of, leave_out
 from tasks.spec.messages import assignments
 from tasks.spec.status import OUT_OF_MEMORY
 
-_UNSURE = {
-    "borderline": "within 3 % of the limit",
-    "perhaps": "may not fit",
-    "unlikely": "hardly fits",
-}
-
-_LESS_MEMORY = 0.99  # share of a peak
-
 
 def describe_best(
-    request: SweepRequest, found: BestFound, goal: Goal, screen: Screen, is_plan: bool
+    request: SweepRequest, found: BestFound, goal: Goal, screen: Screen
 ) -> Iterator[str]:
     """Yield a table for each group and the sentences about it, in lines."""
     search = BestSearch(found.groups, goal)
     label = CellLabels([group.entrants[group.default].cell for group in found.groups])
+    has_explained = False
     for number, group in enumerate(found.groups):
         if len(found.groups) > 1:
             yield f"{label(group.entrants[group.default].cell)}:"
-        table = _candidates(group, search.expected_s(number), goal)
-        yield dense_table_text(table, screen, "search fewer axes")
-        best = group.winner
-        if best is None:
-            yield _no_answer(request, group, goal, is_plan)
+        expected_s = search.expected_s(number)
+        yield dense_table_text(_candidates(group, expected_s, goal), screen, "search fewer axes")
+        best, step = group.winner, search.next(number)
+        if best:
+            yield from _sentences(group, best, found.ends[number], goal)
+            folder = shell_path(str(request.run))
+            yield f"its parameters and measurements: sweep show {folder} {best.cell.id}"
+        if step.entrant is not None:
+            yield _not_yet(request, group.entrants[step.entrant], group, goal, found.gpu)
+        elif best:
             continue
-        yield from _sentences(group, best, found.ends[number])
-        folder = shell_path(str(request.run))
-        yield f"its parameters and measurements: sweep show {folder} {best.cell.id}"
+        elif any(one.status not in (PENDING, *OUT_OF_MEMORY) for one in group.entrants):
+            folder = shell_path(str(request.run))
+            yield f"no answer: no candidate has a measured step. See sweep status {folder}"
+        elif has_explained:  # each takes up to 20 predictions
+            yield "no candidate surely fits. For what would fit, choose this model with --where"
+        else:
+            yield from _nothing_fits(request, group, goal, found.gpu)
+            has_explained = True
     if any(one.prediction for group in found.groups for one in group.entrants) and found.gpu:
         yield f"memory predicted for: {found.gpu.name}"
 
@@ -94,7 +102,9 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> 
         words = [
             word for word, is_it in (("best", one is best), ("default", one is default)) if is_it
         ]
-        words += filter(None, [_why_not_measured(one, goal)])
+        if one.speed and one.speed.is_beaten:
+            words.append("ended early: each step slower than 110 % of the best")
+        words += filter(None, [why_not_measured(one, goal)])
         step, against = MISSING, MISSING
         if one.speed:
             step = milliseconds(1e3 * one.speed.step_s)
@@ -118,33 +128,25 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> 
     return text_table("Candidates", rows)
 
 
-def _why_not_measured(one: Entrant, goal: Goal) -> str:
-    if one.speed:
-        return ""
-    if one.status != PENDING:
-        return f"ended as {one.status}"
-    if one.verdict == "oom":
-        return "does not fit"
-    if one.verdict in _UNSURE:
-        remedy = "" if goal.try_perhaps else ": --try-perhaps measures it"
-        return _UNSURE[one.verdict] + remedy
-    return "was not measured" if one.was_tried else ""
+def _not_yet(
+    request: SweepRequest, first: Entrant, group: SearchGroup, goal: Goal, gpu: GpuModel | None
+) -> str:
+    """Return how many candidates may be measured, and how long the next one is expected to take."""
+    count = sum(may_run(one, goal) for one in group.entrants)
+    line = "not finished" if group.measured else "no answer yet"
+    line += f": {count} of {counted(len(group.entrants), 'candidate')} may be measured"
+    line += f"; next: {_words(first)}"
+    states = read_states(request.run) if request.run.exists else {}
+    conditions = DurationConditions.of(request.settings, gpu.device if gpu else None)
+    estimator = DurationEstimator(request.expansion.cells, states, conditions)
+    if estimator.can_estimate([first.cell]):
+        line += f", about {format_seconds(max(1.0, estimator.seconds(first.cell)))}"
+    return line
 
 
-def _no_answer(request: SweepRequest, group: SearchGroup, goal: Goal, is_plan: bool) -> str:
-    """Return why a group has no winner."""
-    if count := sum(may_run(one, goal) for one in group.entrants):
-        line = f"{count} of {counted(len(group.entrants), 'candidate')} may be measured"
-        return line if is_plan else f"no answer yet: {line}"
-    if any(one.status not in (PENDING, *OUT_OF_MEMORY) for one in group.entrants):
-        folder = shell_path(str(request.run))
-        return f"no answer: no candidate has a measured step. See sweep status {folder}"
-    return _nothing_fits(group, goal)
-
-
-def _sentences(group: SearchGroup, best: Entrant, end: str) -> Iterator[str]:
+def _sentences(group: SearchGroup, best: Entrant, end: str, goal: Goal) -> Iterator[str]:
     default = group.entrants[group.default]
-    yield _verdict(group, best, default)
+    yield from _verdict(group, best, default)
     others = [one for one in group.alike(best) if one is not best]
     if best.is_cpu_bound and others and best is group.measured[0]:
         names = "; ".join(_words(one) for one in others)
@@ -159,7 +161,7 @@ def _sentences(group: SearchGroup, best: Entrant, end: str) -> Iterator[str]:
     if best is not default:
         yield from _contributions(group, best)
     yield from _pareto(group, best)
-    if changed := _other_numbers(best, default):
+    if changed := _other_numbers(best, default, goal):
         yield (
             f"{', '.join(changed)}: trains with other numbers than the default. Only the speed was "
             "measured, not the loss"
@@ -174,87 +176,123 @@ def _has_mark(one: Entrant) -> bool:
     return one.is_cpu_bound and one.cell.params.device == "cuda"
 
 
-def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> str:
-    if best is default:
-        fastest = group.measured[0]
-        if fastest is default:
-            return f"best: the default, {_words(default)}; no measured candidate is faster"
-        taken, limit = fastest.pace_s / default.pace_s, sure_share(fastest, default)
-        reason = f"only less than {100 * limit:.0f} % is"
-        if taken <= limit:
-            reason = "their intervals overlap. --set timing=adaptive measures more steps"
-        return (
-            f"best: the default, {_words(default)}. {_words(fastest)} took {100 * taken:.0f} % of "
-            f"its time, which is not surely faster: {reason}"
+def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> Iterator[str]:
+    challenger, confirmation = group.challenger, group.confirmation
+    if best is not default:
+        line = f"best: {_words(best)}"
+        if default.speed is None:
+            yield f"{line}; the default has no measured step to compare with"
+            return
+        # From the ends of both intervals.
+        low = default.pace_interval_s[0] / best.pace_interval_s[1]
+        high = default.pace_interval_s[1] / best.pace_interval_s[0]
+        yield (
+            f"{line}: {ratio(default.pace_s / best.pace_s)} [{ratio(low)}, {ratio(high)}] as fast as "
+            f"the default, {_words(default)}"
         )
-    line = f"best: {_words(best)}"
-    if default.speed is None:
-        return f"{line}; the default has no measured step to compare with"
-    # From the ends of both intervals.
-    low = default.pace_interval_s[0] / best.pace_interval_s[1]
-    high = default.pace_interval_s[1] / best.pace_interval_s[0]
-    return (
-        f"{line}: {ratio(default.pace_s / best.pace_s)} [{ratio(low)}, {ratio(high)}] as fast as "
-        f"the default, {_words(default)}"
+    elif challenger is None:
+        yield f"best: the default, {_words(default)}; no measured candidate is faster"
+    else:
+        taken, limit = challenger.pace_s / default.pace_s, sure_share(challenger, default)
+        reason = f"only less than {_percent(limit)} is"
+        if taken <= limit:
+            reason = "their intervals overlap"
+        line = f"best: the default, {_words(default)}. {_words(challenger)} took {_percent(taken)} of its time"
+        if confirmation:
+            yield line
+        else:
+            yield f"{line}, which is not surely faster: {reason}"
+            yield _deciding(challenger, default, 3)
+    if challenger and confirmation:
+        yield from _confirmed(challenger, default, confirmation)
+
+
+def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> Iterator[str]:
+    line = (
+        f"measured alternately, {found.rounds} times each: {_words(challenger)} takes "
+        f"{_percent(found.ratio)} of the time of the default, at most {_percent(found.upper)} with "
+        "95 % confidence"
     )
+    limit = _percent(SURELY_FASTER)
+    if found.is_faster:
+        yield f"{line}: confirmed, less than {limit}"
+    elif found.ratio < SURELY_FASTER:
+        yield f"{line}: undecided, because less than {limit} is surely faster"
+        yield _deciding(challenger, default, 2 * found.rounds)
+    else:
+        yield f"{line}: not less than {limit}"
+
+
+def _deciding(challenger: Entrant, default: Entrant, rounds: int) -> str:
+    """Return what would decide between two candidates, and what it costs."""
+    left, seconds = 0, 0.0
+    for one in (challenger, default):
+        if one.speed:
+            left = max(0, rounds - len(one.speed.rounds))
+            seconds += left * one.speed.wall_s
+    return (
+        f"to decide it: --confirm {rounds} measures both {left} more times, which takes about "
+        f"{format_seconds(max(1.0, seconds))}"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
 
 
 def _contributions(group: SearchGroup, best: Entrant) -> Iterator[str]:
     """Yield what each option of the best adds, where a candidate differs in it alone."""
-    for name, value in best.options.items():
-        without = [
-            one
-            for one in group.measured
-            if one.options[name] != value
-            and all(
-                one.options[other] == best.options[other] for other in best.options if other != name
-            )
-        ]
-        if without:
-            other = without[0]
-            yield (
-                f"{name}={value_text(value)} instead of {value_text(other.options[name])}: "
-                f"{ratio(other.pace_s / best.pace_s)} as fast"
-            )
+    for name, other in group.without_options(best):
+        yield (
+            f"{name}={value_text(best.options[name])} instead of {value_text(other.options[name])}: "
+            f"{ratio(other.pace_s / best.pace_s)} as fast"
+        )
 
 
 def _pareto(group: SearchGroup, best: Entrant) -> Iterator[str]:
     """Yield the slower candidates that no other one beats in both speed and memory."""
-    texts, least = [], best.speed.peak_bytes if best.speed else None
-    if least is None:
+    if best.speed is None or best.speed.peak_bytes is None:
         return
-    for one in group.measured[group.measured.index(best) :]:
-        peak = one.speed.peak_bytes if one.speed else None
-        if peak and peak < _LESS_MEMORY * least:
-            texts.append(f"{_words(one)} ({to_gib(peak)} GiB)")
-            least = peak
+    texts = []
+    for one in group.front(best):
+        assert one.speed is not None
+        texts.append(f"{_words(one)} ({to_gib(one.speed.peak_bytes)} GiB)")
     yield f"less memory, and slower: {'; '.join(texts) or 'no measured candidate'}"
 
 
-def _nothing_fits(group: SearchGroup, goal: Goal) -> str:
-    """Return what comes nearest if no candidate surely fits."""
-    predicted = []
-    for one in group.entrants:
+def _nothing_fits(
+    request: SweepRequest, group: SearchGroup, goal: Goal, gpu: GpuModel | None
+) -> Iterator[str]:
+    """Yield what comes nearest if no candidate surely fits, and what would make it fit."""
+    peaks = {}
+    for number, one in enumerate(group.entrants):
         peak = one.prediction.peak_bytes("peak_reserved_bytes") if one.prediction else None
         if peak:
-            predicted.append((peak, _words(one)))
+            peaks[number] = peak
     line = "no candidate surely fits"
-    if predicted:
-        peak, words = min(predicted)
-        line += f"; {words} comes nearest, with {to_gib(peak)} GiB reserved"
-    if not goal.try_perhaps and any(one.verdict in _UNSURE for one in group.entrants):
+    nearest = group.entrants[min(peaks, key=peaks.__getitem__)] if peaks else None
+    if nearest:
+        line += (
+            f"; {_words(nearest)} comes nearest, with {to_gib(min(peaks.values()))} GiB reserved"
+        )
+    if not goal.try_perhaps and any(
+        may_run(one, replace(goal, try_perhaps=True)) for one in group.entrants
+    ):
         line += ". Add --try-perhaps to measure what may fit"
-    smaller = [name for name in ("batch_size", "checkpointing") if name not in goal.over]
-    if smaller:
-        line += f". Another {' or '.join(smaller)} may need less: add it to --over"
-    return line
+    yield line
+    if nearest:
+        yield from changes_of(nearest.cell, _words(nearest), gpu, request.import_paths)
+    if "batch_size" not in goal.over:
+        yield "a smaller batch_size needs less, and trains with other numbers: add it to --over"
 
 
-def _other_numbers(best: Entrant, default: Entrant) -> list[str]:
+def _other_numbers(best: Entrant, default: Entrant, goal: Goal) -> list[str]:
     """Return the options of the best that train with other numbers than the default."""
     axes = axes_of(type(best.cell.params))
     changed = []
-    for name, value in best.options.items():
+    # Micro-batches of the same tokens in all add up to the same gradients.
+    held = HELD_AXES if goal.is_held else ()
+    for name, value in leave_out(best.options, held).items():
         before, axis = default.options[name], axes[name]
         is_alike = {str(value), str(before)} <= set(axis.alike)
         if value != before and axis.choice is Choice.OTHER_NUMBERS and not is_alike:

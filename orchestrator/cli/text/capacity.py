@@ -41,7 +41,7 @@ def describe_limits(
         undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
         yield (
             f"between `fits up to` and `OOM from`: {undecided};"
-            " on the GPU itself --confirm measures it"
+            f" to measure it on the GPU itself: sweep best --largest {bounds.axis}"
         )
 
 

@@ -22,6 +22,10 @@ _FLAGS = {
         " To measure again",
         "--retry interval-wide",
     ),
+    "beaten": (
+        "timed by `sweep best` until they were surely slower. To measure them as the others",
+        "--retry beaten",
+    ),
     "concurrent": (
         "CPU-bound while other cells used the same host; the times may be too long."
         " To measure one cell at a time (--where selects cells)",

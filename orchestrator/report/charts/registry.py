@@ -13,6 +13,7 @@ from orchestrator.report.charts.chart import CONFIG, PANEL_CONFIG, ChartLayout, 
 from orchestrator.report.charts.lines import RATIO, Lines, attention_dots, over_commits
 from orchestrator.report.charts.memory_timeline import live_memory
 from orchestrator.report.charts.rendering import Picture, draw
+from orchestrator.report.charts.speed_and_memory import speed_and_memory
 from orchestrator.report.text.cell_names import NAME
 from tasks.spec.messages import typed_error_text
 
@@ -92,6 +93,13 @@ PLOTS: tuple[Plot, ...] = (
         bars.kernel_classes,
     ),
     Plot("top-kernels", "where", "The longest kernels", "ms in a step", bars.longest_kernels),
+    Plot(
+        "best",
+        "best",
+        "Speed and memory of the measured candidates",
+        "tokens/s over the peak in GiB; line: candidates that no other one beats in both",
+        speed_and_memory,
+    ),
     Plot(
         "compile-speed-up",
         "compile",

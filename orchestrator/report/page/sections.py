@@ -105,6 +105,7 @@ QUESTIONS: tuple[Question, ...] = (
         "where", "Where time goes", "Where does the time go?",
         ("kernel-classes", "kernels", "bound", "kernel-modules", "kernel-diff"),
     ),
+    Question("best", "Fastest", "Which configuration is the fastest?", ("best",)),
     Question("compile", "Compiling", "What does compiling change?", ("compile",)),
     Question(
         "memory", "Memory", "What fits, and where does the memory go?",

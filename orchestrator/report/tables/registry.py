@@ -12,6 +12,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables import formatters as show
+from orchestrator.report.tables.best_table import BEST_TABLE
 from orchestrator.report.tables.comparison_tables import ATTENTION, ATTENTION_MEMORY, TRADEOFFS
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
 from orchestrator.report.tables.layouts import Measure, cell_rows, of_task
@@ -75,6 +76,7 @@ TABLES: tuple[Table, ...] = (
     ATTENTION_MEMORY,
     *MEMORY_TABLES,
     TRADEOFFS,
+    BEST_TABLE,
     *KERNEL_TABLES,
     *PARALLEL_TABLES,
     *_NUMERICS,

@@ -51,6 +51,26 @@ def misbehave(make_attempt: MakeAttempt) -> Callable[..., Outcome]:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("beaten_ms", "is_beaten"), [(1e-6, True), (1e6, False)])
+def test_the_limit_of_a_cell_reaches_its_process(
+    make_attempt: MakeAttempt, beaten_ms: float, is_beaten: bool
+) -> None:
+    attempt = make_attempt(
+        settings={"beaten_ms": beaten_ms},
+        timing="adaptive",
+        warmup_steps=None,
+        measured_steps=None,
+    )
+    outcome = execute(attempt)
+    assert outcome.status is Status.OK
+    assert (outcome.facts["timing_stopped_by"] == "beaten") is is_beaten
+    assert (
+        outcome.attempt.cell.id
+        == make_attempt(timing="adaptive", warmup_steps=None, measured_steps=None).cell.id
+    )
+
+
+@pytest.mark.process
 def test_a_good_cell_is_measured(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt())
     assert (outcome.status, outcome.stage, outcome.phase) == (Status.OK, "", "")

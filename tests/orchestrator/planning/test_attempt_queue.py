@@ -25,7 +25,7 @@ from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.preflight import Preflight, Slots
 from orchestrator.store.cell_state import CellState
 from orchestrator.store.run import Run
-from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.attempt import Attempt, Settings, read_attempt
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
@@ -52,6 +52,15 @@ def queue_of(
 ) -> AttemptQueue:
     plan = make_plan(cells, states, options, 3)
     return AttemptQueue(plan, Run(folder), Settings(), deadline)
+
+
+def test_the_limit_of_a_cell_reaches_its_attempt(tmp_path: Path) -> None:
+    cells = [cell(seed=seed) for seed in (0, 1)]
+    plan = make_plan(cells, {}, DEFAULT_OPTIONS, 3)
+    queue = AttemptQueue(plan, Run(tmp_path), Settings(), None, {cells[1].id: 7.5})
+    attempts = [read_attempt(attempt.to_json()) for attempt in queue]
+    assert [attempt.settings.beaten_ms for attempt in attempts] == [None, 7.5]
+    assert [one.cell.id for one in attempts] == [one.id for one in cells]
 
 
 def on_gpus(slots: Mapping[str, int]) -> Preflight:

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from orchestrator.analysis.fastest import Speed
+from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
 from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.planning.invocation import ExecutionOptions, RunOptions, last_sweep
+from orchestrator.store.run import Run
 from orchestrator.sweep import best_search
-from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, Speed, make_groups
-from orchestrator.sweep.best_search import BestSearch, find_best
+from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, make_groups
+from orchestrator.sweep.best_search import BestFound, BestSearch, beaten_limits_ms, find_best
+from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tasks.spec.stopping import StepDurations
+from tasks.spec.tables import Sample
+from tests.support.fake_sweep import FakeScheduler, fake_runtime, go, request_for
 
 OVER = ("precision", "compile")
+ADAPTIVE = """
+name: adaptive
+grids:
+  - task: train_step
+    axes: {attention: [naive, sdpa], optimizer: [course, foreach, fused]}
+    fixed: {device: cpu, size: tiny, timing: adaptive}
+"""
 Duration = Callable[[Entrant], float]
 
 
@@ -252,6 +271,9 @@ def test_times_of_two_kinds_of_gpu_are_not_compared(
     results = SimpleNamespace(cells=pd.DataFrame(rows))
     monkeypatch.setattr(best_search, "load_results", lambda run: results)
     monkeypatch.setattr(best_search, "read_states", lambda run: states)
+    monkeypatch.setattr(
+        best_search, "speeds_of", lambda found: dict.fromkeys(found.cells["cell"], speed(5e-3))
+    )
     run = SimpleNamespace(exists=True)
     request: Any = SimpleNamespace(run=run, expansion=Expansion(tuple(cells())), import_paths=None)
     with pytest.raises(ConfigError, match=r"several kinds of GPU.*NVIDIA H100, NVIDIA H200"):
@@ -262,3 +284,171 @@ def test_times_of_two_kinds_of_gpu_are_not_compared(
     for device, count in (("NVIDIA H100", 1), ("NVIDIA H200", 0)):
         found = find_best(request, Goal(OVER), GpuModel("", 0, None, device), None, 1)
         assert len(found.groups[0].measured) == count
+
+
+class Steps:
+    """Measures cells: each step takes as long as their options say, but for noise of the process."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, int]] = []
+        self.chance = random.Random(1)
+        self.limits_ms: dict[str, float | None] = {}
+
+    def __call__(self, attempt: Attempt) -> Outcome:
+        values = attempt.cell.params.values()
+        name = f"{values['attention']} {values['optimizer']}"
+        self.begun.append((name, attempt.number))
+        limit_ms = attempt.settings.beaten_ms
+        self.limits_ms.setdefault(name, limit_ms)
+        step_ms = {"naive": 400.0, "sdpa": 100.0}[values["attention"]]
+        step_ms += {"course": 60.0, "foreach": 20.0, "fused": 0.0}[values["optimizer"]]
+        step_ms *= self.chance.lognormvariate(0, 0.01)
+        durations, facts = StepDurations(attempt.cell.params.stop_rule, limit_ms), {"host": "one"}
+        while durations.stopped_by is None:
+            durations.add(step_ms)
+        facts["timing_stopped_by"] = durations.stopped_by
+        samples = tuple(
+            Sample("timing", "duration", "ms", ms, "synced", "step", number)
+            for number, ms in enumerate(durations.durations)
+        )
+        return Outcome(attempt, Status.OK, "", "", {}, facts, samples, 1.7e9, 2.0)
+
+
+def searched(
+    write_config: Callable[..., Path], out: Path, goal: Goal, steps: Steps, **execution: Any
+) -> BestFound:
+    request = request_for(write_config(ADAPTIVE), [], [], out)
+    request = replace(request, execution=ExecutionOptions(**execution))
+    return find_best(request, goal, None, fake_runtime(FakeScheduler(steps)), 1)
+
+
+def test_a_cell_ends_early_if_it_is_beaten_and_can_be_measured_in_full_later(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    goal, steps = Goal(("attention", "optimizer"), until=0.0), Steps()
+    found = searched(write_config, tmp_path / "out", goal, steps)
+    results = load_results(Run(tmp_path / "out"))
+    stops = results.cells.set_index(["attention", "optimizer"])["timing_stopped_by"].to_dict()
+    assert stops["sdpa", "fused"] == "half-width"
+    assert stops["naive", "fused"] == "beaten"
+    # The first one has nothing to be compared with.
+    assert [limit is None for limit in steps.limits_ms.values()] == [True] + [False] * 5
+    by_name = {words(one): one.speed for one in found.groups[0].entrants}
+    assert by_name["naive fused"] is not None
+    assert by_name["naive fused"].is_beaten
+    assert by_name["naive fused"].step_s == pytest.approx(0.4, rel=0.05)
+    # For a sweep it is a result. To measure such cells as the others are is asked for.
+    request = request_for(write_config(ADAPTIVE), [], [], tmp_path / "out")
+    assert go(request, FakeScheduler(steps)).counts == {}
+    beaten = sum(stop == "beaten" for stop in stops.values())
+    result = go(
+        request, FakeScheduler(steps), RunOptions(retry=frozenset({"beaten"})), summary=True
+    )
+    assert result.counts == {Status.OK: beaten}
+    assert result.quality["beaten"] == 0
+
+
+def test_the_limit_of_a_cell_is_that_of_the_slowest_group_that_it_is_in() -> None:
+    first, second, *_ = make_groups(cells(), Goal(OVER))[0].entrants
+    fast = replace(first, speed=replace(speed(1.0), synced_s=1.2))
+    slow = replace(first, speed=speed(3.0))
+    groups = [SearchGroup((one, second), 0) for one in (fast, slow)]
+    # Synced steps are compared with synced ones.
+    assert beaten_limits_ms(groups[:1]) == {
+        first.cell.id: pytest.approx(1320.0),
+        second.cell.id: pytest.approx(1320.0),
+    }
+    assert beaten_limits_ms(groups)[second.cell.id] == pytest.approx(3300.0)
+    assert beaten_limits_ms([SearchGroup((first, second), 0)]) == {}
+    batches = [
+        make_cell("train_step", {"device": "cuda", "size": "small", "batch_size": size})
+        for size in (1, 4)
+    ]
+    group = make_groups(batches, Goal(("batch_size",)))[0]
+    one = replace(group.entrants[0], speed=speed(1.0))
+    limits = beaten_limits_ms([replace(group, entrants=(one, group.entrants[1]))])
+    assert limits[batches[1].id] == pytest.approx(4400.0)
+
+
+def test_an_answer_is_confirmed_in_alternating_rounds(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    goal, steps = Goal(("attention", "optimizer"), confirm=3), Steps()
+    found = searched(write_config, tmp_path / "out", goal, steps)
+    rounds = steps.begun[-6:]
+    assert [number for _, number in rounds] == [2, 2, 3, 3, 4, 4]
+    assert rounds[0::2] == [("sdpa fused", number) for number in (2, 3, 4)]
+    assert rounds[1::2] == [("naive course", number) for number in (2, 3, 4)]
+    confirmation = found.groups[0].confirmation
+    assert confirmation is not None
+    assert (confirmation.rounds, confirmation.is_faster) == (3, True)
+    assert confirmation.ratio == pytest.approx(100 / 460, rel=0.03)
+    # The same command finds nothing to measure, and a sweep of the folder misses no repetition.
+    count = len(steps.begun)
+    again = searched(write_config, tmp_path / "out", goal, steps)
+    assert len(steps.begun) == count
+    assert again.groups[0].confirmation == confirmation
+    assert last_sweep(Run(tmp_path / "out")).choice["repeat"] == 1
+
+
+def test_a_search_that_was_cut_at_any_cell_ends_with_the_same_answer(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    goal, whole = Goal(("attention", "optimizer"), confirm=2), Steps()
+    expected = searched(write_config, tmp_path / "whole", goal, whole)
+
+    class Killed(Steps):
+        def __call__(self, attempt: Attempt) -> Outcome:
+            if len(self.begun) == self.most:
+                raise KeyboardInterrupt
+            return super().__call__(attempt)
+
+        most = 0
+
+    for most in range(len(whole.begun)):
+        steps, out = Killed(), tmp_path / str(most)
+        steps.most = most
+        with suppress(KeyboardInterrupt):
+            searched(write_config, out, goal, steps)
+        steps.most = -1
+        found = searched(write_config, out, goal, steps)
+        assert steps.begun == whole.begun
+        assert words(found.groups[0].winner) == words(expected.groups[0].winner) == "sdpa fused"
+
+
+def test_the_folder_has_the_candidates_and_why_some_were_not_measured(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    goal = Goal(("attention", "optimizer"))
+    found = searched(write_config, tmp_path / "out", goal, Steps())
+    stored = Run(tmp_path / "out").read_manifest()["best"]
+    assert stored["over"] == ["attention", "optimizer"]
+    (group,) = stored["groups"]
+    assert list(group["candidates"]) == [one.cell.id for one in found.groups[0].entrants]
+    assert group["default"] == found.groups[0].entrants[0].cell.id
+    assert set(group["candidates"].values()) == {""}
+    assert group["ended"] == found.ends[0]
+    # A later command leaves it as it is.
+    go(request_for(write_config(ADAPTIVE), [], [], tmp_path / "out"), FakeScheduler(Steps()))
+    assert Run(tmp_path / "out").read_manifest()["best"] == stored
+
+
+def test_no_cell_that_is_predicted_not_to_fit_reaches_the_scheduler(
+    write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predicted(groups: list[SearchGroup], *_: object) -> list[SearchGroup]:
+        (group,) = groups
+        verdicts = {"sdpa": "oom", "naive": "fits"}
+        entrants = [
+            replace(one, verdict=verdicts[str(one.options["attention"])])  # type: ignore[arg-type]
+            for one in group.entrants
+        ]
+        return [replace(group, entrants=tuple(entrants))]
+
+    monkeypatch.setattr(best_search, "predict_groups", predicted)
+    steps, goal = Steps(), Goal(("attention", "optimizer"), until=0.0, confirm=2, try_perhaps=True)
+    found = searched(write_config, tmp_path / "out", goal, steps)
+    assert {name.split()[0] for name, _ in steps.begun} == {"naive"}
+    assert words(found.groups[0].winner) == "naive fused"
+    reasons = Run(tmp_path / "out").read_manifest()["best"]["groups"][0]["candidates"].values()
+    assert sorted(reasons) == ["", "", "", *["does not fit"] * 3]

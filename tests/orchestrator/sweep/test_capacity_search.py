@@ -29,7 +29,7 @@ from orchestrator.report.formats.terminal import Screen
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import read_states
 from orchestrator.sweep import capacity_search as limits
-from orchestrator.sweep import pipeline
+from orchestrator.sweep import pipeline, search_loop
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from orchestrator.sweep.capacity_search import find_limits, predict_limits
 from orchestrator.sweep.outcome_log import SweepResult
@@ -215,7 +215,7 @@ def test_lengths_between_the_limits_are_reported_as_undecided(
     found = find_limits(request, CONTEXT, CARD, runtime_with(tiny=largest) if largest else None)
     footer = (
         "between `fits up to` and `OOM from`: predicted within 3 % of the limit, undecided; "
-        "on the GPU itself --confirm measures it"
+        "to measure it on the GPU itself: sweep best --largest context_length"
     )
     assert (footer in list(describe_limits(request, found, CONTEXT, Screen()))) is is_reported
 
@@ -399,7 +399,7 @@ def test_a_time_limit_leaves_the_rest_for_later(
     predicted(tiny=(700, 1000))
     request = request_where("size=tiny")
     late = SweepResult(queue=QueueState(skipped_for_time=1))
-    monkeypatch.setattr(limits, "run_sweep", lambda *_: late)
+    monkeypatch.setattr(search_loop, "run_sweep", lambda *_: late)
     found = find_limits(request, CONTEXT, CARD, runtime_with(tiny=640))
     assert found.result is late
     assert note_of(request, found) == "not finished: run it again"
@@ -409,7 +409,7 @@ def test_a_cell_that_a_check_excludes_ends_the_search(
     predicted: Any, request_where: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted(tiny=(700, 1000))
-    monkeypatch.setattr(limits, "run_sweep", lambda *_: SweepResult())
+    monkeypatch.setattr(search_loop, "run_sweep", lambda *_: SweepResult())
     found = find_limits(request_where("size=tiny"), CONTEXT, CARD, runtime_with(tiny=640))
     assert found.groups[0].failure == "640 was not measured"
 
@@ -454,7 +454,7 @@ def test_errors_have_a_remedy(
             CARD,
             runtime_with(tiny=640),
         )
-    monkeypatch.setattr(limits, "probe_here", HostInfo)
+    monkeypatch.setattr(search_loop, "probe_here", HostInfo)
     with pytest.raises(ConfigError, match=r"This machine has none.*--gpu"):
         find_limits(request_where(), CONTEXT, None, None)
 
@@ -464,7 +464,7 @@ def test_limits_are_for_the_smallest_gpu_of_this_machine(
 ) -> None:
     predicted()
     gpus = (GpuInfo("Large", 80 * GIB), GpuInfo("Small", 20 * GIB))
-    monkeypatch.setattr(limits, "probe_here", lambda: HostInfo(gpus=gpus))
+    monkeypatch.setattr(search_loop, "probe_here", lambda: HostInfo(gpus=gpus))
     card = find_limits(request_where(), CONTEXT, None, None).gpu
     assert card is not None
     assert card.name == "Small"

@@ -58,6 +58,7 @@ def timed(
     durations_ms: Iterable[float],
     device: str = "cuda",
     looking_in: Sequence[Any] = (),
+    beaten_ms: float | None = None,
     **params: Any,
 ) -> tuple[Session, Any]:
     """A session whose steps take so long, and the durations of its whole steps by mode."""
@@ -74,6 +75,7 @@ def timed(
         Workload(step, ("forward",), fake, tokens=None),
         MatmulParams.model_validate(params),
         Progress(),
+        beaten_ms=beaten_ms,
     )
     session.on_last_warm_up += looking_in
     samples, facts = list[Sample](), dict[str, Any]()
@@ -126,6 +128,16 @@ def test_long_and_steady_steps_are_few(clock: SimpleNamespace) -> None:
         "timing_pipelined": "as synced",
         "timing_half_width": pytest.approx(0.002),
     }
+
+
+def test_a_beaten_cell_ends_after_five_steps(clock: SimpleNamespace) -> None:
+    session, taken = timed(
+        clock, chain([900.0], [500.0] * 2, cycle([500.0, 560.0])), beaten_ms=440.0, **ADAPTIVE
+    )
+    assert (session.facts["timing_stopped_by"], len(taken["synced"])) == ("beaten", 5)
+    assert session.facts["timing_half_width"] == pytest.approx(0.06)  # 30 of 500: it is wide
+    fixed, taken = timed(clock, repeat(500.0), beaten_ms=440.0)
+    assert (fixed.facts, len(taken["synced"])) == ({}, 10)
 
 
 def test_the_step_that_ran_on_is_held_against_the_synced_ones(clock: SimpleNamespace) -> None:

@@ -16,13 +16,35 @@ RULE = StopRule(half_width=0.01, most_steps=100, most_seconds=1e9)
 TRIALS = 600
 
 
-def measured(durations_ms: Iterable[float], rule: StopRule = RULE) -> StepDurations:
-    steps = StepDurations(rule)
+def measured(
+    durations_ms: Iterable[float], rule: StopRule = RULE, beaten_ms: float | None = None
+) -> StepDurations:
+    steps = StepDurations(rule, beaten_ms)
     for duration in durations_ms:
         steps.add(duration)
         if steps.stopped_by:
             return steps
     raise AssertionError("it never stops")
+
+
+@pytest.mark.parametrize(
+    ("durations_ms", "beaten_ms", "ended"),
+    [
+        (repeat(100.0), 99.0, ("beaten", 5, 0)),
+        (repeat(100.0), 100.0, ("half-width", 6, 0)),
+        (chain([99.0], repeat(100.0)), 99.5, ("half-width", 6, 0)),
+        # What is slow before the steady state says nothing, and five others are needed.
+        (chain([900.0, 700.0], repeat(100.0)), 99.0, ("beaten", 7, 2)),
+        (chain([900.0, 700.0], repeat(90.0)), 99.0, ("half-width", 8, 2)),
+        # The clocks rise in the first 25 ms, and 100 ms follow.
+        (repeat(5.0), 4.0, ("beaten", 24, 4)),
+    ],
+)
+def test_a_cell_of_which_five_steady_steps_are_slower_is_beaten(
+    durations_ms: Iterable[float], beaten_ms: float, ended: tuple[str, int, int]
+) -> None:
+    steps = measured(durations_ms, beaten_ms=beaten_ms)
+    assert (steps.stopped_by, len(steps.durations), steps.warm_up) == ended
 
 
 def jumping(sd: float) -> Iterator[float]:

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
+from orchestrator.config.selection import Selection
 from tests.conftest import ROOT
 
 Sweep = Callable[..., Result]
 FULL = str(ROOT / "configs" / "full.yaml")
+HELD = ("--hold", "tokens_per_update=512")
 SMALL = "size=small,context_length=128,pass=forward"
 TINY = """
 name: tiny
@@ -40,7 +43,23 @@ grids:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ([], "sweep: no axis to search is given. Add --over compile,attention"),
         (["--over", "size"], "--over size: another size is another model"),
+        (["--over", "compile", "--up-to", "9"], "--up-to: needs --largest"),
+        (
+            ["--largest", "batch_size", "--until", "2%"],
+            "--until: cannot be combined with --largest",
+        ),
+        (["--over", "compile", "--confirm", "1"], "'--confirm': 1 is not in the range 2<=x<=100"),
+        (["--over", "compile", "--hold", "tokens=9"], "--hold tokens=9: is not a number of tokens"),
+        (
+            ["--over", "batch_size=2,4", "--hold", "tokens_per_update=128"],
+            "--hold tokens_per_update=128: no candidate divides it. Name a multiple",
+        ),
+        (
+            ["--over", "compile", "--set", "gradient_accumulation=1", *HELD],
+            "--hold: chooses gradient_accumulation itself",
+        ),
         (["--over", "d_head"], "--over d_head: train_step has no such axis"),
         (["--over", "batch_size"], "--over batch_size: has one value"),
         (["--over", "batch_size=4"], "--over batch_size: has one value"),
@@ -119,7 +138,7 @@ def test_a_plan_needs_a_gpu(sweep_here: Sweep) -> None:
     """The tests see no GPU."""
     result = sweep_here("best", FULL, "--where", SMALL, "--over", "compile", "--plan")
     assert result.exit_code == 2
-    assert "for which GPU? This machine has none. Add --gpu H100" in result.stderr
+    assert "for which GPU? This machine has none. Add --gpu 'RTX 5090'" in result.stderr
 
 
 @pytest.mark.process
@@ -181,7 +200,9 @@ def test_a_search_measures_once_and_writes_a_config_of_its_answer(
     first = sweep_here(*words)
     assert first.exit_code == 0, first.output
     assert "best: " in first.stdout
-    config, _ = load_config(best)
+    config, source = load_config(best)
+    (cell,) = expand(config, source, Selection()).cells
+    assert f"sweep show {tmp_path}/run {cell.id}" in first.stdout
     grid = config.grids[0].fixed
     assert f"attention={grid['attention']} optimizer={grid['optimizer']}" in first.stdout
     again = sweep_here(*words)
@@ -190,3 +211,51 @@ def test_a_search_measures_once_and_writes_a_config_of_its_answer(
     assert [line for line in again.stdout.splitlines() if line.startswith("best: ")] == [
         line for line in first.stdout.splitlines() if line.startswith("best: ")
     ]
+
+
+def test_the_tokens_of_an_update_are_held(sweep_here: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["best", str(tmp_path / "tiny.yaml"), "--plan", "--where", "attention=sdpa"]
+    words += ["--over", "batch_size=1,2,3,4,8", "--hold", "tokens_per_update=64"]
+    result = sweep_here(*words, "--set", "optimizer=fused")
+    assert result.exit_code == 0, result.output
+    assert (
+        "left out, because 64 tokens are no multiple of theirs: "
+        "batch_size=3 context_length=16; batch_size=8 context_length=16"
+    ) in result.output
+    rows = [line.split()[:2] for line in result.stdout.splitlines()]
+    held = sorted(row for row in rows if len(row) == 2 and row[0].isdigit())
+    assert held == [["1", "4"], ["2", "2"], ["4", "1"]]
+    # A sweep can select the same cells.
+    result = sweep_here(
+        *("plan", str(tmp_path / "tiny.yaml"), "--set", "batch_size=1,2,4"),
+        *("--set", "gradient_accumulation=1,2,4", "--where", "tokens_per_update=64"),
+        *("--where", "attention=sdpa,optimizer=fused"),
+    )
+    assert "3 cells" in result.stdout, result.output
+
+
+def test_the_largest_value_is_that_of_the_other_commands(sweep_here: Sweep) -> None:
+    words = ["--where", "size=small,context_length=128,pass=forward,precision=fp32,compile=eager"]
+    words += ["--gpu", "24GiB", "--granularity", "64", "--up-to", "128"]
+    for command, axis in (("max-batch", "batch_size"), ("max-context", "context_length")):
+        plain = sweep_here(command, FULL, *words)
+        best = sweep_here("best", FULL, "--largest", axis, "--plan", *words)
+        assert plain.exit_code == best.exit_code == 0, best.output
+        assert best.stdout == plain.stdout
+    result = sweep_here("best", FULL, "--largest", "batch_size", *words[:2])
+    assert result.exit_code == 2
+    assert "device cuda is not available" in result.stderr
+
+
+def test_what_would_fit_is_named_if_nothing_does(sweep_here: Sweep, tmp_path: Path) -> None:
+    words = ["--over", "optimizer=foreach,fused", "--plan", "--gpu", "3.5GiB"]
+    words += [
+        "--where",
+        "size=small,context_length=512,pass=train_step,precision=fp32,compile=eager",
+    ]
+    result = sweep_here("best", FULL, *words, "--set", "attention=sdpa")
+    assert result.exit_code == 0, result.output
+    assert "no candidate surely fits; optimizer=" in result.stdout
+    assert "the cheapest changes that fit and train the same, as predicted" in result.stdout
+    assert "--set checkpointing=blocks" in result.stdout

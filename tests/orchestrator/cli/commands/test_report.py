@@ -82,7 +82,7 @@ def test_tables_are_listed_by_what_the_page_shows() -> None:
     assert "  kernel-diff " in on_demand
     names = [line.split()[0] for line in f"{shown}{on_demand}".splitlines() if line[:2] == "  "]
     assert sorted(names) == sorted(table.name for table in TABLES)
-    assert shown.count("\n  ") == 12
+    assert shown.count("\n  ") == 13
 
 
 @pytest.mark.parametrize("form", ["text", "md"])

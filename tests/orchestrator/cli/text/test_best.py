@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.analysis.fastest import Speed
 from orchestrator.cli.text.best import describe_best
 from orchestrator.config.selection import Selection
 from orchestrator.planning.request import resolve
 from orchestrator.report.formats.terminal import Screen
-from orchestrator.sweep.best_groups import Goal, Speed, make_groups
+from orchestrator.sweep.best_groups import Goal, make_groups
 from orchestrator.sweep.best_search import BestFound
 from tests.conftest import ROOT
 
@@ -32,12 +34,12 @@ def sentences(steps: Mapping[str, Speed], **changes: object) -> list[str]:
         status = "ok" if speed else "pending"
         entrants.append(replace(one, speed=speed, status=status, **changes))  # type: ignore[arg-type]
     found = BestFound((replace(group, entrants=tuple(entrants)),), ("",), None)
-    text = "\n".join(describe_best(request, found, goal, Screen(200), False))
+    text = "\n".join(describe_best(request, found, goal, Screen(200)))
     return text.splitlines()
 
 
 def step(step_s: float, low_s: float, high_s: float, peak_bytes: float | None = None) -> Speed:
-    return Speed(step_s, low_s, high_s, False, peak_bytes)
+    return Speed(step_s, low_s, high_s, False, peak_bytes, wall_s=10.0)
 
 
 def test_the_best_and_what_its_options_add() -> None:
@@ -58,16 +60,23 @@ def test_the_best_and_what_its_options_add() -> None:
         "measured 3 of 6 candidates",
     ):
         assert line in lines
-    assert lines[-1].startswith("its parameters and measurements: sweep show run ")
+    assert lines[-2].startswith("its parameters and measurements: sweep show run ")
+    assert re.fullmatch(
+        r"not finished: 3 of 6 candidates may be measured; next: precision=\w+ compile=\w+",
+        lines[-1],
+    )
 
 
 def test_a_difference_that_may_be_noise_is_named() -> None:
     lines = sentences({"fp32 eager": step(1.0, 0.4, 3.0), "bf16 eager": step(0.5, 0.4, 0.9)})
     assert (
         "best: the default, precision=fp32 compile=eager. precision=bf16 compile=eager took 50 % of "
-        "its time, which is not surely faster: their intervals overlap. --set timing=adaptive "
-        "measures more steps"
+        "its time, which is not surely faster: their intervals overlap"
     ) in lines
+    assert (
+        "to decide it: --confirm 3 measures both 3 more times, which takes about 1 min 00 s"
+        in lines
+    )
     # Neither has a peak, and the default gains nothing over others.
     assert not any("memory" in line or "instead of" in line for line in lines)
 
@@ -91,7 +100,37 @@ def test_what_needs_less_memory_is_slower_than_the_best() -> None:
 
 def test_no_candidate_fits() -> None:
     lines = sentences({}, verdict="perhaps")
-    assert lines[-1] == (
-        "no candidate surely fits. Add --try-perhaps to measure what may fit. Another batch_size or "
-        "checkpointing may need less: add it to --over"
+    assert lines[-2:] == [
+        "no candidate surely fits. Add --try-perhaps to measure what may fit",
+        "a smaller batch_size needs less, and trains with other numbers: add it to --over",
+    ]
+
+
+def test_what_was_measured_alternately_decides() -> None:
+    default = replace(step(1.0, 1.0, 1.0), rounds=(1.0, 1.01, 0.99))
+    sure = replace(step(0.99, 0.98, 1.2), rounds=(0.9, 0.91, 0.9))
+    lines = sentences({"fp32 eager": default, "bf16 eager": sure})
+    assert any(line.startswith("best: precision=bf16 compile=eager: 1.01×") for line in lines)
+    assert (
+        "measured alternately, 3 times each: precision=bf16 compile=eager takes 90.3 % of the time "
+        "of the default, at most 91.2 % with 95 % confidence: confirmed, less than 98 %"
+    ) in lines
+    unsure = replace(sure, rounds=(0.9, 1.04, 0.9))
+    lines = sentences({"fp32 eager": default, "bf16 eager": unsure})
+    assert (
+        "best: the default, precision=fp32 compile=eager. precision=bf16 compile=eager took 99 % of its time"
+        in lines
     )
+    assert (
+        "measured alternately, 3 times each: precision=bf16 compile=eager takes 94.4 % of the time "
+        "of the default, at most 107 % with 95 % confidence: undecided, because less than 98 % is "
+        "surely faster"
+    ) in lines
+    assert (
+        "to decide it: --confirm 6 measures both 3 more times, which takes about 1 min 00 s"
+        in lines
+    )
+    slow = replace(sure, rounds=(0.99, 0.98, 0.99))
+    lines = sentences({"fp32 eager": default, "bf16 eager": slow})
+    assert any(line.endswith("confidence: not less than 98 %") for line in lines)
+    assert not any(line.startswith("to decide it") for line in lines)

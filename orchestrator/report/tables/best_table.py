@@ -1,0 +1,85 @@
+"""The table of the fastest configurations that `sweep best` has found."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from orchestrator.analysis.axes import axis_text, key_axes
+from orchestrator.analysis.fastest import StoredCandidate, StoredSearch, stored_searches
+from orchestrator.analysis.results import Results
+from orchestrator.report.tables import layouts
+from orchestrator.report.tables.formatters import to_gib
+from orchestrator.report.tables.table import (
+    MISSING,
+    Entry,
+    Table,
+    TableGrid,
+    milliseconds,
+    quantity,
+)
+from orchestrator.report.text.numbers import number, ratio
+from orchestrator.store.manifest import BEST
+from tasks.spec.messages import assignments
+
+
+def _best_rows(results: Results) -> TableGrid:
+    """Return one row for each group of the last search that has an answer."""
+    searches = [one for one in stored_searches(results) if one.winner]
+    over = tuple(results.manifest[BEST]["over"]) if searches else ()
+    found = []
+    for search in searches:
+        best = search.winner
+        if best is not None and best.row is not None:
+            found.append((best.row, _entries(search, best)))
+    return layouts.grid_of(key_axes(results, without=over), found, label="best")
+
+
+def _entries(search: StoredSearch, best: StoredCandidate) -> dict[str, Entry]:
+    default, speed = search.entrants[search.default], best.speed
+    assert speed is not None
+    step = milliseconds(1e3 * speed.step_s)
+    step = step._replace(spread=f" [{number(1e3 * speed.low_s)}, {number(1e3 * speed.high_s)}]")
+    faster, confirmation = MISSING, search.confirmation
+    if default.speed:
+        faster = quantity(default.pace_s / best.pace_s, ".2f")
+        if confirmation and best is not default:
+            faster = quantity(1 / confirmation.ratio, ".2f")
+    added = [
+        f"{name}={axis_text(best.options[name])} instead of {axis_text(other.options[name])} "
+        f"{ratio(other.pace_s / best.pace_s)}"
+        for name, other in search.without_options(best)
+    ]
+    counts = Counter(
+        one.reason or ("little to gain" if search.ended else "not yet")
+        for one in search.entrants
+        if not one.speed
+    )
+    return {
+        "best": Entry(" ".join(assignments(best.options))),
+        "step ms": step,
+        "tokens/s": quantity(1 / best.pace_s, ",.0f") if best.tokens > 1 else MISSING,
+        "× default": faster,
+        "peak GiB": to_gib(speed.peak_bytes),
+        "measured": quantity(len(search.measured), "d"),
+        "candidates": quantity(len(search.entrants), "d"),
+        "rounds": quantity(confirmation.rounds if confirmation else None, "d"),
+        "each option adds": Entry("; ".join(added)) if added else MISSING,
+        "not measured": _counted(counts),
+    }
+
+
+def _counted(counts: Counter[str]) -> Entry:
+    texts = [f"{count}: {reason}" for reason, count in counts.most_common()]
+    return Entry("; ".join(texts)) if texts else MISSING
+
+
+BEST_TABLE = Table(
+    "best",
+    "The fastest configurations",
+    "The answers of the last `sweep best`, one for each group of cells that differ along the"
+    " searched axes alone. The first attempt of a cell counts; [ ]: 95 % interval of its median."
+    " Rounds: how often the best and the default were measured alternately, which the ratio is then"
+    " of. Each option adds: times as fast as the measured candidate that differs in it alone.",
+    _best_rows,
+    is_default=True,
+)
