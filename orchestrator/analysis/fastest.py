@@ -15,7 +15,7 @@ from orchestrator.analysis.cells import valid_attempts
 from orchestrator.analysis.metric_columns import summarise
 from orchestrator.analysis.results import Results
 from orchestrator.analysis.timing_columns import ATTEMPT_KEY, step_attempts
-from orchestrator.store.manifest import BEST, marks_of
+from orchestrator.store.manifest import BEST
 from tasks.spec.axes import FrozenValues
 
 # A candidate is recommended if its time is at most this share of the default's: what the CPU limits
@@ -56,7 +56,7 @@ def speeds_of(results: Results) -> dict[str, Speed]:
     attempts = results.read_table("attempts")
     if samples.empty:
         return {}
-    valid = valid_attempts(attempts, marks_of(results.manifest))[ATTEMPT_KEY]
+    valid = valid_attempts(attempts, results.marks)[ATTEMPT_KEY]
     steps = summarise(step_attempts(samples.merge(valid)), ATTEMPT_KEY)
     rows = {row["cell"]: row for row in results.cells.to_dict("records")}
     found = {}

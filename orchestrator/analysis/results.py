@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from orchestrator.common.hashing import sha256
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import value_text
-from orchestrator.store.cell_state import read_states
+from orchestrator.store.cell_state import Marks, read_states
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import INCOMPLETE, Run
 from tasks.spec.cell import dotted_values
@@ -48,6 +48,7 @@ class Results:
     axes: names of the parameters, in the order in which the tasks of the run declare them.
     read_table: returns a stored table of the whole run, such as `kernels`.
     cells_without_samples: number of successful cells whose samples are missing.
+    marks: those of `--fresh` and `--retry` by cell (see `cell_state`).
     """
 
     cells: pd.DataFrame
@@ -56,6 +57,7 @@ class Results:
     # A function, because there may be millions of rows, which few tables of a report need.
     read_table: Callable[[str], pd.DataFrame] = lambda table: pd.DataFrame()
     cells_without_samples: int = 0
+    marks: Marks = field(default_factory=dict)
 
     @property
     def incomplete(self) -> list[str]:
@@ -160,6 +162,7 @@ def stored_results(run: Run, key: str) -> Results | None:
         run.read_manifest(),
         cache(partial(_read_table, run)),
         facts["cells_without_samples"],
+        run.marks(),
     )
 
 
@@ -187,12 +190,14 @@ def derive_results(
     if not every_version and versions.nunique().gt(1).any():
         attempts = _of_latest_version(attempts)
     succeeded = set(attempts.loc[attempts["status"] == Status.OK, "cell"])
-    cells = derive_cells(attempts, samples, run.read("predictions"), run.marks())
+    marks = run.marks()
+    cells = derive_cells(attempts, samples, run.read("predictions"), marks)
     without_samples = len(succeeded.difference(samples["cell"].cat.categories))
     # The samples are the largest table: what is free of their memory goes back to the system.
     del samples
     trim_memory()
-    return Results(cells, tuple(axes), manifest, cache(partial(_read_table, run)), without_samples)
+    read_table = cache(partial(_read_table, run))
+    return Results(cells, tuple(axes), manifest, read_table, without_samples, marks)
 
 
 def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:

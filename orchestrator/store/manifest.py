@@ -104,12 +104,3 @@ def require_sweep(manifest: Manifest, run: object) -> None:
     for name in _REQUIRED_FOR_SWEEP:
         if name not in manifest:
             raise RunError(f"{run}/{MANIFEST_FILE}: {DAMAGED}: it has no {name}", RESTORE_MANIFEST)
-
-
-def marks_of(manifest: Manifest) -> dict[str, list[int]]:
-    """Return the marks of `--fresh` and `--retry` by cell (see `cell_state`)."""
-    marks: dict[str, list[int]] = {}
-    for invocation in manifest.get("invocations", []):
-        for cell, number in invocation.get("marks", {}).items():
-            marks.setdefault(cell, []).append(number)
-    return marks

@@ -28,7 +28,6 @@ from orchestrator.store.manifest import (
     RESTORED_BY,
     Manifest,
     StoredManifest,
-    marks_of,
 )
 from orchestrator.store.stored_tables import Stored, read_stored
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, read_cells_file
@@ -198,7 +197,11 @@ class Run:
 
     def marks(self) -> dict[str, list[int]]:
         """Return the marks of `--fresh` and `--retry` by cell (see `cell_state`)."""
-        return marks_of(self.read_manifest())
+        marks: dict[str, list[int]] = {}
+        for invocation in self.read_manifest().get("invocations", []):
+            for cell, number in invocation.get("marks", {}).items():
+                marks.setdefault(cell, []).append(number)
+        return marks
 
     def unfinished(self) -> dict[str, tuple[int, int]]:
         """Return, by run, how many of its requested cells have no attempt, and how many there are.
