@@ -170,7 +170,7 @@ def test_of_two_that_are_as_fast_the_smaller_one_wins() -> None:
 
 def test_no_search_recommends_what_is_slower_than_the_default() -> None:
     chance = random.Random(0)
-    for _ in range(100):
+    for _ in range(300):
         truth: dict[str, float] = {}
 
         def noisy(one: Entrant, truth: dict[str, float] = truth) -> float:
