@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
-from orchestrator.analysis.fastest import Contender, Ranking
+from orchestrator.analysis.fastest import SURELY_FASTER, Contender, Ranking
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.text import value_text
 from orchestrator.config.selection import matches
@@ -46,7 +46,8 @@ class Entrant(Contender):
     """A configuration of a group.
 
     is_scale_known: True if the guess of its duration is one in seconds; otherwise it only compares
-    candidates with each other. status: how its last attempt ended, or pending.
+    candidates with each other. least_s: the shortest possible step at the peak of the GPU, 0
+    if that is unknown. status: how its last attempt ended, or pending.
     was_tried: this command has asked for it, so that it is not tried again, whatever came of it.
     """
 
@@ -54,6 +55,7 @@ class Entrant(Contender):
     verdict: Verdict | None = None
     prediction: Prediction | None = None
     guess_s: float = 1.0
+    least_s: float = 0.0
     is_launch_bound: bool = False
     is_scale_known: bool = False
     status: str = CellState().status
@@ -68,6 +70,11 @@ class SearchGroup(Ranking[Entrant]):
     """
 
     position: tuple[float, ...] = ()
+
+    def may_win(self, one: Entrant) -> bool:
+        """Return True unless a measured entrant is faster than this one can ever be."""
+        limits = [SURELY_FASTER * other.pace_s for other in self.measured]
+        return one.least_s / one.tokens < min(limits, default=math.inf)
 
 
 def make_groups(cells: Iterable[Cell], goal: Goal) -> list[SearchGroup]:

@@ -102,6 +102,9 @@ class BestSearch:
             return Step(min(open_ones, key=lambda position: mean[first + position]))
         if group.default in open_ones:
             return Step(group.default)
+        open_ones = [one for one in open_ones if group.may_win(group.entrants[one])]
+        if not open_ones:
+            return Step(None, "no other candidate can be faster, even at the peak of the GPU")
         where = np.array([first + position for position in open_ones])
         gains = expected_gain(mean[where], deviation[where], min(paces) * SURELY_FASTER)
         best = int(np.argmax(gains))
@@ -184,13 +187,13 @@ def _record(found: BestFound, goal: Goal) -> Values:
     """Return what run.json holds of a search: its candidates, and why some were not measured."""
     groups = []
     for group, end in zip(found.groups, found.ends, strict=True):
-        candidates = {one.cell.id: why_not_measured(one, goal) for one in group.entrants}
+        candidates = {one.cell.id: why_not_measured(group, one, goal) for one in group.entrants}
         default = group.entrants[group.default].cell.id
         groups.append({"default": default, "candidates": candidates, "ended": end})
     return {"over": list(goal.over), "groups": groups}
 
 
-def why_not_measured(one: Entrant, goal: Goal) -> str:
+def why_not_measured(group: SearchGroup, one: Entrant, goal: Goal) -> str:
     """Return why an entrant has no measured step; empty if its expected gain was too small."""
     if one.speed:
         return ""
@@ -201,6 +204,8 @@ def why_not_measured(one: Entrant, goal: Goal) -> str:
     if one.verdict in _UNSURE:
         remedy = "" if goal.try_perhaps else ": --try-perhaps measures it"
         return _UNSURE[one.verdict] + remedy
+    if not group.may_win(one):
+        return f"cannot be faster: its products take at least {1e3 * one.least_s:.1f} ms"
     return "was not measured" if one.was_tried else ""
 
 
@@ -292,18 +297,28 @@ def predict_groups(
         prediction, cell = predictions.get(one.cell.id), one.cell
         guess = guess_step(cell, device)
         precision = str(cell.params.values().get("precision", "fp32"))
-        has_formula = all_tasks()[cell.task].work(cell.params) is not None
-        is_known = cell.params.device == "cuda" and peak_tflops(device, precision) is not None
+        work = all_tasks()[cell.task].work(cell.params)
+        peak = peak_tflops(device, precision) if cell.params.device == "cuda" else None
         return replace(
             one,
             prediction=prediction,
             verdict=verdict_of(cell, prediction, gpu) if prediction else None,
             guess_s=max(guess),
             is_launch_bound=guess.launch_s >= guess.compute_s,
-            is_scale_known=has_formula and is_known,
+            is_scale_known=work is not None and peak is not None,
+            least_s=_least_s(cell, work, peak),
         )
 
     return _replaced(groups, complete)
+
+
+def _least_s(cell: Cell, work: float | None, peak: float | None) -> float:
+    """Return the shortest possible step, 0 if it is not known. peak: in TFLOP/s."""
+    # The work of a task without tokens may be something else than FLOPs.
+    if not work or not peak or not hasattr(cell.params, "tokens"):
+        return 0.0
+    # Half of them: fused attention skips the masked pairs, and adapters the gradients of weights.
+    return work / 2 / (peak * 1e12)
 
 
 def _with_speeds(

@@ -104,7 +104,7 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> 
         ]
         if one.speed and one.speed.is_beaten:
             words.append("ended early: each step slower than 110 % of the best")
-        words += filter(None, [why_not_measured(one, goal)])
+        words += filter(None, [why_not_measured(group, one, goal)])
         step, against = MISSING, MISSING
         if one.speed:
             step = milliseconds(1e3 * one.speed.step_s)

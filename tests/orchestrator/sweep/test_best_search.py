@@ -452,3 +452,21 @@ def test_no_cell_that_is_predicted_not_to_fit_reaches_the_scheduler(
     assert words(found.groups[0].winner) == "naive fused"
     reasons = Run(tmp_path / "out").read_manifest()["best"]["groups"][0]["candidates"].values()
     assert sorted(reasons) == ["", "", "", *["does not fit"] * 3]
+
+
+def test_what_cannot_be_faster_is_not_measured() -> None:
+    """At the peaks of an H100, the products of fp32 alone take longer than a step in bf16."""
+    values = {"context_length": 512, "batch_size": 4}
+    groups = make_groups(cells(("xl",), **values), Goal(OVER))
+    gpu = GpuModel("H100", 80 * 2**30, None, "NVIDIA H100 80GB HBM3")
+    groups = best_search.predict_groups(groups, gpu, None)
+    group = groups[0]
+    least = {words(one): one.least_s for one in group.entrants}
+    assert least["fp32 eager"] == least["fp32 blocks"] > 10 * least["bf16 eager"] > 0
+    ended = play(groups, Goal(OVER), lambda one: 0.9 * least["fp32 eager"] * by_options(one))[0]
+    # The default is, to compare with.
+    assert {"fp32 eager", "bf16 blocks"} <= set(map(words, ended.measured))
+    blocks = next(one for one in ended.entrants if words(one) == "fp32 blocks")
+    assert blocks.speed is None
+    reason = best_search.why_not_measured(ended, blocks, Goal(OVER))
+    assert reason == f"cannot be faster: its products take at least {1e3 * blocks.least_s:.1f} ms"
