@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from orchestrator.execution.fork_client import Connection, ForkServer, ForkServerLost
 from orchestrator.execution.program import import_path
-from tasks.prediction.records import Prediction, PredictionRequest, unknown
-from tasks.process.fork_server import PREDICT
+from tasks.prediction.records import Prediction, PredictionRequest, generates_code, unknown
+from tasks.process.fork_server import PREDICT, PREDICT_COMPILED
 from tasks.spec.attempt import PREPARATION_S
 from tasks.spec.messages import error_text
 
@@ -35,7 +35,7 @@ def predictor_variables() -> dict[str, str]:
 class PredictingProcess:
     """A predicting process. It starts with the first request, and again for other code of the user.
 
-    server: its fork server, which must have been asked to import for PREDICT.
+    server: its fork server.
     """
 
     def __init__(self, server: ForkServer) -> None:
@@ -65,7 +65,7 @@ class PredictingProcess:
         """Raises TimeoutError, OSError or ForkServerLost."""
         if self._connection is None or request.foreign_code != self._code:
             self._stop()
-            self._start()
+            self._start(PREDICT_COMPILED if generates_code(request.cell) else PREDICT)
             self._code = request.foreign_code
         assert self._connection is not None
         self._connection.send(request.to_json())
@@ -76,8 +76,8 @@ class PredictingProcess:
                 f"no answer within {_TIMEOUT_S:g} s. It is faster on an idle machine"
             ) from error
 
-    def _start(self) -> None:
-        if reason := self._server.broken(PREDICT):
+    def _start(self, purpose: str) -> None:
+        if reason := self._server.broken(purpose):
             self._output.truncate(0)
             self._output.seek(0)
             self._output.write(self._server.last_output() or reason.encode())

@@ -22,7 +22,7 @@ from orchestrator.common.hashing import sha256
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.units import GIB
-from orchestrator.execution.fork_client import ForkServer, ForkServers
+from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, nccl_bytes
 from orchestrator.hardware.host import cores_here
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
@@ -37,7 +37,6 @@ from tasks.prediction.records import (
     unknown,
     unsupported_reason,
 )
-from tasks.process.fork_server import PREDICT_COMPILED
 from tasks.spec.axes import leave_out
 from tasks.spec.cell import Cell
 from tasks.spec.source_digest import HUB, digest_of, python_files, source_digest
@@ -93,17 +92,15 @@ def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[
         for _ in range(idle.maxsize):
             idle.put(stack.enter_context(closing(PredictingProcess(server))))
         progress = stack.enter_context(ProgressLine("predicting memory"))
-        predictor = _Predictor(gpu, import_paths, server, idle, progress)
-        yield lambda cells: _predict(cells, predictor)
+        yield lambda cells: _predict(cells, _Predictor(gpu, import_paths, idle, progress))
 
 
 @dataclass(frozen=True)
 class _Predictor:
-    """The GPU to predict for, the fork server, and its child processes that are not busy."""
+    """The GPU to predict for, and the child processes that are not busy."""
 
     gpu: GpuModel | None
     import_paths: tuple[str, ...]
-    server: ForkServer
     idle: LifoQueue[PredictingProcess]
     progress: ProgressLine
 
@@ -119,10 +116,6 @@ def _predict(cells: Sequence[Cell], predictor: _Predictor) -> dict[str, Predicti
             found[key] = cached
     missing = leave_out(requests, found)
     progress.total += len(missing)
-    if any(generates_code(request.cell) for request in missing.values()):
-        # Imported once. If that fails, each child imports by itself, or has the reason why not.
-        with suppress(OSError):
-            predictor.server.broken(PREDICT_COMPILED)
     for key, prediction in _ask_all(missing, predictor.idle):
         progress.done += 1
         found[key] = prediction
@@ -281,8 +274,9 @@ def _ask_all(
         group.sort(key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True)
     if not groups:
         return
-    # Sorted, because a child must fork whenever a request needs other code of the user.
-    ordered = sorted(groups.values(), key=lambda group: group[0][1].foreign_code)
+    # Sorted, because a child must fork whenever a request needs other code of the user. Compiled
+    # cells come first: then the children inherit the compiler instead of importing it themselves.
+    ordered = sorted(groups.values(), key=_order)
     threads = ThreadPoolExecutor(min(len(groups), idle.maxsize))
     try:
         for answers in threads.map(lambda group: _ask_one(idle, group), ordered):
@@ -290,6 +284,11 @@ def _ask_all(
     finally:
         # Threads that still wait for an answer end when their child is stopped.
         threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _order(group: Sequence[tuple[str, PredictionRequest]]) -> tuple[tuple[str, ...], bool]:
+    _, first = group[0]
+    return first.foreign_code, not generates_code(first.cell)
 
 
 def _ask_one(

@@ -221,10 +221,10 @@ def _set_read_late(variables: Mapping[str, str]) -> None:
 
 def import_for(purpose: str) -> None:
     """Import what children need for a purpose, for them to inherit."""
-    if purpose == PREDICT:
+    if purpose in (PREDICT, PREDICT_COMPILED):
         importlib.import_module("tasks.prediction.service")
-    elif purpose == PREDICT_COMPILED:
-        importlib.import_module("tasks.prediction.compiled_calls")
+        if purpose == PREDICT_COMPILED:
+            importlib.import_module("tasks.prediction.compiled_calls")
     else:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it
         importlib.import_module("torch.profiler")
