@@ -22,6 +22,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ def processes(rows: pd.DataFrame, column: str, keys: Sequence[str]) -> Pool:
     return pool
 
 
+@cache
 def pools(machines: str) -> tuple[Pool, Pool]:
     """Return the pools of step times of GPU-bound cells and kernel times of CPU-bound ones.
 
