@@ -38,6 +38,7 @@ ON_A_CPU = ROOT / "tests" / "data" / "golden" / "old_run"
 # Columns of predictions that count FLOPs, in no published run; test_throughput.py makes them.
 COUNTED = {"counted_flops", "recomputed_flops", "hfu"}
 RARE = {"at_least_bytes", "mfu", "flops_reason", *COUNTED}
+RARE |= {"timing_beaten"}  # of a search; test_best_search.py measures it
 RARE |= {"outside_allocator_bytes"}  # newer than the published runs; test_gpu.py measures it
 # Of ranks on the CPU, and of ranks that were predicted.
 RARE |= {"second_peak_rss_bytes"}
