@@ -202,9 +202,10 @@ def test_a_search_measures_once_and_writes_a_config_of_its_answer(
     assert "best: " in first.stdout
     config, source = load_config(best)
     (cell,) = expand(config, source, Selection()).cells
-    assert f"sweep show {tmp_path}/run {cell.id}" in first.stdout
+    printed = " ".join(first.stdout.split())  # a long line is wrapped
+    assert f"sweep show {tmp_path}/run {cell.id}" in printed
     grid = config.grids[0].fixed
-    assert f"attention={grid['attention']} optimizer={grid['optimizer']}" in first.stdout
+    assert f"attention={grid['attention']} optimizer={grid['optimizer']}" in printed
     again = sweep_here(*words)
     assert "[1/1]" in first.stdout
     assert "[1/1]" not in again.stdout  # every decision follows from the rows
