@@ -326,11 +326,15 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def bucket(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bucket]:
     """The contents of s3://bucket, which a server of this process has."""
     from tests.support.s3 import Bucket, serve
 
     made = Bucket()
+    # The port may be that of an earlier server, whose runs have working copies in the user's cache.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     with serve(made):
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
