@@ -57,6 +57,11 @@ def has_value(row: Row, column: str) -> bool:
     return not is_null(row.get(column))
 
 
+def number_in(row: Row, column: str) -> float | None:
+    """Return the number in a column of the row, or None without the column or a value in it."""
+    return float(row[column]) if has_value(row, column) else None
+
+
 def ranks_of(row: Row) -> int:
     """Return the number of ranks of a cell: of its GPUs, or of its processes on the CPU."""
     axis = {"cuda": "gpus", "cpu": "processes"}.get(str(row.get("device")), "")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
-import pandas as pd
 
-from orchestrator.analysis.axes import Row, each, has_value
+from orchestrator.analysis.axes import Row, each, has_value, number_in
 from orchestrator.analysis.cells import valid_attempts
 from orchestrator.analysis.metric_columns import summarise
 from orchestrator.analysis.results import Results
@@ -65,27 +64,19 @@ def speeds_of(results: Results) -> dict[str, Speed]:
         medians = own["median"].tolist()
         if row is None or not medians[0] > 0:
             continue
+        synced_ms = number_in(row, "step_synced_ms_median")
         found[str(cell)] = Speed(
             medians[0] / 1e3,
             float(own["ci_low"].iloc[0]) / 1e3,
             float(own["ci_high"].iloc[0]) / 1e3,
             row.get("cpu_bound") is True or row.get("device") == "cpu",
-            _number(row.get("peak_allocated_bytes")),
-            _seconds(row.get("step_synced_ms_median")),
+            number_in(row, "peak_allocated_bytes"),
+            None if synced_ms is None else synced_ms / 1e3,
             row.get("timing_beaten") is True,
             tuple(median / 1e3 for median in medians[1:]),
-            _number(row.get("wall_s")) or 0.0,
+            float(row["wall_s"]),
         )
     return found
-
-
-def _seconds(ms: object) -> float | None:
-    number = _number(ms)
-    return None if number is None else number / 1e3
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) else float(value)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class _Asked(_Stored):  # of older versions
     choice: _Choice
 
 
-class _Group(_Stored):  # of `sweep best`
+class _BestGroup(_Stored):
     default: _Text
     candidates: dict[_Text, _Text]  # why each was not measured
     ended: _Text
@@ -56,7 +56,7 @@ class _Group(_Stored):  # of `sweep best`
 
 class _Best(_Stored):
     over: list[_Text]
-    groups: list[_Group]
+    groups: list[_BestGroup]
 
 
 class _Invocation(_Stored):

@@ -73,8 +73,8 @@ class SearchGroup(Ranking[Entrant]):
 
     def may_win(self, one: Entrant) -> bool:
         """Return True unless a measured entrant is faster than this one can ever be."""
-        limits = [SURELY_FASTER * other.pace_s for other in self.measured]
-        return one.least_s / one.tokens < min(limits, default=math.inf)
+        fastest = self.measured[:1]
+        return not fastest or one.least_s / one.tokens < SURELY_FASTER * fastest[0].pace_s
 
 
 def make_groups(cells: Iterable[Cell], goal: Goal) -> list[SearchGroup]:

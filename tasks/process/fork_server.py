@@ -61,6 +61,7 @@ ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # What children do: measure cells, measure cells that compile, predict cells, predict compiled cells.
 MEASURE, COMPILE = "measure", "compile"
 PREDICT, PREDICT_COMPILED = "predict", "predict compiled"
+_PREDICTS = (PREDICT, PREDICT_COMPILED)
 
 # The first part of a server's address: one whose children measure, and one whose children predict.
 MEASURING, PREDICTING = "sweep-measure", "sweep-predict"
@@ -134,7 +135,7 @@ class Server:
         except Exception as error:
             traceback.print_exc()
             return f"it cannot import what cells need: {error_text(error)}"
-        return "" if purpose in (PREDICT, PREDICT_COMPILED) else self._probe()
+        return "" if purpose in _PREDICTS else self._probe()
 
     def _fork(self, work: Callable[[], None], connection: socket.socket) -> None:
         try:
@@ -221,7 +222,7 @@ def _set_read_late(variables: Mapping[str, str]) -> None:
 
 def import_for(purpose: str) -> None:
     """Import what children need for a purpose, for them to inherit."""
-    if purpose in (PREDICT, PREDICT_COMPILED):
+    if purpose in _PREDICTS:
         importlib.import_module("tasks.prediction.service")
         if purpose == PREDICT_COMPILED:
             importlib.import_module("tasks.prediction.compiled_calls")

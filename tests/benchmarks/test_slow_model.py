@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from orchestrator.common.errors import EXIT_FAILURES
 from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
 from orchestrator.config.selection import Selection
-from tests.conftest import ROOT, sweep_command
+from tests.conftest import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 TENTH = ROOT / "results" / "published" / "h200" / "tenth"
@@ -98,21 +99,16 @@ def test_a_pause_of_the_gpu_takes_its_time(slow_model: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(900)
-def test_the_gate_finds_a_slow_down_that_is_injected(tmp_path: Path) -> None:
+def test_the_gate_finds_a_slow_down_that_is_injected(
+    tmp_path: Path, sweep: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     (tmp_path / "tiny.yaml").write_text(CONFIG)
     (tmp_path / "gate.yaml").write_text(POLICY)
     words = (
         "ab", "tiny.yaml", "--a", "env=SLOW=0", "--b", "env=SLOW=30", "--policy", "gate.yaml",
         "--scheduler", "serial", "--json", "gate.json",
     )  # fmt: skip
-    ended = subprocess.run(
-        sweep_command(*words),
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = sweep(*words, timeout=900, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{BENCHMARKS}"})
     assert not ended.stderr
     checks = json.loads((tmp_path / "gate.json").read_text())["checks"]
     times = {one["settings"].get("model"): one for one in checks if one["gate"] == "operations"}

@@ -225,11 +225,9 @@ def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> It
 
 def _deciding(challenger: Entrant, default: Entrant, rounds: int) -> str:
     """Return what would decide between two candidates, and what it costs."""
-    left, seconds = 0, 0.0
-    for one in (challenger, default):
-        if one.speed:
-            left = max(0, rounds - len(one.speed.rounds))
-            seconds += left * one.speed.wall_s
+    speeds = [one.speed for one in (challenger, default) if one.speed]
+    left = max(rounds - len(speed.rounds) for speed in speeds)
+    seconds = left * sum(speed.wall_s for speed in speeds)
     return (
         f"to decide it: --confirm {rounds} measures both {left} more times, which takes about "
         f"{format_seconds(max(1.0, seconds))}"

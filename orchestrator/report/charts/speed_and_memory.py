@@ -42,11 +42,8 @@ def _points(search: StoredSearch, cells: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for one in search.measured:
         if one.speed and one.speed.peak_bytes and one.row:
-            cell, speed, gib = (
-                cells.loc[one.row["cell"]],
-                1 / one.pace_s,
-                one.speed.peak_bytes / GIB,
-            )
+            cell = cells.loc[one.row["cell"]]
+            speed, gib = 1 / one.pace_s, one.speed.peak_bytes / GIB
             rows.append(
                 {
                     "gib": gib,

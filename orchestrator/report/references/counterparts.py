@@ -17,7 +17,7 @@ from functools import cached_property
 import pandas as pd
 
 from orchestrator.analysis import kernels as kernel_rows
-from orchestrator.analysis.axes import Row, has_value
+from orchestrator.analysis.axes import Row, has_value, number_in
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
@@ -124,29 +124,28 @@ class Counterpart:
         return " ".join(text.split())  # an absent label leaves two spaces
 
 
-def _column(row: Row, name: str) -> float | None:
-    return float(row[name]) if has_value(row, name) else None
-
-
 def _own(column: str) -> OurValue:
     """Return a function of the value in a column. {} in its name stands for the phase."""
-    return lambda number, row, figures: _column(row, column.format(number.phase))
+    return lambda number, row, figures: number_in(row, column.format(number.phase))
 
 
 def phase_ms(row: Row, phase: str, statistic: str) -> float | None:
     """Return a time of a phase. Published steps end synchronized, like `step_synced`."""
-    is_synced = phase == "step" and _column(row, "step_synced_ms_median")
-    return _column(row, f"{'step_synced' if is_synced else phase}_ms_{statistic}")
+    is_synced = phase == "step" and number_in(row, "step_synced_ms_median")
+    return number_in(row, f"{'step_synced' if is_synced else phase}_ms_{statistic}")
 
 
 def _call_ms(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    step_ms, calls = _column(row, f"step_ms_{number.statistic}"), _column(row, "collective_calls")
+    step_ms, calls = (
+        number_in(row, f"step_ms_{number.statistic}"),
+        number_in(row, "collective_calls"),
+    )
     return step_ms / calls if step_ms and calls else None
 
 
 def _peak(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     first = "first_forward_" if is_first_forward(number, row) else ""
-    return _column(row, f"{first}peak_allocated_bytes")
+    return number_in(row, f"{first}peak_allocated_bytes")
 
 
 def _gemm_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
@@ -225,7 +224,9 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "saved_squares": Counterpart("saved squares", _own("saved_squares"), ".1f"),
     "tensor": Counterpart(
         "tensor {part} (MiB)",
-        lambda number, row, figures: _column(row, _TENSORS.get(number.labels.get("part", ""), "")),
+        lambda number, row, figures: number_in(
+            row, _TENSORS.get(number.labels.get("part", ""), "")
+        ),
         ".2f",
         MIB,
     ),

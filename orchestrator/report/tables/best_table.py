@@ -24,10 +24,9 @@ from tasks.spec.messages import assignments
 
 def _best_rows(results: Results) -> TableGrid:
     """Return one row for each group of the last search that has an answer."""
-    searches = [one for one in stored_searches(results) if one.winner]
-    over = tuple(results.manifest[BEST]["over"]) if searches else ()
+    over = tuple(results.manifest.get(BEST, {}).get("over", ()))
     found = []
-    for search in searches:
+    for search in stored_searches(results):
         best = search.winner
         if best is not None and best.row is not None:
             found.append((best.row, _entries(search, best)))

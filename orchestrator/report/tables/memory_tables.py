@@ -8,7 +8,7 @@ from functools import partial
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, has_value, key_axes, ordered_values
+from orchestrator.analysis.axes import Row, key_axes, number_in, ordered_values, ranks_of
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables import layouts
@@ -174,17 +174,9 @@ def with_measured_parts(results: Results) -> TableGrid:
     return _parts_of(replace(results, cells=cells))
 
 
-def _on_device(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells with a reserved peak, or with the memory when it ran out."""
-    return layouts.having("peak_reserved_bytes", "free_bytes")(cells)
-
-
 def _account(row: Row) -> dict[str, Entry]:
     """Return the account of a cell's memory on its GPU. Each sum is that of the entries before it."""
-
-    def known(column: str) -> float | None:
-        return float(row[column]) if has_value(row, column) else None
-
+    known = partial(number_in, row)
     requested = known("peak_requested_bytes")
     allocated, reserved = known("peak_allocated_bytes"), known("peak_reserved_bytes")
     outside, nccl = known("outside_allocator_bytes"), known("nccl_device_bytes")
@@ -192,7 +184,7 @@ def _account(row: Row) -> dict[str, Entry]:
     if free is not None and total is not None:  # memory ran out
         requested, allocated, reserved = None, known("allocated_bytes"), known("reserved_bytes")
         outside = None if reserved is None else total - free - reserved
-    has_nccl = (known("gpus") or 1) > 1
+    has_nccl = ranks_of(row) > 1
     sizes = {
         "requested": requested,
         "+ rounding": _less(allocated, requested),
@@ -258,7 +250,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " programs on this GPU. In use: what nvidia-smi shows. The memory is that at the peak of a"
         " steady step, or when it ran out.",
         device_memory,
-        _on_device,
+        layouts.having("peak_reserved_bytes", "free_bytes"),
     ),
     Table(
         "memory-parts",

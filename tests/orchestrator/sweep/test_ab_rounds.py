@@ -314,15 +314,15 @@ grids:
 @pytest.mark.process
 @pytest.mark.compile
 @pytest.mark.timeout(300)
-def test_a_new_graph_break_and_a_new_failure_are_found_in_a_real_run(tmp_path: Path) -> None:
+def test_a_new_graph_break_and_a_new_failure_are_found_in_a_real_run(
+    tmp_path: Path, sweep: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     (tmp_path / "changing.py").write_text(CHANGING)
     (tmp_path / "changing.yaml").write_text(OF_CHANGING)
     (tmp_path / "gate.yaml").write_text("gate: {rounds: {first: 1, more: 0}}\n")
     sides = ("--a", "env=CHANGE=0", "--b", "env=CHANGE=1", "--json", "gate.json")
     words = ("ab", "changing.yaml", *sides, "--policy", "gate.yaml", "--scheduler", "serial")
-    ended = subprocess.run(
-        sweep_command(*words), cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ended = sweep(*words, timeout=300)
     assert ended.returncode == EXIT_FAILURES, ended.stdout + ended.stderr
     assert "FAIL: 2 of 3 cells are worse in B" in ended.stdout
     checks = json.loads((tmp_path / "gate.json").read_text())["checks"]
