@@ -7,8 +7,8 @@ The queue of a sweep hands out the cells, and backfill decides which one starts 
 all GPUs. Each takes as long as it was measured; besides that, only the start before the first cell
 (--start-s) takes time. Cells that need more GPUs are left out. Efficiency is the time of all cells,
 each times its GPUs, over GPUs × duration of the sweep. The column "durations unknown" is a first
-sweep, which learns durations on its way; "known" is one that is repeated. The bound is the longest
-cell, or all cells divided by the GPUs, whichever is longer.
+sweep, which learns durations on its way; "known" is one that is repeated. The bound is the
+larger one of two times: that of the longest cell, and that of all cells divided by the GPUs.
 """
 
 from __future__ import annotations

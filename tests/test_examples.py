@@ -65,15 +65,15 @@ def test_the_notebook_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = nbclient.NotebookClient(
         notebook, timeout=100, resources={"metadata": {"path": str(here)}}
     ).execute()
-    said = [
+    printed = [
         str(output.get("data", output.get("text")))
         for cell in done.cells
         for output in cell.get("outputs", [])
     ]
-    assert "LoadedRun('results/demo', 5 cells)" in said[0]
-    assert any("image/png" in text for text in said)
-    assert any("gemm_backward" in text for text in said)
-    assert any("out of memory: asked for" in text for text in said)
+    assert "LoadedRun('results/demo', 5 cells)" in printed[0]
+    assert any("image/png" in text for text in printed)
+    assert any("gemm_backward" in text for text in printed)
+    assert any("out of memory: asked for" in text for text in printed)
 
 
 def test_duckdb_and_polars_read_the_same_numbers(here: Path) -> None:

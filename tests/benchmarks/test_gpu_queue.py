@@ -67,5 +67,5 @@ def test_a_cell_takes_all_of_its_gpus_and_short_ones_fill_the_rest(gpu_queue: An
     states = {cell: state_of((Status.OK,), (took_s,)) for cell, took_s in seconds.items()}
     measured = gpu_queue.MeasuredCells("NVIDIA H200", cells, states, seconds).on(3)
     assert (measured.gpu_s, measured.bound_s(3)) == (16.0, 16.0 / 3)
-    # The wide ones first, and the two others beside them.
+    # The cells of two GPUs come first; the others run on the third GPU meanwhile.
     assert gpu_queue.simulate(measured, 3, start_s=0.0, are_known=True) == 6.0

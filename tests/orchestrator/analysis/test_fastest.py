@@ -1,4 +1,4 @@
-"""What is surely faster, and what several measurements of two configurations show."""
+"""Tests of what is surely faster, and of two configurations that were measured several times."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_less_than_two_rounds_show_nothing(rounds: tuple[float, ...]) -> None:
 def test_rounds_decide_also_about_what_the_cpu_limits(
     rounds: tuple[float, ...], winner: str
 ) -> None:
-    """Of one process each, 25 % less is not sure on a CPU."""
+    """With one process each, a step that is 25 % shorter proves nothing on a CPU."""
     default = Speed(1.0, 1.0, 1.0, True, None, rounds=(1.0, 1.01, 1.0))
     entrants = (
         Contender({"x": "default"}, 1, default),

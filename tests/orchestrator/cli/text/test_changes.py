@@ -1,4 +1,4 @@
-"""What would make a stored cell fit: the folders in which its model is looked up."""
+"""Changes that make a stored cell fit: the folders in which its model is found."""
 
 from __future__ import annotations
 
