@@ -29,6 +29,7 @@ from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.common.text import shell_path
+from orchestrator.store.layout import CACHE
 from orchestrator.store.run import INCOMPLETE, Run, find_cell
 
 _TASK = "task"
@@ -68,7 +69,7 @@ def compare_runs(
         common = {cell for cell, _ in ids}
         alone = [[cell for cell in one if cell not in common] for one in rows]
         only = (len(alone[0]), len(alone[1]))
-    pairs, machine_facts = [], _machine_facts(a, b)
+    pairs, machine_facts, shares_cache = [], _machine_facts(a, b), _shares_cache(a, b)
     for one, other in ids:
         values = _values(rows[0][one], first.results.axes)
         pairs.append(
@@ -79,6 +80,7 @@ def compare_runs(
                 policy.of_cell(values),
                 policy.acceptance(values),
                 machine_facts,
+                shares_cache,
             )
         )
     if not any(_is_measured(row) for pair in pairs for row in pair.rows):
@@ -107,6 +109,13 @@ def _machine_facts(a: Run, b: Run) -> tuple[str, ...]:
     if a.is_published and b.is_published and a.folder.parent != b.folder.parent:
         return ("gpu_uuid",)  # each publication numbers its hosts
     return "host", "gpu_uuid"
+
+
+def _shares_cache(a: Run, b: Run) -> bool:
+    """Return True if both runs took compiled code from one folder, as one run and `sweep ab` do."""
+    folders = a.folder.resolve(), b.folder.resolve()
+    is_contest = folders[0].parent == folders[1].parent and (folders[0].parent / CACHE).is_dir()
+    return folders[0] == folders[1] or is_contest
 
 
 def _timing(run: RunTimings, cell: str, rounds: int | None) -> CellTiming:

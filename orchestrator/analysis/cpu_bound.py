@@ -17,6 +17,8 @@ _SMALL_LEAD = 0.1
 # ...and by less than this time. The launch queue is finite: with small kernels a CPU that is as far
 # ahead as possible is still less than a tenth ahead of a long phase.
 _ENOUGH_LEAD_MS = 15.0
+# Kernels fill at least this share of a GPU-bound step (see `cpu_bound_share`).
+FILLED = 0.9
 _MAX_WAITING = 0.1  # share of a step in such phases from which the step counts as CPU-bound
 # Share of the timing in which a thread waits for a core. On a host with two cores it reached 0.09
 # without other processes, and 0.5 with two others.

@@ -49,7 +49,9 @@ class KernelLimits(_Strict):
     """Limits of the kernel time, which does not depend on the CPU."""
 
     same_machine: Share = Field(0.02, description="change between two runs of one machine")
-    other_machine: Share = Field(0.03, description="change between runs of two machines")
+    other_machine: Share = Field(
+        0.03, description="change between runs of two machines, or of two compilations"
+    )
 
 
 class CompileLimits(_Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -20,6 +21,9 @@ CPU_ALLOCATOR = {
     "MALLOC_TOP_PAD_": str(64 * MIB),
 }
 
+# A variable with the folder of compiled code that several runs share. Each run has its own otherwise.
+SHARED_CACHE = "SWEEP_COMPILER_CACHE"
+
 
 def child_environment(attempt: Attempt) -> dict[str, str]:
     """Return the variables that must be set before the measuring process imports torch.
@@ -28,11 +32,12 @@ def child_environment(attempt: Attempt) -> dict[str, str]:
     cache, and that our packages always come first in PYTHONPATH.
     """
     configured = dict(attempt.settings.env)
+    compiled = attempt.path.parents[2] / "cache" / "inductor"
     variables = {
         "PYTHONPATH": import_path(configured.pop("PYTHONPATH", None)),
         # Kineto prints its progress to stderr otherwise.
         "KINETO_LOG_LEVEL": "99",
-        "TORCHINDUCTOR_CACHE_DIR": str(attempt.path.parents[2] / "cache" / "inductor"),
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get(SHARED_CACHE, str(compiled)),
         **GPU_ORDER,
     }
     if attempt.cell.params.device == "cpu":

@@ -3,6 +3,9 @@
 There is no state: which rounds are left follows from the rows of the two runs. Each turn is a child
 process, `sweep run CONFIG --repeat N` of that side, which measures what its run lacks. A command
 that was interrupted or killed therefore continues where it stopped.
+
+Both sides share their compiled code, so that they differ by their code and not by the choice of
+kernels (see analysis/time_checks.py).
 """
 
 from __future__ import annotations
@@ -38,9 +41,11 @@ from orchestrator.common.text import cell_count, cells_and_verb
 from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
 from orchestrator.config.selection import Selection
+from orchestrator.execution.child_environment import SHARED_CACHE
 from orchestrator.execution.program import lifeline
 from orchestrator.planning.invocation import UNMEASURED
 from orchestrator.store.cell_state import read_states
+from orchestrator.store.layout import CACHE
 from orchestrator.store.run import Run
 from orchestrator.sweep.interruption import SAVING_S, Interruption
 from orchestrator.sweep.sides import Program
@@ -142,6 +147,11 @@ class Contest:
         return Run(self.out / side)
 
     @property
+    def cache(self) -> Path:
+        """The folder of the compiled code of both sides."""
+        return self.out / CACHE
+
+    @property
     def runs(self) -> tuple[Run, Run]:
         return self.run("a"), self.run("b")
 
@@ -227,7 +237,7 @@ def run_child(contest: Contest, turn: Turn) -> int:
         child = subprocess.Popen(
             [program.python, "-P", "-c", _CHILD, str(end), *words],
             cwd=program.folder,
-            env={**os.environ, **program.env},
+            env={**os.environ, **program.env, SHARED_CACHE: str(contest.cache.absolute())},
             stdout=subprocess.PIPE,
             text=True,
             errors="replace",

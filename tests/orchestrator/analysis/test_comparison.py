@@ -15,6 +15,7 @@ from click.testing import Result
 
 from orchestrator.analysis.checks import Check
 from orchestrator.analysis.comparison import compare_runs
+from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.gate_policy import Policy, PolicyFile
 from orchestrator.analysis.results import load_results
 from orchestrator.analysis.verdicts import Rounds, Verdict, decide
@@ -22,6 +23,7 @@ from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
+from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 from tests.conftest import ROOT, watched, with_samples
@@ -52,8 +54,12 @@ def gpu_cell(
     lead_ms: float = 20.0,
     host: str = "one",
     clock_mhz: float | None = None,
+    seen: Sequence[str] = (),
 ) -> list[Outcome]:
-    """Return an attempt for each median of a cell on a GPU, whose CPU is ahead by `lead_ms`."""
+    """Return an attempt for each median of a cell on a GPU, whose CPU is ahead by `lead_ms`.
+
+    seen: what each attempt found in the compiler's cache; nothing for a cell that is not compiled.
+    """
     attempts = []
     for number, median in enumerate(medians_ms, 1):
         samples = list(outcome.samples)
@@ -66,7 +72,8 @@ def gpu_cell(
             samples.append(Sample("telemetry", "sm_clock", "MHz", clock_mhz, "after"))
         one = replace(outcome, samples=tuple(samples))
         own = replace(one, attempt=replace(one.attempt, number=number))
-        attempts.append(on(host, own))
+        compiled = {"compile_cache_seen": seen[number - 1]} if seen else {}
+        attempts.append(on(host, own, **compiled))
     return attempts
 
 
@@ -162,6 +169,64 @@ def test_repetitions_on_another_machine_are_one_round(tmp_path: Path, gpu: Outco
     assert len(only_time(before, after).log_ratios) == 1
 
 
+def compiled_cell(gpu: Outcome, scale: float, seen: Sequence[str]) -> list[Outcome]:
+    steps = (40.0 * scale, 40.01 * scale, 40.0 * scale)
+    return gpu_cell(gpu, steps, (38.0 * scale,) * 3, seen=seen)
+
+
+COMPILED = ("cold", "warm", "warm")
+
+
+@pytest.mark.parametrize(
+    ("cache", "seen", "rounds"),
+    [
+        (False, (COMPILED, COMPILED), 1),
+        (True, (COMPILED, ("warm",) * 3), 3),
+        (True, (COMPILED, ("mixed", "warm", "warm")), 1),  # B has other code
+        (False, (("warm",) * 3, ("warm",) * 3), 1),  # compiled for other cells of each run
+    ],
+)
+def test_a_cell_that_each_side_compiled_is_one_round(
+    cache: bool, seen: tuple[Sequence[str], ...], rounds: int, tmp_path: Path, gpu: Outcome
+) -> None:
+    """On an H200 one program had kernels that took 2.6 % longer when it was compiled again."""
+    if cache:
+        (tmp_path / "cache").mkdir()
+    before = write(tmp_path / "a", *compiled_cell(gpu, 1.0, seen[0]))
+    found = {}
+    for scale in (1.026, 1.05):
+        after = write(tmp_path / f"b{scale}", *compiled_cell(gpu, scale, seen[1]))
+        check = only_time(before, after)
+        assert len(check.log_ratios) == rounds
+        found[scale] = check.verdict
+    assert found == {1.026: Verdict.SAME if rounds == 1 else Verdict.SLOWER, 1.05: Verdict.SLOWER}
+
+
+def test_a_cell_that_compiles_in_each_round_has_rounds(tmp_path: Path, gpu: Outcome) -> None:
+    params = {"compile": "blocks", "compile_cache": "cold"}
+    cell = make_cell(gpu.attempt.cell.task, {**gpu.attempt.cell.params.non_default, **params})
+    own = replace(gpu, attempt=replace(gpu.attempt, cell=cell))
+    runs = [
+        write(tmp_path / name, *compiled_cell(own, scale, ("cold",) * 3))
+        for name, scale in (("a", 1.0), ("b", 1.026))
+    ]
+    check = only_time(*runs)
+    assert (check.verdict, len(check.log_ratios)) == (Verdict.SLOWER, 3)
+
+
+def test_compiled_steps_without_kernel_times_are_judged_as_one_round(
+    tmp_path: Path, gpu: Outcome
+) -> None:
+    verdicts = {}
+    for ratio in (1.026, 1.05):
+        runs = []
+        for name, step in (("a", 40.0), ("b", 40.0 * ratio)):
+            attempts = gpu_cell(gpu, (step,) * 3, seen=COMPILED)
+            runs.append(write(tmp_path / f"{name}{ratio}", *attempts))
+        verdicts[ratio] = verdict_of(only_time(*runs))
+    assert verdicts == {1.026: ("step", Verdict.SAME), 1.05: ("step", Verdict.SLOWER)}
+
+
 def test_cpu_bound_cells_are_judged_by_their_kernel_time(tmp_path: Path, gpu: Outcome) -> None:
     before = write(tmp_path / "a", *gpu_cell(gpu, (40.0,) * 3, (10.0, 10.01, 9.99), 0.1))
     after = write(tmp_path / "b", *gpu_cell(gpu, (80.0,) * 3, (10.0, 10.01, 9.99), 0.1))
@@ -209,13 +274,21 @@ def test_a_cell_that_becomes_cpu_bound_is_judged_by_its_kernel_time(
             "two machines may differ",
             "",
         ),
+        (
+            {"kernels_ms": (38.0,) * 3, "seen": ("cold",) * 3},
+            {"kernels_ms": (38.456,) * 3, "seen": ("cold",) * 3},
+            "two compilations may differ",
+            "",
+        ),
     ],
 )
 def test_an_undecided_cell_has_a_reason_and_a_remedy(
     a: dict[str, Any], b: dict[str, Any], reason: str, remedy: str, tmp_path: Path, gpu: Outcome
 ) -> None:
     policy = Policy()
-    if "host" in b and "kernels_ms" in b:  # below the usual limit the noise decides every cell
+    if "kernels_ms" in b and (
+        "host" in b or "seen" in b
+    ):  # below the usual limit the noise decides every cell
         policy = PolicyFile.model_validate({"gate": {"kernels": {"other_machine": "1%"}}}).gate
     sides = [{"medians_ms": (40.0, 40.01, 39.99), **side} for side in (a, b)]
     runs = [
@@ -231,6 +304,37 @@ def test_an_undecided_cell_has_a_reason_and_a_remedy(
         "UNDECIDED",
         3,
     )
+
+
+def test_the_clock_of_one_attempt_explains_nothing(tmp_path: Path, gpu: Outcome) -> None:
+    """Under a power limit it varies."""
+    clocks = {"a": (1950, 1815, 1800, 1965), "b": (1980, 1845, 1875, 1815)}
+    runs = []
+    for name, step in (("a", 40.0), ("b", 42.0)):
+        attempts = [gpu_cell(gpu, (step,) * 4, clock_mhz=clock) for clock in clocks[name]]
+        runs.append(write(tmp_path / name, *(each[n] for n, each in enumerate(attempts))))
+    assert only_time(*runs).verdict is Verdict.SLOWER
+
+
+def test_steps_that_wait_for_the_cpu_in_some_attempts_are_judged_by_their_kernels(
+    tmp_path: Path, gpu: Outcome
+) -> None:
+    """The times are those of one cell on an H200, whose median lead was long enough."""
+    kernels = [(12.04, 11.95, 11.93, 11.97, 11.97), (11.77, 11.83, 11.8, 11.88, 11.79)]
+    steps = [(19.63, 12.76, 12.66, 12.75, 12.75), (12.58, 15.34, 19.01, 16.24, 12.62)]
+    runs = [
+        write(tmp_path / name, *gpu_cell(gpu, of_steps, of_kernels))
+        for name, of_steps, of_kernels in zip("ab", steps, kernels, strict=True)
+    ]
+    check = only_time(*runs)
+    assert verdict_of(check) == ("kernels", Verdict.SAME)
+    assert check.bound_by is BoundBy.CPU
+
+
+def test_steps_that_only_b_makes_wait_are_slower(tmp_path: Path, gpu: Outcome) -> None:
+    before = write(tmp_path / "a", *gpu_cell(gpu, (40.0, 40.01, 39.99), (38.0,) * 3))
+    after = write(tmp_path / "b", *gpu_cell(gpu, (44.0, 44.01, 43.99), (38.0,) * 3))
+    assert verdict_of(only_time(before, after)) == ("step", Verdict.SLOWER)
 
 
 def test_a_difference_that_exceeds_that_of_the_clocks_is_real(tmp_path: Path, gpu: Outcome) -> None:

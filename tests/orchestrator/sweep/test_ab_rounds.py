@@ -332,6 +332,9 @@ def test_a_new_graph_break_and_a_new_failure_are_found_in_a_real_run(
         if one["fails"]
     }
     assert failures == {("print", "graph breaks", "0 → 1"), ("memory", "status", "ok → oom")}
+    out = tmp_path / "results" / "ab"
+    assert any(path.is_file() for path in (out / "cache").rglob("*"))
+    assert not any(path.is_file() for side in "ab" for path in (out / side / "cache").rglob("*"))
 
 
 def started(words: Sequence[str], folder: Path) -> subprocess.Popen[str]:
