@@ -33,7 +33,7 @@ _MOST_MICRO_BATCHES = 16
 
 @dataclass(frozen=True)
 class Change:
-    """A cell with other options. more_flops: what it computes again, as a share of the step's FLOPs.
+    """A cell with other options. more_flops: additional FLOPs, as a share of those of the cell.
 
     more_flops is None if it is unknown, as of own kernels and of a model without a count.
     """
@@ -61,7 +61,8 @@ def find_changes(cell: Cell, gpu: GpuModel | None, predict: Predict) -> list[Cha
 
     At most MOST_PREDICTIONS are predicted. The list is empty if no option of the cell can change.
     """
-    singles = _predicted(cell, list(_single_options(cell)), gpu, predict)
+    before = _flops(predict([cell])[cell.id])
+    singles = _predicted(cell, before, list(_single_options(cell)), gpu, predict)
     if fitting := [one for one in singles if one.verdict == "fits"]:
         return sorted(fitting, key=lambda one: one.cost)
     smaller = sorted(singles, key=lambda one: one.peak_bytes)
@@ -71,7 +72,8 @@ def find_changes(cell: Cell, gpu: GpuModel | None, predict: Predict) -> list[Cha
         for one, other in pairs
         if not one.values.keys() & other.values.keys()
     ]
-    doubles = _predicted(cell, joined[: MOST_PREDICTIONS - len(singles)], gpu, predict)
+    most = MOST_PREDICTIONS - 1 - len(singles)
+    doubles = _predicted(cell, before, joined[:most], gpu, predict)
     if fitting := [one for one in doubles if one.verdict == "fits"]:
         return sorted(fitting, key=lambda one: one.cost)
     nearest = sorted([*singles, *doubles], key=lambda one: one.peak_bytes)
@@ -94,9 +96,13 @@ def _single_options(cell: Cell) -> Iterator[Values]:
 
 
 def _predicted(
-    cell: Cell, changes: Iterable[Values], gpu: GpuModel | None, predict: Predict
+    cell: Cell,
+    flops: float | None,
+    changes: Iterable[Values],
+    gpu: GpuModel | None,
+    predict: Predict,
 ) -> list[Change]:
-    """Return the changes that there are, with their predictions."""
+    """Return the changes that there are, with their predictions. flops: of the cell."""
     cells = []
     for change in changes:
         try:
@@ -109,15 +115,18 @@ def _predicted(
         prediction = predictions[one.id]
         if prediction.how:
             verdict = verdict_of(one, prediction, gpu)
-            found.append(Change(change, one, prediction, verdict, _more_flops(prediction)))
+            changed = _flops(prediction)
+            more = changed / flops - 1 if changed and flops else None
+            found.append(Change(change, one, prediction, verdict, more))
     return found
 
 
-def _more_flops(prediction: Prediction) -> float | None:
-    counts = {"flops": 0.0, "recomputed_flops": 0.0}
-    for sample in prediction.samples:
-        if sample.metric in counts:
-            if sample.value is None:
-                return None
-            counts[sample.metric] += sample.value
-    return counts["recomputed_flops"] / counts["flops"] if counts["flops"] else None
+def _flops(prediction: Prediction) -> float | None:
+    """Return the FLOPs of a step, with those that the backward pass computes again."""
+    counts = [
+        sample.value
+        for sample in prediction.samples
+        if sample.metric in ("flops", "recomputed_flops")
+    ]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

@@ -21,6 +21,7 @@ from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 
 _MOST_SHOWN = 8
+_SMALL = 0.0005  # a change of the FLOPs that one digit of a percentage does not show
 
 
 def changes_of(
@@ -50,8 +51,9 @@ def describe_changes(label: str, changes: Sequence[Change]) -> Iterator[str]:
         line = f"  {text:{width}}  {to_gib(one.peak_bytes)} GiB"
         if one.more_flops is None:
             line += ", FLOPs not counted"
-        elif one.more_flops:
-            line += f", {100 * one.more_flops:.1f} % more FLOPs"
+        elif abs(one.more_flops) >= _SMALL:
+            what = "more" if one.more_flops > 0 else "less"
+            line += f", {abs(100 * one.more_flops):.1f} % {what} FLOPs"
         yield line
 
 
