@@ -6,6 +6,7 @@ A test compares the pages with what this program makes of the code, so that they
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -201,7 +202,7 @@ def columns_page() -> str:
     """Return docs/columns.md: its guide as it stands, then the columns of each table."""
     guide = (FOLDER.parent / "columns.md").read_text().partition(GENERATED_BELOW)[0]
     lines = [
-        *("## cells", "", CELLS.strip(), "", *column_table("column", cell_columns())),
+        *("## cells", "", CELLS.strip(), *grouped_columns()),
         *("", "## Parameters", "", PARAMETERS.strip(), ""),
         *column_table("parameter", parameter_columns()),
     ]
@@ -212,10 +213,50 @@ def columns_page() -> str:
     return guide + GENERATED_BELOW + "\n" + "\n".join(lines) + "\n"
 
 
+# The columns of `cells` by the question that they answer: the first pattern that the whole name matches.
+QUESTIONS = {
+    "Which cell is it, and how did it end?": "cell|task|run|status|stage|phase|attempts?|repetitions|"
+    "started_at|invocation|message|reason|signal|exit_code|settings_changed",
+    "Did memory run out, and where?": "(asked|allocated|reserved|free|total)_bytes|witness",
+    "How long does a step take?": "(step|step_synced|repeated|{phase}|{phase}_pipelined)_ms_.*|"
+    "interval_wide|timing_.*|drain_ms",
+    "What took the time of the attempt?": "wall_s|time_.*|processing_.*",
+    "Is it CPU-bound, or was it disturbed?": "cpu_bound.*|cpu_contended|.*_lead_ms|host_pace_.*|"
+    "waited_for_core|concurrent_attempts|(sm|memory)_clock_.*|temperature_.*|throttle_.*|.*_capped_ns",
+    "How fast is it for this hardware, and what does it cost?": "tokens_per_s|tokens_per_joule|tokens|"
+    "parameters|.*flops|flops_reason|[mh]fu|ceiling_.*|.*joule.*|energy_j|.*power_.*",
+    "Which hardware and software?": "host|gpu|gpu_uuid|torch|cuda|driver|python|cpu|commit|program_source",
+    "Was it computed as requested?": ".*dtype|dtype_.*|float32_matmul_precision|matmul_allow_tf32|"
+    "attention_(asked|used|seen|kernels)|optimizer_steps_skipped",
+    "What did torch.compile do?": "compile_.*",
+    "Which kernels ran, and was the GPU busy?": ".*busy.*|idle_.*|.*kernel_time_ms.*|attributed_.*|"
+    "profile.*|trace_bytes",
+    "How do several GPUs work together?": ".*coll.*|bus.*|algbw.*|call_ms|(of_)?link.*|.*skew.*|"
+    "slowest_.*|(exposed|overlap)_.*|(compute|comm|transfer|wait)_ms|tokens_per_s_per_gpu|nccl.*",
+    "How much memory is predicted?": "predicted_.*|(closed_form|formula)_.*|at_least_bytes",
+    "What does the memory snapshot show?": "snapshot.*",
+    "How much memory does it take?": ".*(peak|held|after)_.*bytes|outside_allocator_bytes",
+    "What is saved for the backward pass?": "saved_.*|residual_.*|.*square.*",
+    "How large are the errors of narrow numbers?": "sum|error|autocast_loss|(wide|narrow|library)_.*",
+}
+
+
+def grouped_columns() -> Iterator[str]:
+    """Yield a table of columns for each question, and one of the others, if there are any."""
+    groups: dict[str, list[Any]] = {question: [] for question in (*QUESTIONS, "Others")}
+    for column in cell_columns():
+        matching = (one for one, names in QUESTIONS.items() if re.fullmatch(names, column.name))
+        groups[next(matching, "Others")].append(column)
+    for question, columns in groups.items():
+        if columns:
+            yield from ("", f"### {question}", "", *column_table("column", columns))
+
+
 CELLS = """
 One row per cell. A run has the columns that its instruments and tasks fill; `run.columns` lists them. A name
 with braces stands for several columns: `{phase}` is any phase of a step, `step` the whole step, `{statistic}` one of
-n, mean, sd, min, median, ci_low, ci_high and coverage. `ci_low` to `ci_high` is the interval of the median.
+n, mean, sd, min, median, ci_low, ci_high and coverage. `ci_low` to `ci_high` is the interval of the median. Each column
+stands below the question that it answers.
 """
 PARAMETERS = """
 Parameters distinguish cells. The README lists the tasks that have each of them, and their defaults. A
