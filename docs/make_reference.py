@@ -19,8 +19,8 @@ from pydantic_core import PydanticUndefined
 from orchestrator.analysis.column_docs import cell_columns, parameter_columns
 from orchestrator.cli.main import main as sweep
 from orchestrator.config.schema import SweepConfig
-from orchestrator.planning.invocation import PENDING
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.cell_state import PENDING
 from orchestrator.store.run import INCOMPLETE
 from tasks.instruments import instrument_names
 from tasks.spec.facts import EVIDENCE, FACTS

@@ -87,6 +87,12 @@ class Plan:
         left_out = self.too_wide.keys() | self.inferred.keys()
         return [cell for cell in self.to_run if cell.id not in left_out]
 
+    @cached_property
+    def repeated(self) -> set[str]:
+        """The ids of the cells whose results stay, whether they are measured again or not."""
+        kept = (one.cell for one in self.decisions if not one.is_marked)
+        return {cell.id for cell in kept if self.state(cell).status == Status.OK}
+
     @property
     def out_of_memory(self) -> list[Cell]:
         """The cells that ran out of memory and are not measured again."""

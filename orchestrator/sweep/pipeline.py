@@ -100,7 +100,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 if request.model_names:
                     writer.copy_files(request.model_configs())
                 if "cuda" in preflight.slots.by_device:  # no memory of other devices is predicted
-                    preflight = predict_cells(request, preflight, notify)
+                    preflight = predict_cells(request, plan, preflight, notify)
                 if preflight.predictions:
                     predicted = preflight.predictions.items()
                     writer.append_predictions({cell: one.samples for cell, one in predicted})
@@ -163,14 +163,17 @@ def check_hosts(
     return preflight
 
 
-def predict_cells(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
+def predict_cells(
+    request: SweepRequest, plan: Plan, preflight: Preflight, notify: Notify
+) -> Preflight:
     """Predict the memory of the cells, on the smallest GPU that each may run on.
 
-    With --skip-predicted-oom, cells that are predicted to run out of memory are excluded. This may
+    Cells that are repeated were predicted the first time. With --skip-predicted-oom, cells that are predicted to run out of memory are excluded. This may
     take minutes, so it comes after the checks and after the manifest is written.
     """
     by_kind: dict[str | None, list[Cell]] = defaultdict(list)
-    for cell in predictable(preflight.cells):
+    new = [cell for cell in preflight.cells if cell.id not in plan.repeated]
+    for cell in predictable(new):
         by_kind[cell.params.gpu_kind].append(cell)
     if not by_kind:
         return preflight

@@ -22,6 +22,7 @@ from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver, nccl_bytes
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import predicting_process, prediction_requests
+from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
 from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
 from orchestrator.report.formats.terminal import Screen
@@ -389,6 +390,26 @@ def test_a_run_keeps_predictions_beside_measurements(
     assert any(
         "; predicted 2.2 GiB, oom" in text for row in texts_of(pages["oom-map"]) for text in row
     )
+
+
+def test_a_cell_that_is_repeated_is_not_predicted_again(
+    asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Predictions of a model of the user's own are not remembered, and take seconds each."""
+    a_run(write_config, tmp_path, [])
+    messages: list[str] = []
+    for options, expected in (
+        (RunOptions(repeat=2), []),
+        (RunOptions(fresh=True), ["predicting the memory of 3 cells"]),
+        (RunOptions(repeat=4), []),
+    ):
+        messages.clear()
+        request = request_for(write_config(CONFIG), [], [], tmp_path / "run")
+        result = go(request, Measuring(), options, messages=messages)
+        assert result.counts[Status.OK] >= 4
+        assert [line for line in messages if line.startswith("predicting")] == expected
+    cells = load_results(request.run).cells
+    assert cells["predicted_peak_allocated_bytes"].notna().sum() == 3
 
 
 def test_cells_are_left_out_only_when_asked(
