@@ -90,8 +90,8 @@ class Plan:
     @cached_property
     def repeated(self) -> set[str]:
         """The ids of the cells whose results stay, whether they are measured again or not."""
-        kept = (one.cell for one in self.decisions if not one.is_marked)
-        return {cell.id for cell in kept if self.state(cell).status == Status.OK}
+        cells = (one.cell for one in self.decisions if not one.is_marked)
+        return {cell.id for cell in cells if self.state(cell).status == Status.OK}
 
     @property
     def out_of_memory(self) -> list[Cell]:
