@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from orchestrator.analysis.axes import Row, each, has_value, number_in
-from orchestrator.analysis.cells import valid_attempts
+from orchestrator.analysis.cells import derive_cells, valid_attempts
 from orchestrator.analysis.metric_columns import summarise
 from orchestrator.analysis.results import Results
 from orchestrator.analysis.timing_columns import ATTEMPT_KEY, step_attempts
@@ -55,9 +55,13 @@ def speeds_of(results: Results) -> dict[str, Speed]:
     attempts = results.read_table("attempts")
     if samples.empty:
         return {}
-    valid = valid_attempts(attempts, results.marks)[ATTEMPT_KEY]
-    steps = summarise(step_attempts(samples.merge(valid)), ATTEMPT_KEY)
-    rows = {row["cell"]: row for row in results.cells.to_dict("records")}
+    is_known = attempts["cell"].isin(results.cells["cell"])
+    valid = valid_attempts(attempts[is_known], results.marks)
+    steps = summarise(step_attempts(samples.merge(valid[ATTEMPT_KEY])), ATTEMPT_KEY)
+    first, cells = valid.sort_values("attempt").drop_duplicates("cell"), results.cells
+    if len(first) < len(valid):  # `cells` shows the last attempts
+        cells = derive_cells(first, samples)
+    rows = {row["cell"]: row for row in cells.to_dict("records")}
     found = {}
     for cell, own in steps.groupby(level="cell", observed=True):
         row = rows.get(cell)
@@ -115,17 +119,24 @@ C = TypeVar("C", bound=Contender)
 class Confirmation:
     """Two configurations, measured alternately.
 
-    ratio: time of the one over that of the other. upper: the end of its one-sided 95 % interval.
+    ratio: time of the one over that of the other. lower, upper: the ends of its one-sided 95 %
+    intervals.
     """
 
     rounds: int
     ratio: float
+    lower: float
     upper: float
 
     @property
     def is_faster(self) -> bool:
         """True if the one is surely faster than the other."""
         return self.upper < SURELY_FASTER
+
+    @property
+    def is_undecided(self) -> bool:
+        """True if more rounds may show that the one is faster, or that it is not."""
+        return self.lower < SURELY_FASTER <= self.upper
 
 
 def confirm(one: Contender, other: Contender) -> Confirmation | None:
@@ -140,8 +151,9 @@ def confirm(one: Contender, other: Contender) -> Confirmation | None:
 
     logs = np.log([(own / one.tokens) / (against / other.tokens) for own, against in pairs])
     mean, error = float(np.mean(logs)), float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
-    upper = mean + float(stdtrit(len(logs) - 1, _CONFIDENCE)) * error
-    return Confirmation(len(pairs), math.exp(mean), math.exp(upper))
+    width = float(stdtrit(len(logs) - 1, _CONFIDENCE)) * error
+    ends = map(float, np.exp([mean - width, mean + width]))
+    return Confirmation(len(pairs), math.exp(mean), *ends)
 
 
 @dataclass(frozen=True)

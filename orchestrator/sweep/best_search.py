@@ -272,7 +272,9 @@ def next_round(groups: Iterable[SearchGroup], goal: Goal, last: int) -> tuple[in
         pair = [one for one in (group.challenger, group.entrants[group.default]) if one]
         rounds = [len(one.speed.rounds) for one in pair if one.speed]
         if len(rounds) == 2 and last <= min(rounds) < goal.confirm:
-            pairs.setdefault(min(rounds), []).extend(one.cell for one in pair)
+            # A B B A: of two GPUs, which may differ, each measures both.
+            ordered = pair[::-1] if min(rounds) % 2 else pair
+            pairs.setdefault(min(rounds), []).extend(one.cell for one in ordered)
     if not pairs:
         return last, []
     done = min(pairs)

@@ -216,7 +216,7 @@ def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> It
     limit = _percent(SURELY_FASTER)
     if found.is_faster:
         yield f"{line}: confirmed, less than {limit}"
-    elif found.ratio < SURELY_FASTER:
+    elif found.is_undecided:
         yield f"{line}: undecided, because less than {limit} is surely faster"
         yield _deciding(challenger, default, 2 * found.rounds)
     else:

@@ -130,7 +130,10 @@ def test_what_was_measured_alternately_decides() -> None:
         "to decide it: --confirm 6 measures both 3 more times, which takes about 1 min 00 s"
         in lines
     )
-    slow = replace(sure, rounds=(0.99, 0.98, 0.99))
+    noisy = replace(sure, rounds=(0.5, 2.0, 1.8))
+    lines = sentences({"fp32 eager": default, "bf16 eager": noisy})
+    assert any("takes 122 % of the time" in line and "undecided" in line for line in lines)
+    slow = replace(sure, rounds=(1.03, 1.03, 1.02))
     lines = sentences({"fp32 eager": default, "bf16 eager": slow})
     assert any(line.endswith("confidence: not less than 98 %") for line in lines)
     assert not any(line.startswith("to decide it") for line in lines)
