@@ -338,6 +338,29 @@ def test_a_cell_that_fails_only_in_b_fails_the_gate(
     assert back.outcome == "PASS"
 
 
+@pytest.mark.parametrize(
+    ("statuses", "outcome"),
+    [
+        ((Status.FAILED, Status.FAILED), "UNDECIDED"),
+        ((Status.OOM, Status.CRASHED), "UNDECIDED"),
+        ((Status.OOM, Status.OOM_INFERRED), "PASS"),
+        ((Status.SKIPPED, Status.SKIPPED), "PASS"),
+    ],
+)
+def test_a_cell_that_fails_in_both_is_no_pass(
+    statuses: tuple[Status, Status], outcome: str, tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    good = gpu_cell(make_outcome(device="cuda"), (40.0,), (38.0,))
+    a, b = (
+        write(tmp_path / name, *good, make_outcome(status, device="cuda", batch_size=2))
+        for name, status in zip("ab", statuses, strict=True)
+    )
+    comparison = compare_runs(a, b)
+    assert comparison.outcome == outcome
+    reasons = [check.reason for check in comparison.undecided]
+    assert reasons == [" → ".join(statuses)] * (outcome == "UNDECIDED")
+
+
 def test_graph_breaks_and_recompilations_may_not_increase(tmp_path: Path, gpu: Outcome) -> None:
     """A model with `print` breaks the graph."""
     (cell,) = gpu_cell(gpu, (40.0,), (38.0,))
