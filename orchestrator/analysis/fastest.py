@@ -29,7 +29,8 @@ _LESS_MEMORY = 0.99  # share of a peak
 class Speed:
     """The measured step of a cell, in its first attempt.
 
-    low_s, high_s: 95 % interval of the median. is_beaten: the timing ended early.
+    low_s, high_s: 95 % interval of the median. is_cpu_bound: None if it is unknown.
+    is_beaten: the timing ended early.
     synced_s: the step that waits after each phase. rounds: medians of the later attempts, in s.
     wall_s: duration of the whole attempt.
     """
@@ -37,7 +38,7 @@ class Speed:
     step_s: float
     low_s: float
     high_s: float
-    is_cpu_bound: bool
+    is_cpu_bound: bool | None
     peak_bytes: float | None
     synced_s: float | None = None
     is_beaten: bool = False
@@ -73,7 +74,7 @@ def speeds_of(results: Results) -> dict[str, Speed]:
             medians[0] / 1e3,
             float(own["ci_low"].iloc[0]) / 1e3,
             float(own["ci_high"].iloc[0]) / 1e3,
-            row.get("cpu_bound") is True or row.get("device") == "cpu",
+            row.get("device") == "cpu" or _flag_in(row, "cpu_bound"),
             number_in(row, "peak_allocated_bytes"),
             None if synced_ms is None else synced_ms / 1e3,
             row.get("timing_beaten") is True,
@@ -81,6 +82,10 @@ def speeds_of(results: Results) -> dict[str, Speed]:
             float(row["wall_s"]),
         )
     return found
+
+
+def _flag_in(row: Row, column: str) -> bool | None:
+    return bool(row[column]) if has_value(row, column) else None
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,8 @@ class Contender:
 
     @property
     def is_cpu_bound(self) -> bool:
-        """True if the speed of the CPU limits its steps."""
-        return self.speed is not None and self.speed.is_cpu_bound
+        """True if the speed of the CPU limits its steps, or if that is unknown."""
+        return self.speed is not None and self.speed.is_cpu_bound is not False
 
     @property
     def pace_s(self) -> float:

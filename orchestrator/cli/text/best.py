@@ -173,7 +173,8 @@ def _sentences(group: SearchGroup, best: Entrant, end: str, goal: Goal) -> Itera
 
 def _has_mark(one: Entrant) -> bool:
     """Return True for a cell on a GPU whose speed the CPU limits."""
-    return one.is_cpu_bound and one.cell.params.device == "cuda"
+    is_known = one.speed is not None and one.speed.is_cpu_bound is True
+    return is_known and one.cell.params.device == "cuda"
 
 
 def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> Iterator[str]:

@@ -417,6 +417,22 @@ def test_a_search_that_was_cut_at_any_cell_ends_with_the_same_answer(
         assert words(found.groups[0].winner) == words(expected.groups[0].winner) == "sdpa fused"
 
 
+def test_a_candidate_that_was_measured_without_its_time_is_an_error(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A default that cannot be compared would leave a recommendation without evidence."""
+
+    def untimed(attempt: Attempt) -> Outcome:
+        return Outcome(attempt, Status.OK, "", "", {}, {"host": "one"}, (), 1.7e9, 2.0)
+
+    request = request_for(write_config(ADAPTIVE), [], ["attention=naive"], tmp_path / "out")
+    go(request, FakeScheduler(untimed))
+    steps = Steps()
+    with pytest.raises(ConfigError, match="3 candidates were measured without the time of a step"):
+        searched(write_config, tmp_path / "out", Goal(("attention", "optimizer")), steps)
+    assert not steps.begun
+
+
 def test_the_folder_has_the_candidates_and_why_some_were_not_measured(
     write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
