@@ -115,15 +115,14 @@ def _question(pair: CellPair) -> Rounds | Check | None:
     limits, is_same = pair.policy, pair.is_same_machine
     count = min(map(len, steps)) if steps else 0
     is_gpu_bound = pair.bound_by is BoundBy.GPU
+    operations = None
+    if isinstance(limits.step.cpu_bound, float) and is_same and not is_gpu_bound:
+        operations = pair.both(OPERATIONS)
     # A few rounds of kernel times are decided by the noise that is known of them.
     if steps and is_same and is_gpu_bound and (count >= MIN_ROUNDS or not kernels):
         quantity, threshold, prior = STEP, limits.step.gpu_bound, UNKNOWN
-    elif (
-        isinstance(limits.step.cpu_bound, float)
-        and is_same
-        and not is_gpu_bound
-        and pair.both(OPERATIONS)
-    ):
+    elif operations and isinstance(limits.step.cpu_bound, float):
+        count = min(map(len, operations))
         if count < CPU_ROUNDS:
             reason = f"CPU-bound, which needs {CPU_ROUNDS} rounds and has {count}"
             return _undecided(pair, OPERATIONS, reason, f"--repeat {CPU_ROUNDS}")
@@ -169,6 +168,11 @@ def _log_ratios(pair: CellPair, quantity: str) -> tuple[float, ...]:
 def _without_kernels(pair: CellPair) -> tuple[str, str]:
     """Return why a step time says nothing, and the option of `sweep run` that helps."""
     if pair.rows[0].get("device") == "cpu":
+        if not pair.is_same_machine:
+            return "steps on the CPU of two machines", ""
+        if isinstance(pair.policy.step.cpu_bound, float):
+            reason = "CPU-bound, and the speed of the CPU is not known"
+            return reason, "--instrument telemetry"
         reason = (
             "a step on the CPU takes longer when anything else runs there; a policy with"
             f" step.cpu_bound: 10% judges it from {CPU_ROUNDS} rounds on"

@@ -287,6 +287,25 @@ def test_cpu_steps_are_judged_in_operations_if_the_policy_asks_for_it(
     by_default = only_time(runs["a"], runs["b"])
     assert by_default.verdict is Verdict.UNDECIDED
     assert by_default.remedy == "--repeat 20"
+    # Without the speed of the CPU, the rounds of a step say nothing.
+    cells = cpu_cell(make_outcome(), 13, 400.0, rng)
+    for known in (0, 19):
+        own = [*cells[:known], *map(without_telemetry, cells[known:])]
+        check = only_time(runs["a"], write(tmp_path / f"known{known}", *own), policy)
+        assert check.verdict is Verdict.UNDECIDED
+        reason, remedy = {
+            0: ("CPU-bound, and the speed of the CPU is not known", "--instrument telemetry"),
+            19: ("CPU-bound, which needs 20 rounds and has 19", "--repeat 20"),
+        }[known]
+        assert (check.reason, check.remedy) == (reason, remedy)
+    other = [on("two", one) for one in cells]
+    check = only_time(runs["a"], write(tmp_path / "other", *other), policy)
+    assert (check.reason, check.remedy) == ("steps on the CPU of two machines", "")
+
+
+def without_telemetry(outcome: Outcome) -> Outcome:
+    samples = tuple(one for one in outcome.samples if one.instrument != "telemetry")
+    return replace(outcome, samples=samples)
 
 
 def with_peak(outcome: Outcome, nbytes: float) -> Outcome:
