@@ -122,7 +122,7 @@ C = TypeVar("C", bound=Contender)
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Two configurations, measured alternately.
+    """Two configurations, measured again.
 
     ratio: time of the one over that of the other. lower, upper: the ends of its one-sided 95 %
     intervals.

@@ -210,7 +210,7 @@ def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> Iterator[st
 
 def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> Iterator[str]:
     line = (
-        f"measured alternately, {found.rounds} times each: {_words(challenger)} takes "
+        f"measured {found.rounds} more times each: {_words(challenger)} takes "
         f"{_percent(found.ratio)} of the time of the default, at most {_percent(found.upper)} with "
         "95 % confidence"
     )

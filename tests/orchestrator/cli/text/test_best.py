@@ -112,7 +112,7 @@ def test_what_was_measured_alternately_decides() -> None:
     lines = sentences({"fp32 eager": default, "bf16 eager": sure})
     assert any(line.startswith("best: precision=bf16 compile=eager: 1.01×") for line in lines)
     assert (
-        "measured alternately, 3 times each: precision=bf16 compile=eager takes 90.3 % of the time "
+        "measured 3 more times each: precision=bf16 compile=eager takes 90.3 % of the time "
         "of the default, at most 91.2 % with 95 % confidence: confirmed, less than 98 %"
     ) in lines
     unsure = replace(sure, rounds=(0.9, 1.04, 0.9))
@@ -122,7 +122,7 @@ def test_what_was_measured_alternately_decides() -> None:
         in lines
     )
     assert (
-        "measured alternately, 3 times each: precision=bf16 compile=eager takes 94.4 % of the time "
+        "measured 3 more times each: precision=bf16 compile=eager takes 94.4 % of the time "
         "of the default, at most 107 % with 95 % confidence: undecided, because less than 98 % is "
         "surely faster"
     ) in lines
