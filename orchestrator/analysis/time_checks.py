@@ -168,9 +168,9 @@ def _log_ratios(pair: CellPair, quantity: str) -> tuple[float, ...]:
 def _without_kernels(pair: CellPair) -> tuple[str, str]:
     """Return why a step time says nothing, and the option of `sweep run` that helps."""
     if pair.rows[0].get("device") == "cpu":
-        if not pair.is_same_machine:
-            return "steps on the CPU of two machines", ""
         if isinstance(pair.policy.step.cpu_bound, float):
+            if not pair.is_same_machine:
+                return "a step on the CPU, not known to be measured on one machine", ""
             reason = "CPU-bound, and the speed of the CPU is not known"
             return reason, "--instrument telemetry"
         reason = (

@@ -300,7 +300,10 @@ def test_cpu_steps_are_judged_in_operations_if_the_policy_asks_for_it(
         assert (check.reason, check.remedy) == (reason, remedy)
     other = [on("two", one) for one in cells]
     check = only_time(runs["a"], write(tmp_path / "other", *other), policy)
-    assert (check.reason, check.remedy) == ("steps on the CPU of two machines", "")
+    assert (check.reason, check.remedy) == (
+        "a step on the CPU, not known to be measured on one machine",
+        "",
+    )
 
 
 def without_telemetry(outcome: Outcome) -> Outcome:
