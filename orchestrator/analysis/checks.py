@@ -158,6 +158,8 @@ def exact_checks(
         yield Check(cell, settings, "status", verdict, reason=f"{first} → {second}")
     elif second == Status.OK != first:
         yield Check(cell, settings, "status", Verdict.BETTER, reason=f"{first} → {second}")
+    elif not {first, second} <= {Status.OK, Status.SKIPPED, *_OOM}:
+        yield Check(cell, settings, "status", Verdict.UNDECIDED, reason=f"{first} → {second}")
     if not first == second == Status.OK:
         return
     yield Check(cell, settings, "status", Verdict.SAME)

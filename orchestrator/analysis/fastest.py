@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from orchestrator.analysis.axes import Row, each, has_value, number_in
-from orchestrator.analysis.cells import valid_attempts
+from orchestrator.analysis.cells import derive_cells, valid_attempts
 from orchestrator.analysis.metric_columns import summarise
 from orchestrator.analysis.results import Results
 from orchestrator.analysis.timing_columns import ATTEMPT_KEY, step_attempts
@@ -29,7 +29,8 @@ _LESS_MEMORY = 0.99  # share of a peak
 class Speed:
     """The measured step of a cell, in its first attempt.
 
-    low_s, high_s: 95 % interval of the median. is_beaten: the timing ended early.
+    low_s, high_s: 95 % interval of the median. is_cpu_bound: None if it is unknown.
+    is_beaten: the timing ended early.
     synced_s: the step that waits after each phase. rounds: medians of the later attempts, in s.
     wall_s: duration of the whole attempt.
     """
@@ -37,7 +38,7 @@ class Speed:
     step_s: float
     low_s: float
     high_s: float
-    is_cpu_bound: bool
+    is_cpu_bound: bool | None
     peak_bytes: float | None
     synced_s: float | None = None
     is_beaten: bool = False
@@ -55,9 +56,13 @@ def speeds_of(results: Results) -> dict[str, Speed]:
     attempts = results.read_table("attempts")
     if samples.empty:
         return {}
-    valid = valid_attempts(attempts, results.marks)[ATTEMPT_KEY]
-    steps = summarise(step_attempts(samples.merge(valid)), ATTEMPT_KEY)
-    rows = {row["cell"]: row for row in results.cells.to_dict("records")}
+    is_known = attempts["cell"].isin(results.cells["cell"])
+    valid = valid_attempts(attempts[is_known], results.marks)
+    steps = summarise(step_attempts(samples.merge(valid[ATTEMPT_KEY])), ATTEMPT_KEY)
+    first, cells = valid.sort_values("attempt").drop_duplicates("cell"), results.cells
+    if len(first) < len(valid):  # `cells` shows the last attempts
+        cells = derive_cells(first, samples)
+    rows = {row["cell"]: row for row in cells.to_dict("records")}
     found = {}
     for cell, own in steps.groupby(level="cell", observed=True):
         row = rows.get(cell)
@@ -69,7 +74,7 @@ def speeds_of(results: Results) -> dict[str, Speed]:
             medians[0] / 1e3,
             float(own["ci_low"].iloc[0]) / 1e3,
             float(own["ci_high"].iloc[0]) / 1e3,
-            row.get("cpu_bound") is True or row.get("device") == "cpu",
+            row.get("device") == "cpu" or _flag_in(row, "cpu_bound"),
             number_in(row, "peak_allocated_bytes"),
             None if synced_ms is None else synced_ms / 1e3,
             row.get("timing_beaten") is True,
@@ -77,6 +82,10 @@ def speeds_of(results: Results) -> dict[str, Speed]:
             float(row["wall_s"]),
         )
     return found
+
+
+def _flag_in(row: Row, column: str) -> bool | None:
+    return bool(row[column]) if has_value(row, column) else None
 
 
 @dataclass(frozen=True)
@@ -92,8 +101,8 @@ class Contender:
 
     @property
     def is_cpu_bound(self) -> bool:
-        """True if the speed of the CPU limits its steps."""
-        return self.speed is not None and self.speed.is_cpu_bound
+        """True if the speed of the CPU limits its steps, or if that is unknown."""
+        return self.speed is not None and self.speed.is_cpu_bound is not False
 
     @property
     def pace_s(self) -> float:
@@ -113,19 +122,26 @@ C = TypeVar("C", bound=Contender)
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Two configurations, measured alternately.
+    """Two configurations, measured again.
 
-    ratio: time of the one over that of the other. upper: the end of its one-sided 95 % interval.
+    ratio: time of the one over that of the other. lower, upper: the ends of its one-sided 95 %
+    intervals.
     """
 
     rounds: int
     ratio: float
+    lower: float
     upper: float
 
     @property
     def is_faster(self) -> bool:
         """True if the one is surely faster than the other."""
         return self.upper < SURELY_FASTER
+
+    @property
+    def is_undecided(self) -> bool:
+        """True if more rounds may show that the one is faster, or that it is not."""
+        return self.lower < SURELY_FASTER <= self.upper
 
 
 def confirm(one: Contender, other: Contender) -> Confirmation | None:
@@ -140,8 +156,9 @@ def confirm(one: Contender, other: Contender) -> Confirmation | None:
 
     logs = np.log([(own / one.tokens) / (against / other.tokens) for own, against in pairs])
     mean, error = float(np.mean(logs)), float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
-    upper = mean + float(stdtrit(len(logs) - 1, _CONFIDENCE)) * error
-    return Confirmation(len(pairs), math.exp(mean), math.exp(upper))
+    width = float(stdtrit(len(logs) - 1, _CONFIDENCE)) * error
+    ends = map(float, np.exp([mean - width, mean + width]))
+    return Confirmation(len(pairs), math.exp(mean), *ends)
 
 
 @dataclass(frozen=True)

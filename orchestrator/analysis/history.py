@@ -13,6 +13,7 @@ from statistics import median
 from orchestrator.analysis.axes import has_value
 from orchestrator.analysis.cell_timing import load_timings
 from orchestrator.analysis.comparison import cell_settings
+from orchestrator.common.errors import RunError
 from orchestrator.store.run import Run
 
 # With measured noise of kernel times on changing machines, 400 simulated histories of 60 commits
@@ -57,7 +58,11 @@ def first_suspect(times: Sequence[float]) -> int | None:
 
 
 def cell_histories(runs: Sequence[Run]) -> list[CellHistory]:
-    """Return the histories of the cells with kernel times in several runs."""
+    """Return the histories of the cells with kernel times in several runs.
+
+    Raise RunError for several kinds of GPU.
+    """
+    gpus: set[str] = set()
     settings: dict[str, dict[str, str]] = {}
     points: dict[str, list[tuple[str, Point]]] = {}
     for run in runs:
@@ -67,9 +72,13 @@ def cell_histories(runs: Sequence[Run]) -> list[CellHistory]:
             cell = str(row["cell"])
             timing = timed.timings.get(cell)
             if timing is not None and timing.kernels_ms:
+                gpus |= {str(row["gpu"])} if has_value(row, "gpu") else set()
                 commit = str(row["commit"]) if has_value(row, "commit") else ""
                 point = Point(run, commit, median(timing.kernels_ms))
                 points.setdefault(cell, []).append((str(row["started_at"]), point))
+    if len(gpus) > 1:
+        problem = f"the runs have several kinds of GPU: {', '.join(sorted(gpus))}"
+        raise RunError(problem, "Name runs of one kind")
     return [
         CellHistory(
             cell, own, tuple(point for _, point in sorted(points[cell], key=lambda one: one[0]))

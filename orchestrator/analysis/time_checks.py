@@ -81,9 +81,13 @@ class CellPair:
 
     @property
     def is_compiled_twice(self) -> bool:
-        """True if each side compiled the cell by itself."""
+        """True if each side compiled the cell for its GPU by itself.
+
+        A cell with compile_cache: cold compiles in each round, so that its rounds differ.
+        """
         is_compiled = all(has_value(row, "compile_cache_seen") for row in self.rows)
-        if not is_compiled or self.rows[0].get("compile_cache") == "cold":  # in each round
+        first = self.rows[0]
+        if not is_compiled or first.get("device") == "cpu" or first.get("compile_cache") == "cold":
             return False
         return not self.shares_cache or all(timing.compiles for timing in self.timings)
 
@@ -135,16 +139,15 @@ def _question(pair: CellPair) -> Rounds | Check | None:
     limits, is_same = pair.policy, pair.is_same_machine
     count = min(map(len, steps)) if steps else 0
     is_gpu_bound = pair.bound_by is BoundBy.GPU
+    operations = None
+    if isinstance(limits.step.cpu_bound, float) and is_same and not is_gpu_bound:
+        operations = pair.both(OPERATIONS)
     quantity, prior = KERNELS, KERNEL_NOISE.of_ratio()
     # A few rounds of kernel times are decided by the noise that is known of them.
     if steps and pair.has_rounds and is_gpu_bound and (count >= MIN_ROUNDS or not kernels):
         quantity, threshold, prior = STEP, limits.step.gpu_bound, UNKNOWN
-    elif (
-        isinstance(limits.step.cpu_bound, float)
-        and is_same
-        and not is_gpu_bound
-        and pair.both(OPERATIONS)
-    ):
+    elif operations and isinstance(limits.step.cpu_bound, float):
+        count = min(map(len, operations))
         if count < CPU_ROUNDS:
             reason = f"CPU-bound, which needs {CPU_ROUNDS} rounds and has {count}"
             return _undecided(pair, OPERATIONS, reason, f"--repeat {CPU_ROUNDS}")
@@ -192,6 +195,11 @@ def _log_ratios(pair: CellPair, quantity: str) -> tuple[float, ...]:
 def _without_kernels(pair: CellPair) -> tuple[str, str]:
     """Return why a step time says nothing, and the option of `sweep run` that helps."""
     if pair.rows[0].get("device") == "cpu":
+        if isinstance(pair.policy.step.cpu_bound, float):
+            if not pair.is_same_machine:
+                return "a step on the CPU, not known to be measured on one machine", ""
+            reason = "CPU-bound, and the speed of the CPU is not known"
+            return reason, "--instrument telemetry"
         reason = (
             "a step on the CPU takes longer when anything else runs there; a policy with"
             f" step.cpu_bound: 10% judges it from {CPU_ROUNDS} rounds on"

@@ -172,7 +172,20 @@ def find_best(
     groups = predict_groups(groups, gpu, request.import_paths)
     # A plan may be for another GPU than the one that the folder has results of.
     planned = gpu if runtime is None else None
-    running = _RunningSearch(request, goal, slots, _with_speeds(request, groups, gpu=planned))
+    groups = _with_speeds(request, groups, gpu=planned)
+    untimed = {
+        one.cell.id
+        for group in groups
+        for one in group.entrants
+        if one.status == Status.OK and not one.speed
+    }
+    if untimed and runtime is not None:
+        were = "candidate was" if len(untimed) == 1 else "candidates were"
+        raise ConfigError(
+            f"{request.run}: {len(untimed)} {were} measured without the time of a step",
+            "Measure them with `sweep run` and --retry ok, or name another --out",
+        )
+    running = _RunningSearch(request, goal, slots, groups)
     result = run_search(runtime, running.next_step) if runtime is not None else None
     search = BestSearch(running.groups, goal)
     ends = tuple(search.next(number).reason for number in range(len(groups)))
@@ -272,7 +285,9 @@ def next_round(groups: Iterable[SearchGroup], goal: Goal, last: int) -> tuple[in
         pair = [one for one in (group.challenger, group.entrants[group.default]) if one]
         rounds = [len(one.speed.rounds) for one in pair if one.speed]
         if len(rounds) == 2 and last <= min(rounds) < goal.confirm:
-            pairs.setdefault(min(rounds), []).extend(one.cell for one in pair)
+            # A B B A: of two GPUs, which may differ, each measures both.
+            ordered = pair[::-1] if min(rounds) % 2 else pair
+            pairs.setdefault(min(rounds), []).extend(one.cell for one in ordered)
     if not pairs:
         return last, []
     done = min(pairs)

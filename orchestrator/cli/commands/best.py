@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,7 @@ def _require_one_search(largest: str | None) -> None:
             remedy = "Leave one of them out" if largest else "Add --largest batch_size"
             with_what = "cannot be combined with" if largest else "needs"
             raise ConfigError(f"{parameter.opts[0]}: {with_what} --largest", remedy)
-    if not largest and not context.params["over"]:
+    if not largest and not "".join(context.params["over"]).strip(", "):
         raise ConfigError(
             "no axis to search is given",
             "Add --over compile,attention or --largest batch_size",
@@ -124,6 +125,8 @@ def _print_best(chosen: Chosen) -> None:
     """Find and print the fastest configurations, and exit with 1 if there is none for a group."""
     from orchestrator.cli.text.best import config_text, describe_best
     from orchestrator.config.selection import parse_selection
+    from orchestrator.config.yaml_source import Source
+    from orchestrator.planning.named_modules import require_modules
     from orchestrator.report.formats.terminal import Screen
     from orchestrator.sweep.best_groups import Goal
     from orchestrator.sweep.best_search import find_best
@@ -136,6 +139,9 @@ def _print_best(chosen: Chosen) -> None:
             f"--write {write}: its folder does not exist, or it is CONFIG", "Name another file"
         )
     names, request = _searched(chosen)
+    if write is not None:  # a model next to CONFIG may not be found from there
+        paths = replace(request, config_path=write).search_path
+        require_modules(request.expansion.cells, paths, Source(str(write), {}))
     if "timing" not in request.config.instruments:
         raise ConfigError(f"{config}: does not time the steps", "Add timing to instruments")
     if refused := request.expansion.refused:

@@ -173,7 +173,8 @@ def _sentences(group: SearchGroup, best: Entrant, end: str, goal: Goal) -> Itera
 
 def _has_mark(one: Entrant) -> bool:
     """Return True for a cell on a GPU whose speed the CPU limits."""
-    return one.is_cpu_bound and one.cell.params.device == "cuda"
+    is_known = one.speed is not None and one.speed.is_cpu_bound is True
+    return is_known and one.cell.params.device == "cuda"
 
 
 def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> Iterator[str]:
@@ -209,14 +210,14 @@ def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> Iterator[st
 
 def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> Iterator[str]:
     line = (
-        f"measured alternately, {found.rounds} times each: {_words(challenger)} takes "
+        f"measured {found.rounds} more times each: {_words(challenger)} takes "
         f"{_percent(found.ratio)} of the time of the default, at most {_percent(found.upper)} with "
         "95 % confidence"
     )
     limit = _percent(SURELY_FASTER)
     if found.is_faster:
         yield f"{line}: confirmed, less than {limit}"
-    elif found.ratio < SURELY_FASTER:
+    elif found.is_undecided:
         yield f"{line}: undecided, because less than {limit} is surely faster"
         yield _deciding(challenger, default, 2 * found.rounds)
     else:

@@ -77,7 +77,7 @@ BEST_TABLE = Table(
     "The fastest configurations",
     "The answers of the last `sweep best`, one for each group of cells that differ along the"
     " searched axes alone. The first attempt of a cell counts; [ ]: 95 % interval of its median."
-    " Rounds: how often the best and the default were measured alternately, which the ratio is then"
+    " Rounds: how often the best and the default were measured again, which the ratio is then"
     " of. Each option adds: times as fast as the measured candidate that differs in it alone.",
     _best_rows,
     is_default=True,

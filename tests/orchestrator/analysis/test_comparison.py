@@ -202,6 +202,18 @@ def test_a_cell_that_each_side_compiled_is_one_round(
     assert found == {1.026: Verdict.SAME if rounds == 1 else Verdict.SLOWER, 1.05: Verdict.SLOWER}
 
 
+def test_compiled_code_of_a_cpu_is_not_chosen_by_timing(
+    tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    policy = PolicyFile.model_validate({"gate": {"step": {"cpu_bound": "10%"}}}).gate
+    rng, runs = np.random.default_rng(0), []
+    for name in "ab":
+        attempts = cpu_cell(make_outcome(), 40.0, 400.0, rng)
+        seen = {"compile_cache_seen": "cold"}
+        runs.append(write(tmp_path / name, *(on("one", one, **seen) for one in attempts)))
+    assert len(only_time(*runs, policy).log_ratios) == 20
+
+
 def test_a_cell_that_compiles_in_each_round_has_rounds(tmp_path: Path, gpu: Outcome) -> None:
     params = {"compile": "blocks", "compile_cache": "cold"}
     cell = make_cell(gpu.attempt.cell.task, {**gpu.attempt.cell.params.non_default, **params})
@@ -391,6 +403,28 @@ def test_cpu_steps_are_judged_in_operations_if_the_policy_asks_for_it(
     by_default = only_time(runs["a"], runs["b"])
     assert by_default.verdict is Verdict.UNDECIDED
     assert by_default.remedy == "--repeat 20"
+    # Without the speed of the CPU, the rounds of a step say nothing.
+    cells = cpu_cell(make_outcome(), 13, 400.0, rng)
+    for known in (0, 19):
+        own = [*cells[:known], *map(without_telemetry, cells[known:])]
+        check = only_time(runs["a"], write(tmp_path / f"known{known}", *own), policy)
+        assert check.verdict is Verdict.UNDECIDED
+        reason, remedy = {
+            0: ("CPU-bound, and the speed of the CPU is not known", "--instrument telemetry"),
+            19: ("CPU-bound, which needs 20 rounds and has 19", "--repeat 20"),
+        }[known]
+        assert (check.reason, check.remedy) == (reason, remedy)
+    other = [on("two", one) for one in cells]
+    check = only_time(runs["a"], write(tmp_path / "other", *other), policy)
+    assert (check.reason, check.remedy) == (
+        "a step on the CPU, not known to be measured on one machine",
+        "",
+    )
+
+
+def without_telemetry(outcome: Outcome) -> Outcome:
+    samples = tuple(one for one in outcome.samples if one.instrument != "telemetry")
+    return replace(outcome, samples=samples)
 
 
 def with_peak(outcome: Outcome, nbytes: float) -> Outcome:
@@ -440,6 +474,29 @@ def test_a_cell_that_fails_only_in_b_fails_the_gate(
     back = compare_runs(b, a, policy)
     assert [(one.gate, one.verdict) for one in back.checks] == [("status", Verdict.BETTER)]
     assert back.outcome == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "outcome"),
+    [
+        ((Status.FAILED, Status.FAILED), "UNDECIDED"),
+        ((Status.OOM, Status.CRASHED), "UNDECIDED"),
+        ((Status.OOM, Status.OOM_INFERRED), "PASS"),
+        ((Status.SKIPPED, Status.SKIPPED), "PASS"),
+    ],
+)
+def test_a_cell_that_fails_in_both_is_no_pass(
+    statuses: tuple[Status, Status], outcome: str, tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    good = gpu_cell(make_outcome(device="cuda"), (40.0,), (38.0,))
+    a, b = (
+        write(tmp_path / name, *good, make_outcome(status, device="cuda", batch_size=2))
+        for name, status in zip("ab", statuses, strict=True)
+    )
+    comparison = compare_runs(a, b)
+    assert comparison.outcome == outcome
+    reasons = [check.reason for check in comparison.undecided]
+    assert reasons == [" → ".join(statuses)] * (outcome == "UNDECIDED")
 
 
 def test_graph_breaks_and_recompilations_may_not_increase(tmp_path: Path, gpu: Outcome) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
+from tests.orchestrator.analysis.test_comparison import gpu_cell, write
 from tests.support.fake_sweep import CONFIG, FakeScheduler, go, request_for
 
 GIB = 2**30
@@ -36,6 +38,8 @@ def test_the_interval_of_rounds_is_that_of_a_t_test() -> None:
     assert found.ratio == pytest.approx(math.exp(logs.mean()))
     reference = stats.ttest_1samp(logs, 0.0).confidence_interval(0.90).high  # 95 % on one side
     assert found.upper == pytest.approx(math.exp(reference))
+    reference = stats.ttest_1samp(logs, 0.0).confidence_interval(0.90).low
+    assert found.lower == pytest.approx(math.exp(reference))
 
 
 @pytest.mark.parametrize("rounds", [(), (0.5,)])
@@ -61,6 +65,35 @@ def test_rounds_decide_also_about_what_the_cpu_limits(
     assert found.challenger is entrants[1]
     assert found.winner is not None
     assert found.winner.options["x"] == winner
+
+
+@pytest.mark.parametrize(("is_cpu_bound", "winner"), [(False, "b"), (True, "a"), (None, "a")])
+def test_a_step_that_the_cpu_may_limit_must_be_30_percent_faster(
+    is_cpu_bound: bool | None, winner: str
+) -> None:
+    """Without pipelined steps it is not known what limits a step."""
+    entrants = (
+        Contender({"x": "a"}, 1, Speed(1.0, 1.0, 1.0, is_cpu_bound, None)),
+        Contender({"x": "b"}, 1, Speed(0.9, 0.9, 0.9, is_cpu_bound, None)),
+    )
+    best = Ranking(entrants, 0).winner
+    assert best is not None
+    assert best.options["x"] == winner
+
+
+def test_it_is_unknown_what_limits_a_step_without_a_lead(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    leads = {"known": 20.0, "waits": 0.0, "unknown": None}
+    found = {}
+    for name, lead_ms in leads.items():
+        (cell,) = gpu_cell(make_outcome(device="cuda"), (40.0,), lead_ms=lead_ms or 0.0)
+        if lead_ms is None:
+            samples = tuple(one for one in cell.samples if one.metric != "lead")
+            cell = replace(cell, samples=samples)
+        (speed,) = speeds_of(load_results(write(tmp_path / name, cell))).values()
+        found[name] = speed.is_cpu_bound
+    assert found == {"known": False, "waits": True, "unknown": None}
 
 
 def test_the_front_is_of_what_nothing_beats_in_speed_and_memory() -> None:
@@ -92,7 +125,8 @@ def test_the_first_attempt_counts_and_later_ones_are_rounds(
             )
             for step in range(7)
         )
-        return Outcome(attempt, Status.OK, "", "", {}, {"host": "one"}, samples, 1.7e9, 4.0)
+        wall_s = 4.0 * attempt.number
+        return Outcome(attempt, Status.OK, "", "", {}, {"host": "one"}, samples, 1.7e9, wall_s)
 
     request = request_for(write_config(CONFIG), [], [], tmp_path / "out")
     go(request, FakeScheduler(measured), RunOptions(repeat=3))
@@ -101,7 +135,7 @@ def test_the_first_attempt_counts_and_later_ones_are_rounds(
     speeds = {lengths[cell]: speed for cell, speed in speeds_of(results).items()}
     assert speeds.keys() == {16, 32, 64}
     assert speeds[16] == Speed(
-        0.019, 0.016, 0.022, True, None, pytest.approx(0.051), False, (0.035, 0.051), 4.0
+        0.019, 0.016, 0.022, True, None, pytest.approx(0.019), False, (0.035, 0.051), 4.0
     )
     # What was measured again from the start has other first attempts.
     go(request, FakeScheduler(measured), RunOptions(fresh=True))

@@ -14,7 +14,7 @@ from click.testing import Result
 from orchestrator.analysis.history import cell_histories, first_suspect
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
-from tests.orchestrator.analysis.test_comparison import gpu_cell, write
+from tests.orchestrator.analysis.test_comparison import gpu_cell, on, write
 
 pytestmark = pytest.mark.usefixtures("derive_once")
 MakeOutcome = Callable[..., Outcome]
@@ -89,6 +89,18 @@ def test_a_history_prints_the_command_that_decides(sweep_here: Sweep, runs: list
         ["1", ""],
         ["1.04", "run9 0000000"],
     ]
+
+
+def test_kernel_times_of_two_kinds_of_gpu_are_no_history(
+    sweep_here: Sweep, tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    names = []
+    for gpu in ("NVIDIA H100", "NVIDIA A100"):
+        (one,) = gpu_cell(make_outcome(device="cuda"), (40.0,), (10.0,))
+        names.append(str(write(tmp_path / gpu, on("one", one, gpu=gpu)).folder))
+    done = sweep_here("compare", *names, "--history")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "the runs have several kinds of GPU: NVIDIA A100, NVIDIA H100" in done.stderr
 
 
 def test_few_runs_are_shown_without_a_suspect(sweep_here: Sweep, runs: list[Run]) -> None:

@@ -377,8 +377,9 @@ def test_an_answer_is_confirmed_in_alternating_rounds(
     found = searched(write_config, tmp_path / "out", goal, steps)
     rounds = steps.begun[-6:]
     assert [number for _, number in rounds] == [2, 2, 3, 3, 4, 4]
-    assert rounds[0::2] == [("sdpa fused", number) for number in (2, 3, 4)]
-    assert rounds[1::2] == [("naive course", number) for number in (2, 3, 4)]
+    # A B B A A B: on two GPUs, which may differ, each is measured on both.
+    pair = ["sdpa fused", "naive course"]
+    assert [name for name, _ in rounds] == [*pair, *pair[::-1], *pair]
     confirmation = found.groups[0].confirmation
     assert confirmation is not None
     assert (confirmation.rounds, confirmation.is_faster) == (3, True)
@@ -414,6 +415,22 @@ def test_a_search_that_was_cut_at_any_cell_ends_with_the_same_answer(
         found = searched(write_config, out, goal, steps)
         assert steps.begun == whole.begun
         assert words(found.groups[0].winner) == words(expected.groups[0].winner) == "sdpa fused"
+
+
+def test_a_candidate_that_was_measured_without_its_time_is_an_error(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A default that cannot be compared would leave a recommendation without evidence."""
+
+    def untimed(attempt: Attempt) -> Outcome:
+        return Outcome(attempt, Status.OK, "", "", {}, {"host": "one"}, (), 1.7e9, 2.0)
+
+    request = request_for(write_config(ADAPTIVE), [], ["attention=naive"], tmp_path / "out")
+    go(request, FakeScheduler(untimed))
+    steps = Steps()
+    with pytest.raises(ConfigError, match="3 candidates were measured without the time of a step"):
+        searched(write_config, tmp_path / "out", Goal(("attention", "optimizer")), steps)
+    assert not steps.begun
 
 
 def test_the_folder_has_the_candidates_and_why_some_were_not_measured(

@@ -61,6 +61,7 @@ grids:
             "--hold: chooses gradient_accumulation itself",
         ),
         (["--over", "d_head"], "--over d_head: train_step has no such axis"),
+        (["--over", ","], "no axis to search is given. Add --over compile,attention"),
         (["--over", "batch_size"], "--over batch_size: has one value"),
         (["--over", "batch_size=4"], "--over batch_size: has one value"),
         (["--over", "compile", "--gpu", "H100"], "--gpu: a search measures on the GPU of this"),
@@ -187,6 +188,20 @@ def test_candidates_that_all_fail_are_no_success(sweep_here: Sweep, tmp_path: Pa
     assert "ended as failed" in result.stdout
     assert "no answer: no candidate has a measured step. See sweep status" in result.stdout
     assert not best.exists()
+
+
+def test_a_config_is_written_only_where_it_finds_its_model(
+    sweep_here: Sweep, tmp_path: Path
+) -> None:
+    config = tmp_path / "inner" / "tiny.yaml"
+    config.parent.mkdir()
+    config.write_text(TINY.replace("size: tiny", "model: 'gpt_inside:model'"))
+    (tmp_path / "inner" / "gpt_inside.py").write_text("def model(vocab_size):\n    pass\n")
+    words = ["best", str(config), "--over", "attention", "--plan", "--write"]
+    result = sweep_here(*words, str(tmp_path / "best.yaml"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{tmp_path}/best.yaml: model 'gpt_inside:model': there is no module" in result.stderr
+    assert sweep_here(*words, str(config.parent / "best.yaml")).exit_code == 0
 
 
 @pytest.mark.process
