@@ -32,6 +32,8 @@ from tasks.spec.axes import Choice, axes_of, leave_out
 from tasks.spec.messages import assignments
 from tasks.spec.status import OUT_OF_MEMORY
 
+_MOST_ROUNDS = 100  # that --confirm takes
+
 
 def describe_best(
     request: SweepRequest, found: BestFound, goal: Goal, screen: Screen
@@ -219,7 +221,8 @@ def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> It
         yield f"{line}: confirmed, less than {limit}"
     elif found.is_undecided:
         yield f"{line}: undecided, because less than {limit} is surely faster"
-        yield _deciding(challenger, default, 2 * found.rounds)
+        if found.rounds < _MOST_ROUNDS:
+            yield _deciding(challenger, default, min(2 * found.rounds, _MOST_ROUNDS))
     else:
         yield f"{line}: not less than {limit}"
 

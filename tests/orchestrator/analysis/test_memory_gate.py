@@ -24,6 +24,7 @@ def record(size: str = "small", **memory: Any) -> dict[str, Any]:
         "memory": {
             "verdict": "fits",
             "peak_allocated_bytes": 1000.0 * MIB,
+            "limit_bytes": 80 * 1024 * MIB,
             "how": "tracked",
             "reason": "",
             "at_peak_bytes": {
@@ -115,6 +116,10 @@ def test_a_cell_that_no_longer_fits_is_worse_however_little_it_grew() -> None:
             "no peak is predicted in B: it does not run without data",
         ),
         ({"how": "as eager"}, "predicted in two ways: tracked and as eager"),
+        (
+            {"limit_bytes": 24 * 1024 * MIB},
+            "predicted for two GPUs, with 80.00 GiB and 24.00 GiB",
+        ),
     ],
 )
 def test_a_cell_without_two_equal_predictions_is_undecided(

@@ -130,6 +130,13 @@ def test_what_was_measured_alternately_decides() -> None:
         "to decide it: --confirm 6 measures both 3 more times, which takes about 1 min 00 s"
         in lines
     )
+    for rounds, advised in ((60, "--confirm 100 measures both 40 more times"), (100, "")):
+        often = replace(unsure, rounds=(0.7, 1.3) * (rounds // 2))
+        steady = replace(default, rounds=(1.0,) * rounds)
+        found = sentences({"fp32 eager": steady, "bf16 eager": often})
+        assert any("undecided" in line for line in found)
+        advice = [line for line in found if line.startswith("to decide it:")]
+        assert [advised in line for line in advice] == ([True] if advised else [])
     noisy = replace(sure, rounds=(0.5, 2.0, 1.8))
     lines = sentences({"fp32 eager": default, "bf16 eager": noisy})
     assert any("takes 122 % of the time" in line and "undecided" in line for line in lines)
