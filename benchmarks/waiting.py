@@ -43,8 +43,8 @@ class Command:
 
 COMMANDS = {
     "help": Command("--help", 0.4),
-    "plan": Command("plan configs/full.yaml --out NEW", 1.6),
-    "status": Command("status PUBLISHED/full", 1.5),
+    "plan": Command("plan configs/full.yaml --out NEW", 1.1),
+    "status": Command("status PUBLISHED/full", 1.4),
     "show": Command("show PUBLISHED/full 0092", 2.7),
     "compare": Command("compare PUBLISHED/full PUBLISHED/full-2", 4.0),
     "table": Command("report PUBLISHED/full --table precision", 2.3),

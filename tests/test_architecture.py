@@ -242,7 +242,7 @@ FORBIDDEN_IMPORTS: list[dict[str, set[str]]] = [
         "--help": FOR_HELP,
         "report --help": FOR_HELP,
         "plan --help": FOR_HELP,
-        "plan configs/full.yaml": FOR_TABLES,
+        "plan configs/full.yaml --out {run}-new": FOR_TABLES | {"pyarrow", "numpy", "psutil"},
         "plan configs/models.yaml": FOR_TABLES,
         "status {run}": FOR_TABLES,
         "show {run} {cell}": FOR_MEASURING | {"vl_convert", "jinja2", "rich"},

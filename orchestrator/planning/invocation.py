@@ -13,15 +13,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from orchestrator.common.text import path_argument, shell_command, without_separator
 from orchestrator.store.cell_state import PENDING
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import INCOMPLETE, Run
-from orchestrator.store.run_writer import RunWriter
 from tasks.spec.attempt import StartMethod
 from tasks.spec.axes import Values, select, select_fields
+
+if TYPE_CHECKING:
+    from orchestrator.store.run_writer import RunWriter
 
 UNMEASURED = (PENDING, INCOMPLETE)
 

@@ -263,20 +263,16 @@ def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) 
 def _ask_all(
     requests: Mapping[str, PredictionRequest], idle: LifoQueue[PredictingProcess]
 ) -> Iterator[tuple[str, Prediction]]:
-    # One child predicts all passes of one model and length. `train_step` comes first, because the
-    # others are parts of it: its name is the last one by alphabet.
-    groups: dict[str, list[tuple[str, PredictionRequest]]] = {}
-    for key, request in requests.items():
-        identity = memory_identity(request.cell)
-        identity.pop("pass", None)
-        groups.setdefault(json.dumps(identity), []).append((key, request))
-    for group in groups.values():
-        group.sort(key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True)
+    # One child predicts all passes of one model and length.
+    groups = _groups(requests, ("pass",))
     if not groups:
         return
+    # A child remembers the indices of compiled code, which other precisions have too.
+    if len(groups) > idle.maxsize:
+        groups = _groups(requests, ("pass", "precision"))
     # Sorted, because a child must fork whenever a request needs other code of the user. Compiled
     # cells come first: then the children inherit the compiler instead of importing it themselves.
-    ordered = sorted(groups.values(), key=_order)
+    ordered = sorted(groups, key=_order)
     threads = ThreadPoolExecutor(min(len(groups), idle.maxsize))
     try:
         for answers in threads.map(lambda group: _ask_one(idle, group), ordered):
@@ -284,6 +280,28 @@ def _ask_all(
     finally:
         # Threads that still wait for an answer end when their child is stopped.
         threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _groups(
+    requests: Mapping[str, PredictionRequest], axes: Sequence[str]
+) -> list[list[tuple[str, PredictionRequest]]]:
+    """Return the requests in groups whose cells differ in no other axes than these.
+
+    Of one precision, `train_step` comes first, because other passes are parts of it: its name is
+    the last one by alphabet.
+    """
+    groups: dict[str, list[tuple[str, PredictionRequest]]] = {}
+    for key, request in requests.items():
+        identity = leave_out(memory_identity(request.cell), axes)
+        groups.setdefault(json.dumps(identity), []).append((key, request))
+    for group in groups.values():
+        group.sort(key=_precision_and_pass, reverse=True)
+    return list(groups.values())
+
+
+def _precision_and_pass(item: tuple[str, PredictionRequest]) -> tuple[str, str]:
+    values = item[1].cell.params.values()
+    return str(values.get("precision")), str(values.get("pass"))
 
 
 def _order(group: Sequence[tuple[str, PredictionRequest]]) -> tuple[tuple[str, ...], bool]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import PlatformError
 from orchestrator.common.output import Notify
 from orchestrator.common.text import cells_and_verb
-from orchestrator.execution import nsys
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
 from orchestrator.hardware.host import (
     Fingerprint,
@@ -27,10 +27,12 @@ from orchestrator.hardware.host import (
     unique_fingerprints,
 )
 from orchestrator.planning.cell_decisions import most_gpus
-from orchestrator.planning.prediction_requests import PredictedCell
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
 from tasks.spec.cell import Cell, device_types
+
+if TYPE_CHECKING:
+    from orchestrator.planning.prediction_requests import PredictedCell
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ def check_inferred_oom(request: SweepRequest, preflight: Preflight, notify: Noti
 
 def check_nsys(request: SweepRequest, preflight: Preflight, notify: Notify) -> Preflight:
     """Warn if Nsight Systems is to trace the cells and is not installed here."""
+    from orchestrator.execution import nsys
+
     if not nsys.program():
         notify(
             "nsys is not on the PATH here: on hosts without it, cells are measured but not traced"

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import sha256
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.store.layout import PUBLICATION_FILE
-from orchestrator.store.mirror import RemoteRun
-from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import (
     Publication,
@@ -20,8 +19,10 @@ from orchestrator.store.run_collection import (
     is_publication,
     require_listed,
 )
-from orchestrator.store.run_writer import RunWriter, finishing, locked
 from orchestrator.store.untrusted_files import require_plain
+
+if TYPE_CHECKING:
+    from orchestrator.store.run_writer import RunWriter
 
 # A character may take 4 bytes, and most file systems allow 255 bytes in a name.
 _LONGEST_NAME = 60
@@ -36,6 +37,9 @@ def open_run(location: RunLocation) -> Run:
     if isinstance(location, str):
         require_lasting(location)
     if is_address(location):
+        from orchestrator.store.mirror import RemoteRun
+        from orchestrator.store.remote_folder import RemoteFolder
+
         remote = RemoteRun(RemoteFolder(str(location)))
         remote.refresh()
         return remote
@@ -95,6 +99,9 @@ def open_for_writing(run: Run, take_over: bool = False) -> Iterator[RunWriter]:
 
     take_over: own a bucket's folder even if another driver seems to be writing to it.
     """
+    from orchestrator.store.mirror import RemoteRun
+    from orchestrator.store.run_writer import RunWriter, finishing, locked
+
     if isinstance(run, RemoteRun):
         from orchestrator.store.mirror_writer import open_remote_for_writing
 

@@ -1,7 +1,8 @@
 """Read a results folder: its manifest, its tables as pandas frames or rows, its attempts.
 
 `layout` lists the contents of the folder. `run_writer` writes it, and `stored_tables` reads what is
-stored at one moment.
+stored at one moment. That imports pyarrow, a quarter of the time of `sweep plan`: methods import it
+when a folder exists.
 """
 
 from __future__ import annotations
@@ -13,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pyarrow as pa
-
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.common.hashing import sha256
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import cell_count, shell_path
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, PUBLICATION_FILE, REPORT
-from orchestrator.store.listing import part_files
 from orchestrator.store.manifest import (
     MANIFEST_FILE,
     RESTORE_MANIFEST,
@@ -29,12 +27,13 @@ from orchestrator.store.manifest import (
     Manifest,
     StoredManifest,
 )
-from orchestrator.store.stored_tables import Stored, read_stored
-from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS, read_cells_file
 from orchestrator.store.untrusted_files import is_plain_name, read_json, require_no_link
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
+
+    from orchestrator.store.stored_tables import Stored
 
 # The values of a row of a table in the order of the columns that were asked for.
 StoredRow: TypeAlias = tuple[Any, ...]
@@ -134,6 +133,8 @@ class Run:
 
     def rows(self, table: str, columns: list[str]) -> Iterator[StoredRow]:
         """Yield the rows of a table, without importing pandas."""
+        if not self.exists and not self.folder.exists():
+            return
         for batch in self.table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
@@ -145,6 +146,8 @@ class Run:
 
     def table_versions(self, tables: Iterable[str]) -> list[object]:
         """Return what changes with every change of some tables."""
+        from orchestrator.store.listing import part_files
+
         stored = self.stored()
         versions: list[object] = [sha256(stored.log)]
         for table in tables:
@@ -156,10 +159,14 @@ class Run:
 
     def stored(self) -> Stored:
         """Return what is stored now."""
+        from orchestrator.store.stored_tables import read_stored
+
         return read_stored(self.folder, str(self))
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
         """Return cells.parquet and its facts (see `tables`), if it was written with this key."""
+        from orchestrator.store.tables import read_cells_file
+
         digest = self.stored().listing.cells
         return read_cells_file(self.folder, digest, key) if digest else None
 
@@ -169,7 +176,7 @@ class Run:
         Attempts of older programs record no numbers of rows. Raise RunError for an attempt that is
         in two files, and for damage that hides which attempts there are.
         """
-        written: dict[str, dict[tuple[str, int], int]] = {table: {} for table in MEASURED_TABLES}
+        written: dict[str, dict[tuple[str, int], int]] = {}
         known = set()
         for cell, number, contents in self.rows(ATTEMPTS, ["cell", "attempt", "contents"]):
             if (cell, number) in known:
@@ -182,6 +189,11 @@ class Run:
                 # Older versions recorded the number and a digest of the rows.
                 rows = count[0] if isinstance(count, list) else count
                 written.setdefault(table, {})[cell, number] = rows
+        if not written:
+            return {}
+        from orchestrator.store.listing import part_files
+        from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
+
         incomplete, stored = {}, self.stored()
         for table in filter(written.get, MEASURED_TABLES):
             parts = stored.parts(table, SCHEMAS[table], ["cell"])

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.common.errors import RunError
@@ -22,7 +21,6 @@ from orchestrator.common.text import and_more
 from orchestrator.store.layout import CELLS_FILE, PUBLICATION_FILE, RUN_SEPARATOR
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import MissingRows, Run
-from orchestrator.store.tables import read_cells_file
 from orchestrator.store.untrusted_files import (
     DAMAGED,
     is_plain,
@@ -33,6 +31,7 @@ from orchestrator.store.untrusted_files import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 _NAMES_IN_TITLE = 3
 
@@ -72,6 +71,8 @@ class RunCollection(Run):
     def table(
         self, table: str, columns: list[str] | None = None, categories: bool = False
     ) -> pa.Table:
+        import pyarrow as pa
+
         parts = []
         for name, run in self.runs.items():
             parts.append(_with_run(name, run.table(table, columns, categories)))
@@ -132,6 +133,8 @@ class Publication(RunCollection):
         self.reference = self.contents.against
 
     def read_cells(self, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
+        from orchestrator.store.tables import read_cells_file
+
         return read_cells_file(self.folder, self.contents.files.get(CELLS_FILE, ""), key)
 
     def read_manifest(self) -> Manifest:
@@ -214,11 +217,12 @@ def _title(names: list[str]) -> str:
 
 def _with_run(name: str, rows: pa.Table) -> pa.Table:
     """Return rows with RUN:CELL as their cells, and the run as their first parameter."""
+    import pyarrow as pa
+    import pyarrow.compute as pc  # takes 20 ms, which no plan or status needs
+
     found = {column: rows[column] for column in rows.column_names}
     if "cell" in found:
         cells = found["cell"].cast(pa.string())
-        import pyarrow.compute as pc  # takes 20 ms, which no plan or status needs
-
         cells = pc.binary_join_element_wise(f"{name}{RUN_SEPARATOR}", cells, "")
         found["cell"] = cells.cast(rows["cell"].type)
     if "params" in found:

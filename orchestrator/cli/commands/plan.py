@@ -63,7 +63,6 @@ def plan(config: Path, memory: bool, gpu: GpuModel | None, form: str, **chosen: 
         leave_out_wider,
         plan_request,
     )
-    from orchestrator.planning.prediction_requests import predict_memory
     from orchestrator.planning.prior_results import describe_prior_results
 
     with ProgressLine("reading the config"):
@@ -76,6 +75,8 @@ def plan(config: Path, memory: bool, gpu: GpuModel | None, form: str, **chosen: 
     warn_of_incomplete(request.run, planned.incomplete)
     cells = request.expansion.cells
     if form == "json":
+        from orchestrator.planning.prediction_requests import predict_memory
+
         card = gpu or here
         predictions = predict_memory(cells, card, request.import_paths) if memory else {}
         records = map(json.dumps, plan_records(planned, predictions, card))

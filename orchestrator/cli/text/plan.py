@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.common import text
 from orchestrator.hardware.gpu_catalog import GpuModel
@@ -15,15 +16,16 @@ from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.cell_decisions import Decision, Plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
 from orchestrator.planning.invocation import command_in_copy, last_command
-from orchestrator.planning.prediction_requests import cap_bytes, reason_of, verdict_of
 from orchestrator.planning.preflight import known_fingerprints
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.cell_state import PENDING
 from orchestrator.store.run import INCOMPLETE, Run
-from tasks.prediction.records import Prediction
 from tasks.spec.axes import Values
 from tasks.spec.cell import Cell, device_types
 from tasks.spec.status import Status
+
+if TYPE_CHECKING:
+    from tasks.prediction.records import Prediction
 
 SHOWN_CELLS = 20
 _NO_FAILURES = (Status.OK, Status.SKIPPED, INCOMPLETE)
@@ -80,6 +82,8 @@ def plan_records(
 
     predictions: by cell id. A cell that has one also has `memory`.
     """
+    from orchestrator.planning.prediction_requests import cap_bytes, reason_of, verdict_of
+
     for decision in plan.decisions:
         cell = decision.cell
         action, reason = _action(decision, plan)
