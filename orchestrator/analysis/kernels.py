@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -69,6 +69,17 @@ def ms_of_parts(kernels: Iterable[TimedKernel], names: Collection[str]) -> float
         elif parts & set(names):
             return None
     return total_ms or None
+
+
+def softmax_and_products_ms(
+    kernels: Sequence[TimedKernel],
+) -> tuple[float | None, float | None]:
+    """Return the milliseconds of the softmax of attention and of its two matrix products.
+
+    None: see `ms_of_parts`.
+    """
+    products = [one for one in kernels if one.kernel_class == GEMM]
+    return ms_of_parts(kernels, ("softmax",)), ms_of_parts(products, ATTENTION_MATMULS)
 
 
 def sums(kernels: Iterable[TimedKernel], key: str, summed: str = "ms") -> dict[str, float]:

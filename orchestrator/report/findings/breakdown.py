@@ -130,9 +130,7 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     cells = finding.main_run(preferring(select(cells, cells["task"] == "train_step"), MAIN))
     ratios, rows = {}, kernel_rows.rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])])
     for cell, own in rows.items():
-        softmax = kernel_rows.ms_of_parts(own, ("softmax",))
-        products = [one for one in own if one.kernel_class == kernel_rows.GEMM]
-        matmul = kernel_rows.ms_of_parts(products, kernel_rows.ATTENTION_MATMULS)
+        softmax, matmul = kernel_rows.softmax_and_products_ms(own)
         if softmax and matmul:
             ratios[cell] = softmax / matmul
     cells = select(cells, cells["cell"].isin(list(ratios)))
@@ -141,9 +139,8 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     cells = cells.assign(softmax_ratio=cells["cell"].map(ratios))
     row = finding.extreme(cells, "softmax_ratio", largest=True)
     own = rows[row["cell"]]
-    share = (kernel_rows.ms_of_parts(own, ("softmax",)) or 0.0) / sum(
-        kernel_rows.sums(own, "phase").values()
-    )
+    softmax = kernel_rows.ms_of_parts(own, ("softmax",)) or 0.0
+    share = softmax / sum(kernel_rows.sums(own, "phase").values())
     more = "longer than" if row["softmax_ratio"] > 1 else "less time than"
     yield Finding(
         "softmax / its products",

@@ -190,7 +190,8 @@ def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | N
 
 
 def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    softmax, matmul = (_part_ms(number, row, figures, part) for part in ("softmax", "matmul"))
+    inside = [one for one in figures.kernels[row["cell"]] if one.phase == number.phase]
+    softmax, matmul = kernel_rows.softmax_and_products_ms(inside)
     return softmax / matmul if softmax is not None and matmul else None
 
 
