@@ -54,19 +54,15 @@ def about_endings(results: Results) -> Iterator[Finding]:
     if not 0 < len(unmeasured) < len(cells):
         return
     listed = ", ".join(text for text, kind in counts_by_status(results, 0) if kind != "ok")
+    why_skipped = _common_reason(unmeasured[unmeasured["status"] == "skipped"])
     yield Finding(
         "without a result",
         f"{len(unmeasured):,}",
         f"of {counted(len(cells), 'cell')}",
         f"{counted(len(unmeasured), 'cell')} ended without a result: {listed}.",
-        _why_skipped(unmeasured),
+        why_skipped.strip().replace("Most often", "Most often impossible", 1),
         basis=finding.basis_of_cells(unmeasured),
     )
-
-
-def _why_skipped(unmeasured: pd.DataFrame) -> str:
-    skipped = unmeasured[unmeasured["status"] == "skipped"]
-    return _common_reason(skipped).strip().replace("Most often", "Most often impossible", 1)
 
 
 def _common_reason(failed: pd.DataFrame) -> str:
