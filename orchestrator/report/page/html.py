@@ -31,7 +31,7 @@ from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
-from orchestrator.report.page.sections import Section, sections
+from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import view_of
 from orchestrator.report.text import provenance
@@ -50,15 +50,8 @@ _LETTER, _SPACE = 8.6, 8
 _BREAKABLE = 16  # letters of a text from which on the page breaks words; see `long` in the template
 # Columns of all cells if they vary, before other axes that do.
 _FIRST = (
-    "run",
-    "what",
-    "name",
-    "context_length",
-    "precision",
-    "compile",
-    "attention",
-    "batch_size",
-)
+    "run", "what", "name", "context_length", "precision", "compile", "attention", "batch_size",
+)  # fmt: skip
 _AXES = {"name": NAME, "context_length": "context"}
 _COVERED = ("seed", "model", "size", "d_head", "pass")  # by the columns of the model and `what`
 _MOST_AXES = 8  # columns of all cells besides two measures; one more holds the values of other axes
@@ -102,7 +95,9 @@ def to_html(
     found = sections(results, report.findings, report.figures, report.pages)
     invocations = results.manifest.get("invocations", [])
     commands = list(dict.fromkeys(_untimed(one["command"]) for one in invocations))
+    names = [page.table.name for section in found for page in section.tables]
     first = first_screen(report.findings, _MOST_FINDINGS)
+    version = str(results.manifest.get("program", "")).removeprefix(f"{_PROGRAM} ")
     environment = _environment()
     script = environment.get_template("page.js").render()
     return environment.get_template("index.html").generate(
@@ -124,14 +119,15 @@ def to_html(
         count=len(results.cells),
         same=data["same"],
         run=report.run_argument,
-        hand_in=_hand_in(found),
+        # The table that the commands print as examples.
+        hand_in=_TABLE if _TABLE in names or not names else names[0],
         has_cpu_bound=provenance.is_flagged(results.cells, "cpu_bound").any(),
         marks=_marks(first),
-        citation=_citation(results),
+        citation=_citation(results, version),
         commands=commands[-_OPEN_COMMANDS:],
         earlier_commands=commands[-_MOST_COMMANDS:-_OPEN_COMMANDS],
         program=_PROGRAM,
-        version=_version(results),
+        version=version,
         light=Markup(variables(LIGHT)),
         dark=Markup(variables(DARK)),
         data=Markup(packed([json.dumps(data, separators=(",", ":"))])),
@@ -150,12 +146,6 @@ def _untimed(command: Sequence[str]) -> str:
         else:
             place += 1
     return shell_command(words)
-
-
-def _hand_in(shown: Sequence[Section]) -> str:
-    """Return the name of the table that the commands print as examples: timings, or the first."""
-    names = [page.table.name for section in shown for page in section.tables]
-    return _TABLE if _TABLE in names or not names else names[0]
 
 
 def _marks(findings: Sequence[Finding]) -> list[str]:
@@ -264,25 +254,17 @@ def _with_code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _version(results: Results) -> str:
-    """Return the version of the program that measured."""
-    return str(results.manifest.get("program", "")).removeprefix(f"{_PROGRAM} ")
-
-
 def _versions(cells: pd.DataFrame) -> list[str]:
     """Return the versions of torch and CUDA."""
-    named = (
-        ("torch", provenance.values_of(cells, "torch")),
-        ("CUDA", provenance.values_of(cells, "cuda")),
-    )
-    return [f"{name} {', '.join(values)}" for name, values in named if 0 < len(values) <= 3]
+    named = {name: provenance.values_of(cells, name.lower()) for name in ("torch", "CUDA")}
+    return [f"{name} {', '.join(values)}" for name, values in named.items() if 0 < len(values) <= 3]
 
 
-def _citation(results: Results) -> str:
-    """Return the lines that cite this run."""
+def _citation(results: Results, version: str) -> str:
+    """Return the lines that cite this run. version: of the program that measured."""
     cells = results.cells
     parts = [
-        f"{_PROGRAM} {_version(results)}".strip() + f", run {results.manifest.get('name', 'run')}",
+        f"{_PROGRAM} {version}".strip() + f", run {results.manifest.get('name', 'run')}",
         ", ".join(provenance.values_of(cells, "gpu") or provenance.values_of(cells, "cpu")),
         *_versions(cells),
         provenance.labelled("driver", ", ".join(provenance.values_of(cells, "driver"))),

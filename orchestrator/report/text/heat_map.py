@@ -59,14 +59,8 @@ MEASURES = (
     HeatMeasure("peak", "Memory", "GiB at the peak", _PEAK, 1 / GIB, is_log=True),
     HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100, digits=2),
 )
-_READ = (
-    "cell",
-    "status",
-    "phase",
-    "cpu_bound",
-    "peak_rss_bytes",
-    *(one.column for one in MEASURES),
-)
+_COLUMNS = (one.column for one in MEASURES)
+_READ = ("cell", "status", "phase", "cpu_bound", "peak_rss_bytes", *_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -249,10 +243,8 @@ def _map(
     for record in cells.to_dict("records"):
         place = [of_axis.index(axis_text(record[axis])) for axis, of_axis in texts.items()]
         options = [axis_text(record[axis]) for axis in switched]
-        positions[_position(place, options)] = {
-            **record,
-            "label": cell_names.scope_of(record, named),
-        }
+        record["label"] = cell_names.scope_of(record, named)
+        positions[_position(place, options)] = record
     for position, record in positions.items():
         base = positions.get(_position([0], [position.partition(",")[2]]), {})
         if has_value(base, TIME) and has_value(record, TIME) and record[TIME] > 0:
