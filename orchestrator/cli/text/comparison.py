@@ -47,13 +47,17 @@ def describe_comparison(
 
     runs: A and B, whose commands are shown with the options that decide what is undecided.
     """
-    for name, (a, b) in comparison.differences.items():
-        yield f"{name}: {a} → {b}"
+    yield from describe_differences(comparison)
     if runs and not comparison.differences:
         yield "A and B are the same program, so each difference is a false alarm"
     for table in filter(None, (comparison_table(comparison), changes_table(comparison))):
         yield f"\n{dense_table_text(table, screen, '--format csv')}\n"
     yield from describe_outcome(comparison, runs)
+
+
+def describe_differences(comparison: Comparison) -> list[str]:
+    """Return a line for each setting in which A and B differ."""
+    return [f"{name}: {a} → {b}" for name, (a, b) in comparison.differences.items()]
 
 
 def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterator[str]:
@@ -65,7 +69,8 @@ def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterat
     for gate, judged in _JUDGED.items():
         checks = [check for check in comparison.times if check.gate == gate]
         if checks:
-            yield f"by {judged}: {_counts(checks)}{_worst(checks)}"
+            ratios = [one.ratio for one in checks if one.ratio]
+            yield f"by {judged}: {_counts(checks)}{f'; {_range(ratios)}' if ratios else ''}"
     yield from _exact(comparison)
     yield from _information(comparison.times)
     yield from _power(comparison)
@@ -102,9 +107,8 @@ def _counts(checks: Sequence[Check]) -> str:
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
 
 
-def _worst(checks: Sequence[Check]) -> str:
-    ratios = [one.ratio for one in checks if one.ratio]
-    return f"; B / A {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
+def _range(ratios: Sequence[float]) -> str:
+    return f"B / A {min(ratios):.3f} to {max(ratios):.3f}"
 
 
 def _exact(comparison: Comparison) -> Iterator[str]:
@@ -131,8 +135,7 @@ def _information(checks: Sequence[Check]) -> Iterator[str]:
         ratios = [one.step_ratio for one in others if one.bound_by is bound and one.step_ratio]
         if ratios:
             cells = f"{len(ratios)} {bound} {'cell' if len(ratios) == 1 else 'cells'}"
-            span = f"{min(ratios):.3f} to {max(ratios):.3f}"
-            yield f"for information, step time of {cells}, which is not judged: B / A {span}"
+            yield f"for information, step time of {cells}, which is not judged: {_range(ratios)}"
 
 
 def _power(comparison: Comparison) -> Iterator[str]:
