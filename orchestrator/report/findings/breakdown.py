@@ -84,9 +84,8 @@ def about_kernels(results: Results) -> Iterator[Finding]:
     if _WITH_KERNELS not in results.cells:
         return
     kernels = results.kernels().dropna(subset="ms")
-    cells = finding.main_run(
-        preferring(select(results.cells, results.cells["cell"].isin(kernels["cell"])), MAIN)
-    )
+    cells = select(results.cells, results.cells["cell"].isin(kernels["cell"]))
+    cells = finding.main_run(preferring(cells, MAIN))
     if cells.empty or "precision" not in cells:
         return
     same = finding.matched_on(cells, "precision", results.axes)
@@ -97,9 +96,7 @@ def about_kernels(results: Results) -> Iterator[Finding]:
     precision = cells.set_index("cell")["precision"].astype(str).reindex(shares.index)
     medians = shares.groupby(precision).median()
     order = [name for name in ordered_values("precision", precision) if name in medians.index]
-    products = (
-        medians[kernel_rows.GEMM] if kernel_rows.GEMM in medians else medians.iloc[:, 0] * 0.0
-    )
+    products = medians.get(kernel_rows.GEMM, medians.iloc[:, 0] * 0.0)
     others = medians.drop(columns=kernel_rows.GEMM, errors="ignore").loc[order[-1]]
     texts = [f"{percent(products[name])} in {name}" for name in order]
     time = "kernel time" if finding.has_cell_with(cells, "device", "cuda") else "time of operators"

@@ -71,9 +71,8 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
     is_free = is_gpu_bound(main)
     best = finding.best_of(main[is_free] if is_free.any() else main)
     label = f"{best['precision']} over {best['precision' + BASE]}"
-    conclusion = finding.tally(
-        main, str(best["precision"]), f"{PASSES.get(best.get('pass'), 'step')}"
-    )
+    noun = PASSES.get(best.get("pass"), "step")
+    conclusion = finding.tally(main, str(best["precision"]), noun)
     takes = f"{finding.subject_of(best)} takes {_times(best)}."
     yield finding.of_pair(best, label, conclusion, takes + _when_compiled(best, found))
     worst = finding.extreme(main[is_clear(main)], "ratio", largest=False)
@@ -85,10 +84,10 @@ def _of_precision(main: pd.DataFrame, found: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _times(pair: Row) -> str:
-    own, base = (
-        f"{number(pair[TIME + end])} ms in {pair['precision' + end]}" for end in ("", BASE)
+    ends = ("", BASE)
+    return " and ".join(
+        f"{number(pair[TIME + end])} ms in {pair['precision' + end]}" for end in ends
     )
-    return f"{own} and {base}"
 
 
 def _when_compiled(pair: Row, found: pd.DataFrame) -> str:

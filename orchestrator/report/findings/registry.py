@@ -53,9 +53,8 @@ def findings(results: Results, rules: Mapping[Rule, str] = RULES) -> list[Findin
     if cells.empty:
         return []
     # The names of cells have the arguments of a model, but not those that all cells share.
-    shared = [
-        name for name in cells.filter(like=MODEL_ARGS) if cells[name].nunique(dropna=False) == 1
-    ]
+    counts = cells.filter(like=MODEL_ARGS).nunique(dropna=False)
+    shared = list(counts.index[counts == 1])
     axes = tuple(axis for axis in results.axes if axis not in shared)
     results = replace(results, cells=cells.drop(columns=shared), axes=axes)
     found = []

@@ -189,9 +189,7 @@ def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
     more: name, title and usual value of the axes whose other values share the last column.
     """
     known = {**cells["columns"], **cells["axes"]}
-    indices = {
-        name: column["i"] if "w" in column else column["v"] for name, column in known.items()
-    }
+    indices = {name: column.get("i", column.get("v")) for name, column in known.items()}
     varying = {name for name, values in indices.items() if len(set(values)) > 1} | {"name"}
     # The name of a cell without a model is its task already.
     if "pass" in varying or ("task" in varying and set(cells["axes"]) & _MODEL):

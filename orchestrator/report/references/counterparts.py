@@ -78,11 +78,9 @@ class Figures:
     def kernels(self) -> Mapping[str, Sequence[kernel_rows.TimedKernel]]:
         kernels = kernel_rows.inside_operators(self.results.kernels())
         watched = having("attributed_to_phase")(self.results.cells)
-        is_watched = kernels["cell"].isin(watched["cell"])
         # Without the number of steps, the milliseconds of a step are unknown.
-        return defaultdict(
-            list, kernel_rows.rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)])
-        )
+        is_shown = kernels["cell"].isin(watched["cell"]) & (kernels["ms"] > 0)
+        return defaultdict(list, kernel_rows.rows_by_cell(kernels[is_shown]))
 
     @cached_property
     def allocations(self) -> Mapping[str, pd.DataFrame]:

@@ -301,9 +301,10 @@ def peak_bytes_per_pair(row: Row) -> Entry:
     if row["task"] != "attention":
         return MISSING
     pairs = row["batch_size"] * row["context_length"] ** 2
-    return measured("peak_allocated_bytes", lambda peak: quantity(peak / pairs, ".1f", "bytes"))(
-        row
-    )
+    peak = number_in(row, "peak_allocated_bytes")
+    if peak is None:
+        return missing(row, "peak_allocated_bytes")
+    return quantity(peak / pairs, ".1f", "bytes")
 
 
 def memory_need(row: Row) -> Entry:

@@ -175,14 +175,12 @@ def text_table(
     keys = list(dict.fromkeys(chain.from_iterable(settings for settings, _ in rows)))
     texts = [measures[table.NOTES].text if table.NOTES in measures else "" for _, measures in rows]
     numbers, notes = table.note_entries([text] if text else [] for text in texts)
-    entries = []
+    found = []
     for (settings, measures), number in zip(rows, numbers, strict=True):
-        own = [Entry(settings[key]) if key in settings else MISSING for key in keys]
-        shown = {**measures, table.NOTES: number} if table.NOTES in measures else measures
-        entries.append([*own, *shown.values()])
-    titles = list(rows[0][1]) if rows else []
-    grid = table.grid_of_rows(keys, titles, entries, label=label)._replace(notes=notes)
-    grid = grid.without_empty_columns()
+        own = {key: Entry(settings[key]) if key in settings else MISSING for key in keys}
+        note = {table.NOTES: number} if table.NOTES in measures else {}
+        found.append((settings, {**own, **measures, **note}))
+    grid = grid_of([], found, keys, label=label)._replace(notes=notes).without_empty_columns()
     return RenderedTable(Table(title.lower(), title, "", lambda results: grid), grid, "")
 
 

@@ -329,9 +329,6 @@ def with_columns(page: RenderedTable, names: Sequence[str]) -> RenderedTable:
                 f"--columns {name}: the table {page.table.name} has no such column",
                 suggestion(name, known) or f"It has: {', '.join(known)}",
             )
-    shown = [
-        one
-        for one in page.grid.columns
-        if one.is_key or one.name in names or one.full_name in names
-    ]
+    columns = page.grid.columns
+    shown = [one for one in columns if one.is_key or {one.name, one.full_name} & {*names}]
     return replace(page, grid=page.grid._replace(columns=shown).without_empty())

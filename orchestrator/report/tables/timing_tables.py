@@ -69,6 +69,10 @@ def _exponent(row: Row, previous: Row | None, column: str) -> Entry:
     return quantity(growth / math.log(row[_LENGTH] / previous[_LENGTH]), ".2f")
 
 
+def _tokens_per_s(stem: str) -> Value:
+    return show.ratio("tokens", f"{stem}_median", ",.0f", 1e3)
+
+
 TIMING_TABLES: tuple[Table, ...] = (
     Table(
         "timings",
@@ -80,12 +84,7 @@ TIMING_TABLES: tuple[Table, ...] = (
             ("over repetitions", show.of_steps(show.over_repetitions)),
             # One slow step would move a quotient of means, and hardly a quotient of medians.
             ("backward / forward", show.ratio("backward_ms_median", "forward_ms_median")),
-            (
-                "tokens/s",
-                show.of_whole_step(
-                    lambda stem: show.ratio("tokens", f"{stem}_median", ",.0f", 1e3)
-                ),
-            ),
+            ("tokens/s", show.of_whole_step(_tokens_per_s)),
             show.col("sm_clock_after", "SM MHz"),
             show.col("power_capped_ns", "capped s"),
             ("synced", show.of_steps(show.mean_sd("step_synced_ms"))),

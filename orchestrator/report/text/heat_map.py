@@ -59,8 +59,14 @@ MEASURES = (
     HeatMeasure("peak", "Memory", "GiB at the peak", _PEAK, 1 / GIB, is_log=True),
     HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100, digits=2),
 )
-_COLUMNS = (one.column for one in MEASURES)
-_READ = ("cell", "status", "phase", "cpu_bound", "peak_rss_bytes", *_COLUMNS)
+_READ = (
+    "cell",
+    "status",
+    "phase",
+    "cpu_bound",
+    "peak_rss_bytes",
+    *(one.column for one in MEASURES),
+)
 
 
 @dataclass(frozen=True)
@@ -110,10 +116,7 @@ class HeatMap:
     @property
     def is_usual(self) -> bool:
         """True if the headings of rows and columns say of what they are: models and contexts."""
-        return (self.row_title, self.column_title) == (
-            cell_names.axis_title(NAME),
-            cell_names.axis_title(LENGTH),
-        )
+        return [self.row_title, self.column_title] == [*map(cell_names.axis_title, (NAME, LENGTH))]
 
     def first_view(self, place: Sequence[int], measure: str = "") -> HeatCell:
         """Return what a place shows before a switch is used, of a measure or of the first one."""
@@ -145,9 +148,8 @@ def heat_map(results: Results) -> HeatMap | None:
     cells = cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
     cells, timing, notes = _with_one_timing(cells, results.axes)
     others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
-    free = cell_names.free_axes(
-        cells, (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing)
-    )
+    candidates = (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing)
+    free = cell_names.free_axes(cells, candidates)
     places, switched = _places(cells, free, row_axis)
     if len(places) < 2:
         return None
@@ -158,9 +160,8 @@ def heat_map(results: Results) -> HeatMap | None:
     for axis, most in places.items():
         # The values that most cells have, in their order.
         fullest = first[axis].map(axis_text).value_counts().index
-        grid[axis] = [
-            one for one in cell_names.axis_values(axis, first) if axis_text(one) in fullest[:most]
-        ]
+        values = cell_names.axis_values(axis, first)
+        grid[axis] = [one for one in values if axis_text(one) in fullest[:most]]
         cells = cells[cells[axis].map(axis_text).isin(map(axis_text, grid[axis]))]
         if most < len(fullest):
             notes.append(f"{most} of {len(fullest)} values of {cell_names.axis_title(axis)}")
