@@ -23,8 +23,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from orchestrator.analysis.axes import RUN
+from orchestrator.analysis.cpu_bound import is_true
 from orchestrator.analysis.results import Results
-from orchestrator.common.text import shell_command
+from orchestrator.common.text import shell_command, without_options
 from orchestrator.report.charts.memory_timeline import role_colours
 from orchestrator.report.charts.registry import Figure
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
@@ -40,7 +41,6 @@ from orchestrator.report.text.heat_map import heat_map
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
-_TIME_LIMIT = "--time-limit"
 _TABLE = "timings"  # which students hand in
 _MOST_FINDINGS, _MOST_COMMANDS, _OPEN_COMMANDS = 5, 8, 3
 # Pixels for a table by the style of the columns that a narrower screen hides: of a phone, and of a
@@ -94,7 +94,9 @@ def to_html(
     data |= {"roles": role_colours(results.live()), **_columns_of_cells(data)}
     found = sections(results, report.findings, report.figures, report.pages)
     invocations = results.manifest.get("invocations", [])
-    commands = list(dict.fromkeys(_untimed(one["command"]) for one in invocations))
+    # Without their time limits, commands that continued another are the same.
+    words = [without_options(one["command"], {"--time-limit": True}) for one in invocations]
+    commands = list(dict.fromkeys(shell_command(["sweep", *one]) for one in words))
     names = [page.table.name for section in found for page in section.tables]
     first = first_screen(report.findings, _MOST_FINDINGS)
     version = str(results.manifest.get("program", "")).removeprefix(f"{_PROGRAM} ")
@@ -121,7 +123,7 @@ def to_html(
         run=report.run_argument,
         # The table that the commands print as examples.
         hand_in=_TABLE if _TABLE in names or not names else names[0],
-        has_cpu_bound=provenance.is_flagged(results.cells, "cpu_bound").any(),
+        has_cpu_bound=is_true(results.cells, "cpu_bound").any(),
         marks=_marks(first),
         citation=_citation(results, version),
         commands=commands[-_OPEN_COMMANDS:],
@@ -137,28 +139,15 @@ def to_html(
     )
 
 
-def _untimed(command: Sequence[str]) -> str:
-    """Return a command without its time limit, so that those that continued another are the same."""
-    words, place = ["sweep", *command], 0
-    while place < len(words):
-        if words[place].split("=")[0] == _TIME_LIMIT:
-            del words[place : place + (1 if "=" in words[place] else 2)]
-        else:
-            place += 1
-    return shell_command(words)
-
-
 def _marks(findings: Sequence[Finding]) -> list[str]:
     """Return what the marks mean that occur in findings."""
-    intervals = [finding.interval for finding in findings]
+    spreads = [finding.interval for finding in findings]
+    intervals = [text for text in spreads if "[" in text]
     numbers = "".join(finding.marked_number for finding in findings)
     marks = (
-        ("[a, b]: 95% interval", any("[" in text and "%" not in text for text in intervals)),
-        (
-            "[a, b] (75%): interval at that level",
-            any("[" in text and "%" in text for text in intervals),
-        ),
-        ("a to b: smallest and largest", any(" to " in text for text in intervals)),
+        ("[a, b]: 95% interval", any("%" not in text for text in intervals)),
+        ("[a, b] (75%): interval at that level", any("%" in text for text in intervals)),
+        ("a to b: smallest and largest", any(" to " in text for text in spreads)),
         ("~: may be chance", "~" in numbers),
         ("†: CPU-bound", "†" in numbers),
     )
