@@ -118,15 +118,11 @@ def _measured_bytes(request: SweepRequest) -> dict[str, float]:
 
     if not request.run.exists:
         return {}
-    cells = load_results(request.run).cells
-    measured: dict[str, float] = {}
-    # A run has a column only if one of its cells has a value. The allocator's peak comes last: it
-    # replaces that of the process, which a GPU cell may have too.
-    for column in ("peak_rss_bytes", "peak_allocated_bytes"):
-        if column in cells:
-            peaks = cells.set_index("cell")[column].dropna()
-            measured.update(zip(peaks.index.astype(str), peaks.astype(float), strict=True))
-    return measured
+    cells = load_results(request.run).cells.set_index("cell")
+    # A GPU cell may have the peak of its process too.
+    peaks = cells.reindex(columns=["peak_allocated_bytes", "peak_rss_bytes"]).astype("Float64")
+    measured = peaks.bfill(axis=1)["peak_allocated_bytes"].dropna()
+    return {str(cell): float(peak) for cell, peak in measured.items()}
 
 
 def _note(group: Limit, bounds: Bounds) -> str:
