@@ -72,8 +72,9 @@ def findings(results: Results, rules: Mapping[Rule, str] = RULES) -> list[Findin
 def first_screen(found: Sequence[Finding], most: int) -> list[Finding]:
     """Return the first findings, at most two of a section; others fill what is left."""
     counts: Counter[str] = Counter()
-    ranks: list[tuple[bool, int]] = []
+    first: list[Finding] = []
+    others: list[Finding] = []
     for finding in found:
         counts[finding.section] += 1
-        ranks.append((counts[finding.section] > _MOST_OF_SECTION, len(ranks)))
-    return [found[index] for _, index in sorted(ranks)[:most]]
+        (first if counts[finding.section] <= _MOST_OF_SECTION else others).append(finding)
+    return [*first, *others][:most]

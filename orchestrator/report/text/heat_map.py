@@ -59,14 +59,7 @@ MEASURES = (
     HeatMeasure("peak", "Memory", "GiB at the peak", _PEAK, 1 / GIB, is_log=True),
     HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100, digits=2),
 )
-_READ = (
-    "cell",
-    "status",
-    "phase",
-    "cpu_bound",
-    "peak_rss_bytes",
-    *(one.column for one in MEASURES),
-)
+_FACTS = ("cell", "status", "phase", "cpu_bound", "peak_rss_bytes")
 
 
 @dataclass(frozen=True)
@@ -132,8 +125,9 @@ def _position(place: Iterable[int], options: Iterable[str]) -> str:
 def heat_map(results: Results) -> HeatMap | None:
     """Return the map of the task with most cells, or None if there is no grid to show."""
     # Of several hundred columns: copies of all cells would be most of the report's memory.
-    read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_READ))
-    results = replace(results, cells=results.cells.reindex(columns=list(read)))
+    shown = (one.column for one in MEASURES)
+    read = list(dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_FACTS, *shown)))
+    results = replace(results, cells=results.cells.reindex(columns=read))
     cells, row_axis = cell_names.main_cells(results)
     # The resident set on a CPU. A column that no run has is of another type, which pandas refuses.
     peaks = cells["peak_rss_bytes"].astype("Float64").fillna(cells[_PEAK])
