@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -42,12 +42,12 @@ def inside_operators(kernels: pd.DataFrame) -> pd.DataFrame:
     return kernels[kernels["name"] != OUTSIDE_OPERATORS]
 
 
-def rows_by_cell(kernels: pd.DataFrame) -> Mapping[str, list[TimedKernel]]:
+def rows_by_cell(kernels: pd.DataFrame) -> defaultdict[str, list[TimedKernel]]:
     """Return the kernels of each cell as plain rows, for which pandas needs seconds.
 
     They are grouped per cell, phase and part, and most of these frames would have a few rows.
     """
-    by_cell: dict[str, list[TimedKernel]] = defaultdict(list)
+    by_cell: defaultdict[str, list[TimedKernel]] = defaultdict(list)
     columns = per_step(kernels)[["cell", *TimedKernel._fields]]
     for cell, *values in columns.itertuples(index=False):
         by_cell[cell].append(TimedKernel(*values))

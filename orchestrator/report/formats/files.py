@@ -169,9 +169,9 @@ def to_json(page: RenderedTable) -> str:
     columns = typed_columns(page)
     objects = []
     for row in zip(*columns.values(), strict=True):
-        is_finite = [not isinstance(value, float) or math.isfinite(value) for value in row]
         values = [
-            _exact(value) if known else None for value, known in zip(row, is_finite, strict=True)
+            None if isinstance(value, float) and not math.isfinite(value) else _exact(value)
+            for value in row
         ]
         objects.append(dict(zip(columns, values, strict=True)))
     return json.dumps(objects, ensure_ascii=False, indent=1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,12 +75,12 @@ class Figures:
     results: Results
 
     @cached_property
-    def kernels(self) -> Mapping[str, Sequence[kernel_rows.TimedKernel]]:
+    def kernels(self) -> defaultdict[str, list[kernel_rows.TimedKernel]]:
         kernels = kernel_rows.inside_operators(self.results.kernels())
         watched = having("attributed_to_phase")(self.results.cells)
         # Without the number of steps, the milliseconds of a step are unknown.
         is_shown = kernels["cell"].isin(watched["cell"]) & (kernels["ms"] > 0)
-        return defaultdict(list, kernel_rows.rows_by_cell(kernels[is_shown]))
+        return kernel_rows.rows_by_cell(kernels[is_shown])
 
     @cached_property
     def allocations(self) -> Mapping[str, pd.DataFrame]:

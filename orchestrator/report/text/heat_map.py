@@ -128,10 +128,19 @@ def heat_map(results: Results) -> HeatMap | None:
     shown = (one.column for one in MEASURES)
     read = list(dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_FACTS, *shown)))
     results = replace(results, cells=results.cells.reindex(columns=read))
-    cells, row_axis = cell_names.main_cells(results)
+    # Of training steps, or else of attention.
+    for task in ("train_step", "attention"):
+        cells = results.cells[results.cells["task"] == task]
+        if len(cells):
+            break
+    else:
+        return None
+    varies = task == "attention" and cells["attention"].nunique() > 1
+    row_axis = "attention" if varies else NAME
     # The resident set on a CPU. A column that no run has is of another type, which pandas refuses.
     peaks = cells["peak_rss_bytes"].astype("Float64").fillna(cells[_PEAK])
-    cells = cells.assign(key=cell_names.cell_keys(results), **{_PEAK: peaks})
+    added = {NAME: cell_names.names_of(cells), _PEAK: peaks, "key": cell_names.cell_keys(results)}
+    cells = cells.assign(**added)
     cells = cells[cells["status"] != "skipped"]
     if cells.empty:
         return None
