@@ -171,16 +171,13 @@ def _kernel_share(number: ReferenceNumber, row: Row, figures: Figures) -> float 
     return times_ms[rank - 1] / total_ms if rank <= len(times_ms) else None
 
 
-def _part_ms(number: ReferenceNumber, row: Row, figures: Figures, part: str) -> float | None:
+def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     """Return the milliseconds of a part, or None if it is fused with another part."""
+    part = number.labels["part"]
     among = [one for one in figures.kernels[row["cell"]] if one.phase == number.phase]
     if part == "matmul":
         among = [one for one in among if one.kernel_class == kernel_rows.GEMM]
-    return kernel_rows.ms_of_parts(among, _MODULES[part])
-
-
-def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    found = _part_ms(number, row, figures, number.labels["part"])
+    found = kernel_rows.ms_of_parts(among, _MODULES[part])
     if found is None or number.labels.get("each") != "layer":
         return found
     dimensions = dimensions_of(row)
