@@ -122,10 +122,9 @@ def ran_with_others(cells: pd.DataFrame) -> pd.Series[bool]:
 
 
 def is_true(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
-    """Return for each cell if a column is true: False where it is null or missing."""
-    if column not in cells:
-        return pd.Series(False, index=cells.index)
-    return cells[column].fillna(False).astype(bool)
+    """Return for each cell if a column is true or above 0: False where it is null or missing."""
+    values = cells.get(column, pd.Series(pd.NA, cells.index)).astype("Float64")
+    return (values > 0).fillna(False).astype(bool)
 
 
 def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -42,12 +42,12 @@ def inside_operators(kernels: pd.DataFrame) -> pd.DataFrame:
     return kernels[kernels["name"] != OUTSIDE_OPERATORS]
 
 
-def rows_by_cell(kernels: pd.DataFrame) -> Mapping[str, list[TimedKernel]]:
+def rows_by_cell(kernels: pd.DataFrame) -> defaultdict[str, list[TimedKernel]]:
     """Return the kernels of each cell as plain rows, for which pandas needs seconds.
 
     They are grouped per cell, phase and part, and most of these frames would have a few rows.
     """
-    by_cell: dict[str, list[TimedKernel]] = defaultdict(list)
+    by_cell: defaultdict[str, list[TimedKernel]] = defaultdict(list)
     columns = per_step(kernels)[["cell", *TimedKernel._fields]]
     for cell, *values in columns.itertuples(index=False):
         by_cell[cell].append(TimedKernel(*values))
@@ -69,6 +69,17 @@ def ms_of_parts(kernels: Iterable[TimedKernel], names: Collection[str]) -> float
         elif parts & set(names):
             return None
     return total_ms or None
+
+
+def softmax_and_products_ms(
+    kernels: Sequence[TimedKernel],
+) -> tuple[float | None, float | None]:
+    """Return the milliseconds of the softmax of attention and of its two matrix products.
+
+    None: see `ms_of_parts`.
+    """
+    products = [one for one in kernels if one.kernel_class == GEMM]
+    return ms_of_parts(kernels, ("softmax",)), ms_of_parts(products, ATTENTION_MATMULS)
 
 
 def sums(kernels: Iterable[TimedKernel], key: str, summed: str = "ms") -> dict[str, float]:

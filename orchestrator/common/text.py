@@ -50,6 +50,20 @@ def without_separator(arguments: Sequence[str]) -> list[str]:
     return [*arguments[:end], *map(path_argument, arguments[end + 1 :])]
 
 
+def without_options(arguments: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """Return the arguments without these options. The value is True for one with a value.
+
+    It is written as `--out DIR` or `--out=DIR`.
+    """
+    left: list[str] = []
+    is_value = False  # of an option that is left out
+    for argument in arguments:
+        if not (is_value or argument.partition("=")[0] in options):
+            left.append(argument)
+        is_value = options.get(argument, False) and not is_value
+    return left
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, such as "1 cell" or "1,333 cells"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from orchestrator.common.text import path_argument, shell_command, without_separator
+from orchestrator.common.text import (
+    path_argument,
+    shell_command,
+    without_options,
+    without_separator,
+)
 from orchestrator.store.cell_state import PENDING
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import INCOMPLETE, Run
@@ -195,20 +200,6 @@ def _last_arguments(run: Run) -> list[str]:
     last = last_sweep(run)
     arguments = last.command or ("run", path_argument(run.read_manifest()["config_path"]))
     return without_options(arguments, {**REPEATS_WORK, "--out": True})
-
-
-def without_options(arguments: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Return the arguments without these options. The value is True for one with a value.
-
-    It is written as `--out DIR` or `--out=DIR`.
-    """
-    left: list[str] = []
-    is_value = False  # of an option that is left out
-    for argument in arguments:
-        if not (is_value or argument.partition("=")[0] in options):
-            left.append(argument)
-        is_value = options.get(argument, False) and not is_value
-    return left
 
 
 def _out_option(run: Run) -> list[str]:

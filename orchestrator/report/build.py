@@ -32,7 +32,11 @@ def make_report(
     figures = drawn_figures(results)
     found, pages = findings(results), lay_out(results, (), (*TABLES, *references))
     trim_memory()  # before the page is written
-    return RenderedReport(results, found, pages, figures, _shown_path(folder or run.folder))
+    shown = folder or run.folder
+    if shown.is_absolute():  # a path outside this folder would name this machine
+        is_inside = shown.is_relative_to(Path.cwd())
+        shown = shown.relative_to(Path.cwd()) if is_inside else Path(shown.name)
+    return RenderedReport(results, found, pages, figures, str(shown))
 
 
 def report_files(
@@ -53,10 +57,3 @@ def report_files(
     run.fetch_artifacts()
     details = read_details(run, report.results)
     yield PAGE, map(escape_controls, to_html(report, details, copies, run.unfinished_count()))
-
-
-def _shown_path(folder: Path) -> str:
-    """Return the path of a run for commands; one outside this folder would name this machine."""
-    if not folder.is_absolute():
-        return str(folder)
-    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else folder.name

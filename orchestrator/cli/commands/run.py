@@ -15,7 +15,7 @@ from orchestrator.cli.commands.options import (
     parse_request,
 )
 from orchestrator.common.output import say
-from orchestrator.common.text import shell_command, without_separator
+from orchestrator.common.text import shell_command, without_options, without_separator
 
 if TYPE_CHECKING:
     from orchestrator.sweep.outcome_log import SweepResult
@@ -48,7 +48,7 @@ def run(config: Path, **chosen: object) -> None:
 def end_with(result: SweepResult) -> NoReturn:
     """Print the end of a sweep and exit. Raise the error that stopped it."""
     from orchestrator.cli.text.sweep_result import OUT_OF_MEMORY, conclude
-    from orchestrator.planning.invocation import REPEATS_WORK, without_options
+    from orchestrator.planning.invocation import REPEATS_WORK
 
     arguments = without_separator(sys.argv[1:])
     command = shell_command(["sweep", *arguments])

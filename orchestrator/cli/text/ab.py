@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 
 from orchestrator.analysis.checks import Comparison
 from orchestrator.analysis.comparison import compare_runs
 from orchestrator.analysis.gate_policy import Policy
-from orchestrator.analysis.time_checks import (
-    CPU_ROUNDS,
-    KERNEL_NOISE,
-    KERNELS,
-    STEP,
-    STEP_NOISE,
-)
-from orchestrator.analysis.verdicts import (
-    Noise,
-    Rounds,
-    median_noise,
-    power_of_plan,
-    rounds_needed,
-)
+from orchestrator.analysis.time_checks import CPU_ROUNDS, KERNEL_NOISE, KERNELS, STEP, STEP_NOISE
+from orchestrator.analysis.verdicts import Rounds, median_noise, power_of_plan, rounds_needed
 from orchestrator.cli.text.comparison import describe_comparison
 from orchestrator.cli.text.plan import describe_cost
 from orchestrator.common.text import cell_count
@@ -44,16 +31,6 @@ def describe_contest(comparison: Comparison, screen: Screen) -> Iterator[str]:
             f"to decide, name a policy with more rounds than {rounds.first} + {rounds.more}"
             " and another --out: looking again and again at one run would add false alarms"
         )
-
-
-@dataclass(frozen=True)
-class _Power:
-    """Known noise of one quantity. source: where it was measured."""
-
-    gate: str
-    noise: Noise
-    threshold: float
-    source: str
 
 
 def describe_ab_plan(
@@ -79,38 +56,30 @@ def describe_ab_plan(
 
 
 def _power(request: SweepRequest, policy: Policy, runs: tuple[Run, Run]) -> Iterator[str]:
+    """Yield what the rounds find, by the noise that those in the folder show, or other machines."""
     count, last = len(request.expansion.cells), policy.rounds.first + policy.rounds.more
-    for one in _known_noise(policy, runs):
-        found = power_of_plan(one.noise, last, one.threshold, count, policy.false_alarm)
+    known = (
+        (STEP, STEP_NOISE, policy.step.gpu_bound),
+        (KERNELS, KERNEL_NOISE, policy.kernels.same_machine),
+    )
+    checks = compare_runs(*runs, policy).times if all(run.exists for run in runs) else []
+    for gate, usual, threshold in known:
+        noise, source = usual.of_ratio(), "measured on H200s"
+        own = [check for check in checks if check.gate == gate and len(check.log_ratios) > 1]
+        in_folder = median_noise([Rounds(one.log_ratios, threshold) for one in own])
+        if in_folder.degrees_of_freedom:
+            noise = in_folder
+            source = f"median of {cell_count(len(own))} in {runs[0].folder.parent}"
+        found = power_of_plan(noise, last, threshold, count, policy.false_alarm)
         text = (
-            f"{_NAMES[one.gate]}: noise ±{one.noise.deviation:.2%} between rounds in the median cell"
-            f" ({one.source}); {last} rounds find a slow-down of {found:.1%} with 90%"
+            f"{_NAMES[gate]}: noise ±{noise.deviation:.2%} between rounds in the median cell"
+            f" ({source}); {last} rounds find a slow-down of {found:.1%} with 90%"
         )
-        needed = rounds_needed(one.noise, one.threshold, count, policy.false_alarm)
+        needed = rounds_needed(noise, threshold, count, policy.false_alarm)
         if needed > last:
-            text += f"; {one.threshold:.0%} needs {needed} rounds"
+            text += f"; {threshold:.0%} needs {needed} rounds"
         yield text
     yield f"false alarms in the whole comparison: at most {policy.false_alarm:.0%}"
-
-
-def _known_noise(policy: Policy, runs: tuple[Run, Run]) -> Iterable[_Power]:
-    """Return the noise that the rounds in the folder show, else that of other machines."""
-    constants = {
-        STEP: _Power(STEP, STEP_NOISE.of_ratio(), policy.step.gpu_bound, "measured on H200s"),
-        KERNELS: _Power(
-            KERNELS, KERNEL_NOISE.of_ratio(), policy.kernels.same_machine, "measured on H200s"
-        ),
-    }
-    if not all(run.exists for run in runs):
-        return constants.values()
-    checks = compare_runs(*runs, policy).times
-    for gate, known in constants.items():
-        own = [check for check in checks if check.gate == gate and len(check.log_ratios) > 1]
-        noise = median_noise([Rounds(one.log_ratios, known.threshold) for one in own])
-        if noise.degrees_of_freedom:
-            source = f"median of {cell_count(len(own))} in {runs[0].folder.parent}"
-            constants[gate] = replace(known, noise=noise, source=source)
-    return constants.values()
 
 
 def _not_judged(request: SweepRequest, policy: Policy, on_cpu: int) -> Iterator[str]:

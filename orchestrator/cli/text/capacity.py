@@ -37,7 +37,9 @@ def describe_limits(
         yield f"all cells: {other}={values.pop()}"
     if found.gpu is not None and found.gpu.is_amd:
         yield UNTESTED_ON_AMD
-    if any(_is_undecided_between(group, bounds) for group in found.groups):
+    unmeasured = [group for group in found.groups if group.measured is None]
+    between = [(_predicted_oom(group) or 0) - group.surely.fits for group in unmeasured]
+    if max(between, default=0) > bounds.granularity:
         undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
         yield (
             f"between `fits up to` and `OOM from`: {undecided};"
@@ -65,14 +67,6 @@ def _predicted_oom(group: Limit) -> int | None:
     """Return the smallest value that is predicted to run out of memory."""
     # Of a compiled cell that is predicted as eager, a larger one may fit.
     return group.perhaps.fails if group.perhaps is not None else None
-
-
-def _is_undecided_between(group: Limit, bounds: Bounds) -> bool:
-    """True if values lie between the two predicted limits and none was measured."""
-    fails = _predicted_oom(group)
-    if group.measured is not None or fails is None:
-        return False
-    return fails - group.surely.fits > bounds.granularity
 
 
 def _measures(
@@ -124,15 +118,11 @@ def _measured_bytes(request: SweepRequest) -> dict[str, float]:
 
     if not request.run.exists:
         return {}
-    cells = load_results(request.run).cells
-    measured: dict[str, float] = {}
-    # A run has a column only if one of its cells has a value. The allocator's peak comes last: it
-    # replaces that of the process, which a GPU cell may have too.
-    for column in ("peak_rss_bytes", "peak_allocated_bytes"):
-        if column in cells:
-            peaks = cells.set_index("cell")[column].dropna()
-            measured.update(zip(peaks.index.astype(str), peaks.astype(float), strict=True))
-    return measured
+    cells = load_results(request.run).cells.set_index("cell")
+    # A GPU cell may have the peak of its process too.
+    peaks = cells.reindex(columns=["peak_allocated_bytes", "peak_rss_bytes"]).astype("Float64")
+    measured = peaks.bfill(axis=1)["peak_allocated_bytes"].dropna()
+    return {str(cell): float(peak) for cell, peak in measured.items()}
 
 
 def _note(group: Limit, bounds: Bounds) -> str:

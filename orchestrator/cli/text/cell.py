@@ -133,25 +133,20 @@ def _printable(line: str) -> str:
 
 def _result(cells: pd.DataFrame) -> Iterator[str]:
     """Return the most important columns of a frame of one cell."""
-    from orchestrator.analysis.axes import is_null
     from orchestrator.report.tables.formatters import gib, median_interval, number, of_steps, text
+    from orchestrator.report.tables.layouts import shown_by
 
     (row,) = cells.to_dict("records")
-    columns = {
-        "step_ms_median": ("step, ms", of_steps(median_interval("step_ms"))),
-        "tokens_per_s": ("tokens per second", number("tokens_per_s", ",.0f")),
-        "mfu": ("share of the GPU's peak", number("mfu", ".1%")),
-        "peak_allocated_bytes": ("peak allocated, GiB", gib("peak_allocated_bytes")),
-        "peak_reserved_bytes": ("peak reserved, GiB", gib("peak_reserved_bytes")),
-        "gpu": ("GPU", text("gpu")),
-        "torch": ("torch", text("torch")),
-        "commit": ("commit", text("commit")),
-    }
-    known = [
-        f"  {name}: {format_value(row)}"
-        for column, (name, format_value) in columns.items()
-        if not is_null(row.get(column))
-    ]
+    columns = (
+        ("step, ms", of_steps(median_interval("step_ms"))),
+        ("tokens per second", number("tokens_per_s", ",.0f")),
+        ("share of the GPU's peak", number("mfu", ".1%")),
+        ("peak allocated, GiB", gib("peak_allocated_bytes")),
+        ("peak reserved, GiB", gib("peak_reserved_bytes")),
+        *((name, text(name.lower())) for name in ("GPU", "torch", "commit")),
+    )
+    entries = shown_by(columns, row).items()
+    known = [f"  {name}: {entry}" for name, entry in entries if not entry.is_missing]
     if row["status"] == "ok" and known:
         yield f"result of attempt {row['attempt']}:"
         yield from known

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.analysis.results import read_attempts
 from orchestrator.common.text import shell_word
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver
-from orchestrator.planning.fitting_changes import Change, find_changes
+from orchestrator.planning.fitting_changes import find_changes
 from orchestrator.planning.prediction_requests import cap_bytes, predicting
 from orchestrator.planning.request import import_paths
 from orchestrator.report.tables.formatters import to_gib
@@ -27,14 +27,12 @@ _SMALL = 0.0005  # a change of the FLOPs that one digit of a percentage does not
 def changes_of(
     cell: Cell, label: str, gpu: GpuModel | None, import_paths: tuple[str, ...]
 ) -> Iterator[str]:
-    """Predict the changes of a cell that does not fit on this GPU, and yield them in lines."""
+    """Predict the changes of a cell that does not fit on this GPU, and yield them in lines.
+
+    There is a line for each change that fits, or for the one that comes nearest.
+    """
     with predicting(gpu, import_paths) as predict:
         changes = find_changes(cell, gpu, predict)
-    yield from describe_changes(label, changes)
-
-
-def describe_changes(label: str, changes: Sequence[Change]) -> Iterator[str]:
-    """Yield a line for each change that fits, or the one that comes nearest."""
     if not changes:
         yield f"{label}: no option that trains the same can be predicted"
         return

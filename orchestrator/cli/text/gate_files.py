@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from xml.etree import ElementTree
 
 from orchestrator.analysis.checks import Check, Comparison
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.cli.text.comparison import changes_table, comparison_table, describe_outcome
+from orchestrator.cli.text.comparison import (
+    changes_table,
+    comparison_table,
+    describe_differences,
+    describe_outcome,
+)
 from orchestrator.report.formats.files import to_markdown
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import view_of
@@ -23,10 +28,11 @@ _SHOWN = 20  # rows of failures
 def gate_markdown(comparison: Comparison, runs: Sequence[Run]) -> str:
     """Return a heading with the result and the rows that fail, and all rows folded if others exist."""
     headline, *lines = describe_outcome(comparison, runs)
-    parts = [f"## {headline}", *_differences(comparison)]
+    parts = [f"## {headline}", *describe_differences(comparison)]
     tables = [comparison_table(comparison), changes_table(comparison)]
+    changed = [check for check in comparison.exact if check.verdict is not Verdict.SAME]
     others = False
-    for table, checks in zip(tables, _by_table(comparison), strict=True):
+    for table, checks in zip(tables, (comparison.times, changed), strict=True):
         fails = [check.fails or check.verdict is Verdict.UNDECIDED for check in checks]
         if table and any(fails):
             grid = table.grid.with_rows(fails)
@@ -38,16 +44,6 @@ def gate_markdown(comparison: Comparison, runs: Sequence[Run]) -> str:
         count = len(comparison.cells)
         parts.append(f"<details><summary>all {count} cells</summary>\n\n{shown}\n\n</details>")
     return "\n\n".join(parts) + "\n"
-
-
-def _by_table(comparison: Comparison) -> tuple[list[Check], list[Check]]:
-    changed = [check for check in comparison.exact if check.verdict is not Verdict.SAME]
-    return comparison.times, changed
-
-
-def _differences(comparison: Comparison) -> Iterator[str]:
-    for name, (a, b) in comparison.differences.items():
-        yield f"{name}: {a} → {b}"
 
 
 def _markdown(table: RenderedTable, max_rows: int | None) -> str:

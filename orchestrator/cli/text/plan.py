@@ -20,7 +20,7 @@ from orchestrator.planning.preflight import known_fingerprints
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.cell_state import PENDING
 from orchestrator.store.run import INCOMPLETE, Run
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, leave_out
 from tasks.spec.cell import Cell, device_types
 from tasks.spec.status import Status
 
@@ -200,9 +200,8 @@ def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], wi
 def describe_status(request: SweepRequest, plan: Plan) -> Iterator[str]:
     """Return counts by status, what failed and why, and what would run next."""
     requested = {decision.cell.id for decision in plan.decisions}
-    others = Counter(
-        str(state.status) for cell, state in plan.states.items() if cell not in requested
-    )
+    unrequested = leave_out(plan.states, requested).values()
+    others = Counter(str(state.status) for state in unrequested)
     counts, is_closed = plan.statuses(), request.run.is_published
     if is_closed:  # which command asked for a cell matters only to one that continues
         counts += others

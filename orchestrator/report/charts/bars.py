@@ -165,9 +165,8 @@ def step_parts(results: Results) -> Drawn | None:
     shown = [NAME, LENGTH, "gpus", "parallel"]
     others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
     # An axis that follows from the model and the strategy is no reason to leave a cell out.
-    cells, note = cell_names.choose_slice(
-        cells, cell_names.free_axes(cells, [*shown, *others]), shown
-    )
+    free = cell_names.free_axes(cells, [*shown, *others])
+    cells, note = cell_names.choose_slice(cells, free, shown)
     cells = _named(cell_names.sort_by(cells, shown), ["parallel"])
     titles = [f"{row[NAME]}, context {row[LENGTH]:,}, {ranks_text(row)}" for row in each(cells)]
     chosen, few = chart.some_of(titles, _MOST_PANELS, "panels")
@@ -234,17 +233,14 @@ def memory_parts(results: Results) -> Drawn | None:
     rows = _row_axes(cells, results, (NAME,))
     # No peak depends on the number of steps.
     axes = [axis for axis in results.axes if axis not in TIMING_AXES]
-    cells, note = cell_names.choose_slice(
-        cells, axes, list(dict.fromkeys((*rows, NAME, LENGTH, "precision")))
-    )
+    shown = dict.fromkeys((*rows, NAME, LENGTH, "precision"))
+    cells, note = cell_names.choose_slice(cells, axes, shown)
     context = cell_names.fullest_context(cells, "cell")
     cells = _named(cell_names.sort_by(cells[cells[LENGTH] == context], rows), rows)
     order, few = chart.some_of(cells["variant"], _MOST_ROWS, "bars")
     cells = cells[cells["variant"].isin(order)]
-    panels = []
-    precisions, few_panels = chart.some_of(
-        cell_names.ordered("precision", cells), 2, "values of precision"
-    )
+    panels, precisions = [], cell_names.ordered("precision", cells)
+    precisions, few_panels = chart.some_of(precisions, 2, "values of precision")
     for precision in precisions:
         own = cells[cells["precision"] == precision]
         own_order = [one for one in order if one in set(own["variant"])]

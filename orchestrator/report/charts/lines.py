@@ -88,10 +88,8 @@ class Lines:
         # Numbers of Python, which a specification can hold, not those of NumPy.
         points = points.assign(x=pd.Series(points[across].tolist(), points.index, dtype=object))
         names: dict[str, list[str]] = {}
-        for role, axis, most in (
-            ("part", colour, MOST_COLOURS),
-            ("panel", panel, chart.MOST_PANELS),
-        ):
+        roles = (("part", colour, MOST_COLOURS), ("panel", panel, chart.MOST_PANELS))
+        for role, axis, most in roles:
             noun = f"values of {cell_names.axis_title(axis)}"
             values, few = chart.some_of(cell_names.axis_values(axis, points), most, noun)
             notes.append(few)
@@ -142,8 +140,8 @@ class Lines:
     ) -> Drawn:
         """Return the chart of points with `x`, `part` for the colour, `panel`, `dash` and `scope`."""
         points = _mark_data(points, self.unit)
-        if self.unit == RATIO:
-            points["rule"] = 1.0
+        if "rule" not in points:
+            points["rule"] = 1.0 if self.unit == RATIO else np.nan
         titles = [title for title in panels if title in set(points["panel"])]
         columns = min(len(titles), 5)
         channels = {
@@ -159,7 +157,7 @@ class Lines:
         entries = chart.legend("line", colours)
         if points["dash"].nunique() > 1:
             entries += [LegendEntry("line", "compiled"), LegendEntry("dash", "eager")]
-        if len(_rules(points)):
+        if points["rule"].notna().any():
             entries.append(LegendEntry("dash", self.rule or self.title.removeprefix("times ")))
         return Drawn(parts, [*entries, *chart.bound_legend(points)], "", columns, x_title)
 
@@ -172,11 +170,10 @@ class Lines:
             chart.marks("line", lines, strokeWidth=1.6, aria=False),
             *_points(own, shared, "y"),
         ]
-        rules = _rules(own).drop_duplicates().to_frame()
+        rules = own[["rule"]].dropna().drop_duplicates()
         if len(rules):
-            rule = chart.marks(
-                "rule", {"y": "rule:Q"}, aria=False, strokeDash=_DASHED, color=light("ink2")
-            )
+            look = {"strokeDash": _DASHED, "color": light("ink2")}
+            rule = chart.marks("rule", {"y": "rule:Q"}, aria=False, **look)
             layers.insert(0, chart.with_data(rules, rule))
         if self.has_slopes:
             layers += _slopes(own, shared)
@@ -188,18 +185,13 @@ class Lines:
             scale, ticks = chart.log_scale(values[values > 0])
             axis: Channel = {"values": ticks, "format": chart.NUMBER_FORMAT}
         else:
-            highest = max(float(one.max()) for one in (values, _rules(points)) if len(one))
+            highest = max(float(values.max()), float(points["rule"].fillna(0.0).max()))
             low, high = float(values.min()), self.top or highest * 1.05
             low = 0.0 if self.has_zero else low - (high - low) * _MARGIN
             scale = {"domain": [low, high], "zero": self.has_zero, "nice": False}
             # In `,~g`, 400 would be 4e+2.
             axis = {"tickCount": 5, "format": ",~r" if self.unit else "%"}
         return chart.channel("shown:Q", title=self.title, scale=scale, axis=axis)
-
-
-def _rules(points: pd.DataFrame) -> pd.Series[Any]:
-    """Return the values at which lines go across."""
-    return points.reindex(columns=["rule"])["rule"].dropna()
 
 
 def _across(values: pd.Series[Any], title: str) -> Channel:
@@ -333,19 +325,18 @@ def over_commits(results: Results) -> Drawn | None:
     names = [own for own in dict.fromkeys(timed["own"]) if counts[own] == counts.max()]
     names = cell_names.evenly(names, MOST_COLOURS)
     points = points[points["own"].isin(names)].reset_index(drop=True)
-    free = cell_names.free_axes(
-        points, (NAME, LENGTH, *(axis for axis in results.axes if axis != RUN))
-    )
-    texts = [
-        [cell_names.setting_text(axis, row[axis]) for axis in free]
-        for row in points.to_dict("records")
-    ]
+    axes = [axis for axis in results.axes if axis != RUN]
+    free = cell_names.free_axes(points, (NAME, LENGTH, *axes))
+    texts = []
+    for row in points.to_dict("records"):
+        settings = [cell_names.setting_text(axis, row[axis]) for axis in free]
+        texts.append(", ".join(settings) or row[NAME])
     runs = points[RUN] + " " + points["commit"].str[:7]
     values = points["shown"].map(number) + points["panel"].str.split(",").str[1]
     points = points.assign(
         x=runs,
         dash="",
-        part=[", ".join(text) or name for text, name in zip(texts, points[NAME], strict=True)],
+        part=texts,
         scope=pd.Series(cell_names.scopes_of(points, free)) + ", " + runs + ", " + values,
     )
     numbers = points.columns.intersection(list(_NUMBERS))
@@ -355,9 +346,8 @@ def over_commits(results: Results) -> Drawn | None:
     points = points.iloc[points.groupby("x")["started_at"].transform("min").argsort(kind="stable")]
     of_names = dict(zip(points["own"], points["part"], strict=True))
     colours = colours_of("", list(map(of_names.get, names)))
-    look = Lines(
-        chart.of_column("", ""), "× the first", "over the first", is_log=False, has_zero=False
-    )
+    own = chart.of_column("", "")
+    look = Lines(own, "× the first", "over the first", is_log=False, has_zero=False)
     drawn = look.draw(points, colours, list(tables), "run and commit, in order of time")
     hosts = points["host"].nunique()
     count = f"{counted(len(names), 'cell')} on {counted(hosts, 'host')}"

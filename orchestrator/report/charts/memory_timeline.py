@@ -85,9 +85,8 @@ def _highest(live: pd.DataFrame, most: int) -> pd.DataFrame:
     curves = curves[[role for role in ROLES if role in curves]]
     phases = curves.index.get_level_values("phase")
     begins = np.append(True, phases[1:] != phases[:-1])
-    spans = np.arange(len(curves)) * most // max(len(curves), most) + np.cumsum(begins) * len(
-        curves
-    )
+    count = len(curves)
+    spans = np.arange(count) * most // max(count, most) + np.cumsum(begins) * count
     total = curves.sum(axis=1).reset_index(drop=True)
     return curves.iloc[total.groupby(spans).idxmax()]
 

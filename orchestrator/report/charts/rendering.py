@@ -18,7 +18,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from orchestrator.common.errors import PlatformError
-from orchestrator.common.files import cache_folder
+from orchestrator.common.files import cache_folder, replace_file
 from orchestrator.common.hashing import sha256
 from orchestrator.report.charts.theme import with_variables
 
@@ -58,10 +58,13 @@ class Picture:
 
 def draw(chart: Sequence[Mapping[str, object]]) -> Picture:
     """Return the picture of a chart: Vega-Lite of its panels, and of the whole as the last."""
-    svgs = [_from_cache(spec, _to_svg).decode() for spec in map(_drawable, chart)]
-    *panels, whole = map(with_short_paths, map(with_numbered_clips, svgs))
+    svgs = []
+    for spec in map(_drawable, chart):
+        svg = _from_cache(spec, lambda own: _converter().vegalite_to_svg(own).encode()).decode()
+        svgs.append(with_short_paths(with_numbered_clips(svg)))
+    *panels, whole = svgs
     svg = _LINK.sub("", whole)  # the targets of links are on the page
-    png = _from_cache((svg, _PNG_SCALE), _to_png)
+    png = _from_cache((svg, _PNG_SCALE), lambda own: _converter().svg_to_png(own[0], scale=own[1]))
     return Picture(list(map(_for_page, panels)), svg, png)
 
 
@@ -76,27 +79,8 @@ def _from_cache(source: Any, convert: Callable[[Any], bytes]) -> bytes:
     content = convert(source)
     with suppress(OSError):  # a cache that cannot be written only costs time
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_bytes(zlib.compress(content))
-        partial.rename(file)
+        replace_file(file, zlib.compress(content))
     return content
-
-
-def _to_svg(spec: Any) -> bytes:
-    import vl_convert  # takes seconds and much memory
-
-    _load_fonts()
-    svg: str = vl_convert.vegalite_to_svg(spec)
-    return svg.encode()
-
-
-def _to_png(source: tuple[str, int]) -> bytes:
-    import vl_convert
-
-    _load_fonts()
-    svg, scale = source
-    png: bytes = vl_convert.svg_to_png(svg, scale=scale)
-    return png
 
 
 @cache
@@ -130,9 +114,9 @@ def _for_page(svg: str) -> str:
 
 
 @cache
-def _load_fonts() -> None:
-    """Register the machine's fonts, for letters that the Liberation Sans of vl-convert lacks."""
-    import vl_convert
+def _converter() -> Any:
+    """Return vl_convert with the machine's fonts, for letters that its Liberation Sans lacks."""
+    import vl_convert  # takes seconds and much memory
 
     before = os.environ.get(_FONT_CONFIG)
     with TemporaryDirectory() as empty:
@@ -148,6 +132,7 @@ def _load_fonts() -> None:
             del os.environ[_FONT_CONFIG]
             if before is not None:
                 os.environ[_FONT_CONFIG] = before
+    return vl_convert
 
 
 def _font_folders() -> list[Path]:

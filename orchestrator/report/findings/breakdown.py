@@ -84,9 +84,8 @@ def about_kernels(results: Results) -> Iterator[Finding]:
     if _WITH_KERNELS not in results.cells:
         return
     kernels = results.kernels().dropna(subset="ms")
-    cells = finding.main_run(
-        preferring(select(results.cells, results.cells["cell"].isin(kernels["cell"])), MAIN)
-    )
+    cells = select(results.cells, results.cells["cell"].isin(kernels["cell"]))
+    cells = finding.main_run(preferring(cells, MAIN))
     if cells.empty or "precision" not in cells:
         return
     same = finding.matched_on(cells, "precision", results.axes)
@@ -97,9 +96,7 @@ def about_kernels(results: Results) -> Iterator[Finding]:
     precision = cells.set_index("cell")["precision"].astype(str).reindex(shares.index)
     medians = shares.groupby(precision).median()
     order = [name for name in ordered_values("precision", precision) if name in medians.index]
-    products = (
-        medians[kernel_rows.GEMM] if kernel_rows.GEMM in medians else medians.iloc[:, 0] * 0.0
-    )
+    products = medians.get(kernel_rows.GEMM, medians.iloc[:, 0] * 0.0)
     others = medians.drop(columns=kernel_rows.GEMM, errors="ignore").loc[order[-1]]
     texts = [f"{percent(products[name])} in {name}" for name in order]
     time = "kernel time" if finding.has_cell_with(cells, "device", "cuda") else "time of operators"
@@ -130,9 +127,7 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     cells = finding.main_run(preferring(select(cells, cells["task"] == "train_step"), MAIN))
     ratios, rows = {}, kernel_rows.rows_by_cell(kernels[kernels["cell"].isin(cells["cell"])])
     for cell, own in rows.items():
-        softmax = kernel_rows.ms_of_parts(own, ("softmax",))
-        products = [one for one in own if one.kernel_class == kernel_rows.GEMM]
-        matmul = kernel_rows.ms_of_parts(products, kernel_rows.ATTENTION_MATMULS)
+        softmax, matmul = kernel_rows.softmax_and_products_ms(own)
         if softmax and matmul:
             ratios[cell] = softmax / matmul
     cells = select(cells, cells["cell"].isin(list(ratios)))
@@ -141,9 +136,8 @@ def about_softmax(results: Results) -> Iterator[Finding]:
     cells = cells.assign(softmax_ratio=cells["cell"].map(ratios))
     row = finding.extreme(cells, "softmax_ratio", largest=True)
     own = rows[row["cell"]]
-    share = (kernel_rows.ms_of_parts(own, ("softmax",)) or 0.0) / sum(
-        kernel_rows.sums(own, "phase").values()
-    )
+    softmax = kernel_rows.ms_of_parts(own, ("softmax",)) or 0.0
+    share = softmax / sum(kernel_rows.sums(own, "phase").values())
     more = "longer than" if row["softmax_ratio"] > 1 else "less time than"
     yield Finding(
         "softmax / its products",

@@ -99,15 +99,15 @@ def best_of(found: pd.DataFrame) -> Row:
     return extreme(clear if len(clear) else found, "ratio", largest=True)
 
 
-def peak_of(row: Row) -> tuple[float, str] | None:
-    """Return the peak of a cell in bytes and what it counts, or None if it is unknown.
+def peak_of(row: Row) -> tuple[float, str]:
+    """Return the peak of a cell in bytes and what it counts; 0 if it is unknown.
 
     On a GPU it is the allocator's, on a CPU the resident memory of the whole process.
     """
     for column, what in (("peak_rss_bytes", "resident"), ("peak_allocated_bytes", "allocated")):
         if has_value(row, column) and row[column] > 0:
             return float(row[column]), what
-    return None
+    return 0.0, ""
 
 
 def subject_of(row: Row) -> str:
@@ -119,11 +119,6 @@ def subject_of(row: Row) -> str:
 
 def has_cell_with(cells: pd.DataFrame, axis: str, value: str) -> bool:
     return axis in cells and bool((cells[axis] == value).any())
-
-
-def is_cpu_bound(row: Row) -> bool:
-    """Return True if the steps of a cell are known to be CPU-bound."""
-    return bool(has_value(row, "cpu_bound") and row["cpu_bound"])
 
 
 def cells_with(results: Results, task: str, *columns: str) -> pd.DataFrame:

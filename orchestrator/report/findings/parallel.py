@@ -15,6 +15,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.findings import finding
 from orchestrator.report.findings.finding import Finding
+from orchestrator.report.tables.formatters import is_cpu_bound
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import number, percent
 
@@ -79,7 +80,7 @@ def about_stragglers(results: Results) -> Iterator[Finding]:
             f"It is the one that comes last in {len(found)} of {counted(count, 'cell')}.",
             scope_of(row),
             basis=[(row["cell"],)],
-            is_cpu_bound=finding.is_cpu_bound(row),
+            is_cpu_bound=bool(is_cpu_bound(row)),
         )
 
 
@@ -135,7 +136,7 @@ def about_hiding(results: Results) -> Iterator[Finding]:
         f"{number(row['achieved_tflops'])} TFLOP/s of a whole step on one GPU.",
         scope_of(row),
         basis=[(row["cell"],), *finding.basis_of_cells(link)],
-        is_cpu_bound=finding.is_cpu_bound(row),
+        is_cpu_bound=bool(is_cpu_bound(row)),
     )
 
 

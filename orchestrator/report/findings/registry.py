@@ -53,9 +53,8 @@ def findings(results: Results, rules: Mapping[Rule, str] = RULES) -> list[Findin
     if cells.empty:
         return []
     # The names of cells have the arguments of a model, but not those that all cells share.
-    shared = [
-        name for name in cells.filter(like=MODEL_ARGS) if cells[name].nunique(dropna=False) == 1
-    ]
+    counts = cells.filter(like=MODEL_ARGS).nunique(dropna=False)
+    shared = list(counts.index[counts == 1])
     axes = tuple(axis for axis in results.axes if axis not in shared)
     results = replace(results, cells=cells.drop(columns=shared), axes=axes)
     found = []
@@ -73,8 +72,9 @@ def findings(results: Results, rules: Mapping[Rule, str] = RULES) -> list[Findin
 def first_screen(found: Sequence[Finding], most: int) -> list[Finding]:
     """Return the first findings, at most two of a section; others fill what is left."""
     counts: Counter[str] = Counter()
-    ranks: list[tuple[bool, int]] = []
+    first: list[Finding] = []
+    others: list[Finding] = []
     for finding in found:
         counts[finding.section] += 1
-        ranks.append((counts[finding.section] > _MOST_OF_SECTION, len(ranks)))
-    return [found[index] for _, index in sorted(ranks)[:most]]
+        (first if counts[finding.section] <= _MOST_OF_SECTION else others).append(finding)
+    return [*first, *others][:most]

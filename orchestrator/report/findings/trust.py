@@ -8,7 +8,13 @@ import pandas as pd
 
 from orchestrator.analysis import pairs
 from orchestrator.analysis.axes import MAIN, has_value
-from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu, ran_with_others
+from orchestrator.analysis.cpu_bound import (
+    BoundBy,
+    bound_by,
+    depends_on_cpu,
+    is_true,
+    ran_with_others,
+)
 from orchestrator.analysis.pairs import HIGH, LOW, TIME, measured, preferring, select
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
@@ -16,7 +22,7 @@ from orchestrator.report.findings import finding
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import scope_of
 from orchestrator.report.text.numbers import confidence, number, percent, ratio
-from orchestrator.report.text.provenance import counts_by_status, is_flagged
+from orchestrator.report.text.provenance import counts_by_status
 from tasks.spec.status import OUT_OF_MEMORY
 
 _STEADY = 0.05  # attempts that differ by less agree
@@ -54,19 +60,15 @@ def about_endings(results: Results) -> Iterator[Finding]:
     if not 0 < len(unmeasured) < len(cells):
         return
     listed = ", ".join(text for text, kind in counts_by_status(results, 0) if kind != "ok")
+    why_skipped = _common_reason(unmeasured[unmeasured["status"] == "skipped"])
     yield Finding(
         "without a result",
         f"{len(unmeasured):,}",
         f"of {counted(len(cells), 'cell')}",
         f"{counted(len(unmeasured), 'cell')} ended without a result: {listed}.",
-        _why_skipped(unmeasured),
+        why_skipped.strip().replace("Most often", "Most often impossible", 1),
         basis=finding.basis_of_cells(unmeasured),
     )
-
-
-def _why_skipped(unmeasured: pd.DataFrame) -> str:
-    skipped = unmeasured[unmeasured["status"] == "skipped"]
-    return _common_reason(skipped).strip().replace("Most often", "Most often impossible", 1)
 
 
 def _common_reason(failed: pd.DataFrame) -> str:
@@ -142,19 +144,19 @@ def about_trust(results: Results) -> Iterator[Finding]:
         ("CPU-bound", bound == BoundBy.CPU, "CPU-bound: such a time holds for this CPU only", ""),
         (
             "wide intervals",
-            is_flagged(steps, "interval_wide"),
+            is_true(steps, "interval_wide"),
             "so unsteady that the interval is wider than 5% of the median",
             "interval-wide",
         ),
         (
             "power-limited",
-            is_flagged(steps, "power_capped_ns"),
+            is_true(steps, "power_capped_ns"),
             "slowed down by the power limit, which lowered the clock",
             "",
         ),
         (
             "disturbed",
-            is_flagged(steps, "cpu_contended") | ran_with_others(steps),
+            is_true(steps, "cpu_contended") | ran_with_others(steps),
             "disturbed by other processes or cells on the same CPU",
             "disturbed",
         ),

@@ -213,18 +213,13 @@ def _row(values: Iterable[object]) -> str:
     return ", ".join(_STRING.encode("\n".join(one)) for one in lines)
 
 
-def to_markdown_file(page: RenderedTable) -> str:
-    """Return a table as Markdown for a file, with all its rows and without padding."""
-    return without_tags(to_markdown(view_of(page, max_rows=None), is_aligned=False))
-
-
 def without_tags(text: str) -> str:
     """Escape `<` for renderers of Markdown, which would drop `Functor<float>` as an unknown tag."""
     return text.replace("<", r"\<")
 
 
 FORMATS: Mapping[str, Callable[[RenderedTable], str]] = {
-    "md": to_markdown_file,
+    "md": lambda page: without_tags(to_markdown(view_of(page, max_rows=None), is_aligned=False)),
     "csv": to_csv,
     "tex": partial(to_latex, max_rows=MAX_ROWS),
     "typ": partial(to_typst, max_rows=MAX_ROWS),
@@ -251,17 +246,12 @@ def _as_shown(column: Column) -> Column:
     """Return a column with six digits and shortened names: the page holds a copy of each table."""
     entries = []
     for entry in column.entries:
-        number = entry.number if isinstance(entry.number, bool) else _rounded(entry.number)
-        full = entry.full if column.name == NOTES else ""
-        low, high, deviation = map(_rounded, (entry.low, entry.high, entry.deviation))
-        entries.append(
-            entry._replace(number=number, low=low, high=high, deviation=deviation, full=full)
-        )
+        values = {name: getattr(entry, name) for name in ("number", "low", "high", "deviation")}
+        for name, value in values.items():
+            if value is not None and not isinstance(value, bool):
+                values[name] = float(f"{value:.6g}")
+        entries.append(entry._replace(**values, full=entry.full if column.name == NOTES else ""))
     return replace(column, entries=entries)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
 
 
 def files_of(

@@ -107,22 +107,19 @@ def to_latex(page: RenderedTable, max_rows: int | None = None) -> str:
     more = f"{view.caption.partition('. ')[2]} {page.provenance}".strip()
     reading = rf"\par\raggedright\footnotesize {_with_code(more)}"
     size = [r"\small", rf"\setlength{{\tabcolsep}}{{{BETWEEN_COLUMNS_PT / 2:g}pt}}"]
+    left_out = [f"% {_escaped(view.left_out)}"] if view.left_out else []
     if len(rows) + len(notes) <= _PAGE_ROWS:
+        needs = r"% needs \usepackage{booktabs}"
         table = [rf"\begin{{tabular}}{{{columns}}}", *head, *rows, r"\bottomrule", r"\end{tabular}"]
         lines = [r"\begin{table}", r"\centering", *size, caption, *table, reading, *notes]
-        return _joined("booktabs", view, [*lines, r"\end{table}"])
-    table = [rf"\begin{{longtable}}{{{columns}}}", rf"{caption}\\", *head, r"\endfirsthead"]
-    table += [*head, r"\endhead", r"\bottomrule", r"\endfoot", *rows, r"\end{longtable}"]
-    width = r"\setlength{\LTcapwidth}{\textwidth}"
-    lines = [r"\begingroup", *size, width, *table, reading, *notes, r"\par\endgroup"]
-    return _joined("booktabs,longtable", view, lines)
-
-
-def _joined(packages: str, view: RenderedTable, lines: list[str]) -> str:
-    comments = [rf"% needs \usepackage{{{packages}}}"]
-    if view.left_out:
-        comments.append(f"% {_escaped(view.left_out)}")
-    return "\n".join([*comments, *lines]) + "\n"
+        lines.append(r"\end{table}")
+    else:
+        needs = r"% needs \usepackage{booktabs,longtable}"
+        table = [rf"\begin{{longtable}}{{{columns}}}", rf"{caption}\\", *head, r"\endfirsthead"]
+        table += [*head, r"\endhead", r"\bottomrule", r"\endfoot", *rows, r"\end{longtable}"]
+        width = r"\setlength{\LTcapwidth}{\textwidth}"
+        lines = [r"\begingroup", *size, width, *table, reading, *notes, r"\par\endgroup"]
+    return "\n".join([needs, *left_out, *lines]) + "\n"
 
 
 def _aligned(entries: Sequence[Entry]) -> list[str]:

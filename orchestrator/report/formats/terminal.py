@@ -12,11 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import cast
 
 import rich.box
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -200,12 +199,8 @@ def _rich_table(view: RenderedTable, gap: int) -> RichTable:
         # On a screen that is too narrow for every view, texts break. A number never does: with a
         # missing digit it would be another number. Beside labels, nothing else has to break.
         is_whole = side == "right" or (index > 0 and _is_labelled(view))
-        table.add_column(
-            Text("\n".join(lines)),
-            justify=cast(JustifyMethod, side),
-            overflow="fold",
-            no_wrap=is_whole,
-        )
+        head = Text("\n".join(lines))
+        table.add_column(head, justify=side, overflow="fold", no_wrap=is_whole)
     for row in view.rows:
         table.add_row(*(Text(str(entry), style="red" if entry.status else "") for entry in row))
     return table

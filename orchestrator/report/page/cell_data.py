@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -173,7 +172,5 @@ def _step_samples(run: Run, shown: pd.DataFrame) -> dict[str, list[float | None]
     for mode in ("synced", "pipelined"):
         own = samples[samples["mode"] == mode]
         for cell, values in own.groupby("cell", observed=True)["value"]:
-            times = values.to_numpy()[:_MOST_SAMPLES]
-            rounded_times = [float(f"{time:.{_DIGITS}g}") for time in times]
-            found[str(cell)] = [None if math.isnan(one) else one for one in rounded_times]
+            found[str(cell)] = _or_null(rounded(values.head(_MOST_SAMPLES), _DIGITS))
     return found

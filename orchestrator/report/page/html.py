@@ -23,15 +23,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from orchestrator.analysis.axes import RUN
+from orchestrator.analysis.cpu_bound import is_true
 from orchestrator.analysis.results import Results
-from orchestrator.common.text import shell_command
+from orchestrator.common.text import shell_command, without_options
 from orchestrator.report.charts.memory_timeline import role_colours
 from orchestrator.report.charts.registry import Figure
 from orchestrator.report.charts.theme import DARK, LIGHT, variables
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.page.cell_data import cell_columns, packed, packed_json
-from orchestrator.report.page.sections import Section, sections
+from orchestrator.report.page.sections import sections
 from orchestrator.report.tables.table import RenderedTable
 from orchestrator.report.tables.views import view_of
 from orchestrator.report.text import provenance
@@ -40,7 +41,6 @@ from orchestrator.report.text.heat_map import heat_map
 
 _PROGRAM = "transformer-sweep"
 _DAY = "%d %b %Y"
-_TIME_LIMIT = "--time-limit"
 _TABLE = "timings"  # which students hand in
 _MOST_FINDINGS, _MOST_COMMANDS, _OPEN_COMMANDS = 5, 8, 3
 # Pixels for a table by the style of the columns that a narrower screen hides: of a phone, and of a
@@ -50,15 +50,8 @@ _LETTER, _SPACE = 8.6, 8
 _BREAKABLE = 16  # letters of a text from which on the page breaks words; see `long` in the template
 # Columns of all cells if they vary, before other axes that do.
 _FIRST = (
-    "run",
-    "what",
-    "name",
-    "context_length",
-    "precision",
-    "compile",
-    "attention",
-    "batch_size",
-)
+    "run", "what", "name", "context_length", "precision", "compile", "attention", "batch_size",
+)  # fmt: skip
 _AXES = {"name": NAME, "context_length": "context"}
 _COVERED = ("seed", "model", "size", "d_head", "pass")  # by the columns of the model and `what`
 _MOST_AXES = 8  # columns of all cells besides two measures; one more holds the values of other axes
@@ -101,8 +94,12 @@ def to_html(
     data |= {"roles": role_colours(results.live()), **_columns_of_cells(data)}
     found = sections(results, report.findings, report.figures, report.pages)
     invocations = results.manifest.get("invocations", [])
-    commands = list(dict.fromkeys(_untimed(one["command"]) for one in invocations))
+    # Without their time limits, commands that continued another are the same.
+    words = [without_options(one["command"], {"--time-limit": True}) for one in invocations]
+    commands = list(dict.fromkeys(shell_command(["sweep", *one]) for one in words))
+    names = [page.table.name for section in found for page in section.tables]
     first = first_screen(report.findings, _MOST_FINDINGS)
+    version = str(results.manifest.get("program", "")).removeprefix(f"{_PROGRAM} ")
     environment = _environment()
     script = environment.get_template("page.js").render()
     return environment.get_template("index.html").generate(
@@ -124,14 +121,15 @@ def to_html(
         count=len(results.cells),
         same=data["same"],
         run=report.run_argument,
-        hand_in=_hand_in(found),
-        has_cpu_bound=provenance.is_flagged(results.cells, "cpu_bound").any(),
+        # The table that the commands print as examples.
+        hand_in=_TABLE if _TABLE in names or not names else names[0],
+        has_cpu_bound=is_true(results.cells, "cpu_bound").any(),
         marks=_marks(first),
-        citation=_citation(results),
+        citation=_citation(results, version),
         commands=commands[-_OPEN_COMMANDS:],
         earlier_commands=commands[-_MOST_COMMANDS:-_OPEN_COMMANDS],
         program=_PROGRAM,
-        version=_version(results),
+        version=version,
         light=Markup(variables(LIGHT)),
         dark=Markup(variables(DARK)),
         data=Markup(packed([json.dumps(data, separators=(",", ":"))])),
@@ -141,34 +139,15 @@ def to_html(
     )
 
 
-def _untimed(command: Sequence[str]) -> str:
-    """Return a command without its time limit, so that those that continued another are the same."""
-    words, place = ["sweep", *command], 0
-    while place < len(words):
-        if words[place].split("=")[0] == _TIME_LIMIT:
-            del words[place : place + (1 if "=" in words[place] else 2)]
-        else:
-            place += 1
-    return shell_command(words)
-
-
-def _hand_in(shown: Sequence[Section]) -> str:
-    """Return the name of the table that the commands print as examples: timings, or the first."""
-    names = [page.table.name for section in shown for page in section.tables]
-    return _TABLE if _TABLE in names or not names else names[0]
-
-
 def _marks(findings: Sequence[Finding]) -> list[str]:
     """Return what the marks mean that occur in findings."""
-    intervals = [finding.interval for finding in findings]
+    spreads = [finding.interval for finding in findings]
+    intervals = [text for text in spreads if "[" in text]
     numbers = "".join(finding.marked_number for finding in findings)
     marks = (
-        ("[a, b]: 95% interval", any("[" in text and "%" not in text for text in intervals)),
-        (
-            "[a, b] (75%): interval at that level",
-            any("[" in text and "%" in text for text in intervals),
-        ),
-        ("a to b: smallest and largest", any(" to " in text for text in intervals)),
+        ("[a, b]: 95% interval", any("%" not in text for text in intervals)),
+        ("[a, b] (75%): interval at that level", any("%" in text for text in intervals)),
+        ("a to b: smallest and largest", any(" to " in text for text in spreads)),
         ("~: may be chance", "~" in numbers),
         ("†: CPU-bound", "†" in numbers),
     )
@@ -199,9 +178,7 @@ def _columns_of_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
     more: name, title and usual value of the axes whose other values share the last column.
     """
     known = {**cells["columns"], **cells["axes"]}
-    indices = {
-        name: column["i"] if "w" in column else column["v"] for name, column in known.items()
-    }
+    indices = {name: column.get("i", column.get("v")) for name, column in known.items()}
     varying = {name for name, values in indices.items() if len(set(values)) > 1} | {"name"}
     # The name of a cell without a model is its task already.
     if "pass" in varying or ("task" in varying and set(cells["axes"]) & _MODEL):
@@ -264,25 +241,17 @@ def _with_code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _version(results: Results) -> str:
-    """Return the version of the program that measured."""
-    return str(results.manifest.get("program", "")).removeprefix(f"{_PROGRAM} ")
-
-
 def _versions(cells: pd.DataFrame) -> list[str]:
     """Return the versions of torch and CUDA."""
-    named = (
-        ("torch", provenance.values_of(cells, "torch")),
-        ("CUDA", provenance.values_of(cells, "cuda")),
-    )
-    return [f"{name} {', '.join(values)}" for name, values in named if 0 < len(values) <= 3]
+    named = {name: provenance.values_of(cells, name.lower()) for name in ("torch", "CUDA")}
+    return [f"{name} {', '.join(values)}" for name, values in named.items() if 0 < len(values) <= 3]
 
 
-def _citation(results: Results) -> str:
-    """Return the lines that cite this run."""
+def _citation(results: Results, version: str) -> str:
+    """Return the lines that cite this run. version: of the program that measured."""
     cells = results.cells
     parts = [
-        f"{_PROGRAM} {_version(results)}".strip() + f", run {results.manifest.get('name', 'run')}",
+        f"{_PROGRAM} {version}".strip() + f", run {results.manifest.get('name', 'run')}",
         ", ".join(provenance.values_of(cells, "gpu") or provenance.values_of(cells, "cpu")),
         *_versions(cells),
         provenance.labelled("driver", ", ".join(provenance.values_of(cells, "driver"))),

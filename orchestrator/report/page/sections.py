@@ -49,9 +49,8 @@ def fit_panels(results: Results) -> list[FitPanel]:
     cells = results.cells
     if not {"task", _LIMIT, LENGTH} <= set(cells) or cells[_LIMIT].nunique() < 2:
         return []
-    cells = cells.filter(items=_READ).assign(
-        **{NAME: cell_names.names_of(cells), "key": cell_names.cell_keys(results)}
-    )
+    added = {NAME: cell_names.names_of(cells), "key": cell_names.cell_keys(results)}
+    cells = cells.filter(items=_READ).assign(**added)
     cells = cells[(cells["task"] == "train_step") & cells["status"].isin(("ok", *OUT_OF_MEMORY))]
     cells = preferring(cells, {"pass": "train_step", "compile": "eager", "attention": "naive"})
     grid = cells[cells[_LIMIT].notna()].drop_duplicates([NAME, LENGTH, "precision"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,14 +75,12 @@ class Figures:
     results: Results
 
     @cached_property
-    def kernels(self) -> Mapping[str, Sequence[kernel_rows.TimedKernel]]:
+    def kernels(self) -> defaultdict[str, list[kernel_rows.TimedKernel]]:
         kernels = kernel_rows.inside_operators(self.results.kernels())
         watched = having("attributed_to_phase")(self.results.cells)
-        is_watched = kernels["cell"].isin(watched["cell"])
         # Without the number of steps, the milliseconds of a step are unknown.
-        return defaultdict(
-            list, kernel_rows.rows_by_cell(kernels[is_watched & (kernels["ms"] > 0)])
-        )
+        is_shown = kernels["cell"].isin(watched["cell"]) & (kernels["ms"] > 0)
+        return kernel_rows.rows_by_cell(kernels[is_shown])
 
     @cached_property
     def allocations(self) -> Mapping[str, pd.DataFrame]:
@@ -173,16 +171,13 @@ def _kernel_share(number: ReferenceNumber, row: Row, figures: Figures) -> float 
     return times_ms[rank - 1] / total_ms if rank <= len(times_ms) else None
 
 
-def _part_ms(number: ReferenceNumber, row: Row, figures: Figures, part: str) -> float | None:
+def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
     """Return the milliseconds of a part, or None if it is fused with another part."""
+    part = number.labels["part"]
     among = [one for one in figures.kernels[row["cell"]] if one.phase == number.phase]
     if part == "matmul":
         among = [one for one in among if one.kernel_class == kernel_rows.GEMM]
-    return kernel_rows.ms_of_parts(among, _MODULES[part])
-
-
-def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    found = _part_ms(number, row, figures, number.labels["part"])
+    found = kernel_rows.ms_of_parts(among, _MODULES[part])
     if found is None or number.labels.get("each") != "layer":
         return found
     dimensions = dimensions_of(row)
@@ -190,7 +185,8 @@ def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | N
 
 
 def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    softmax, matmul = (_part_ms(number, row, figures, part) for part in ("softmax", "matmul"))
+    inside = [one for one in figures.kernels[row["cell"]] if one.phase == number.phase]
+    softmax, matmul = kernel_rows.softmax_and_products_ms(inside)
     return softmax / matmul if softmax is not None and matmul else None
 
 

@@ -140,8 +140,22 @@ def _option_rows(results: Results) -> TableGrid:
     for option, row, baseline in option_pairs(results):
         words = [option.replace("_", " "), axis_text(baseline[option])]
         name = Entry(f"{': '.join(words)} → {axis_text(row[option])}")
-        names = {"option": name, "with": _others(row, axes, option)}
-        found.append((row, {**names, **_compared(row, baseline)}))
+        time, time_without = show.step_ms(row), show.step_ms(baseline)
+        peak, peak_without = _peak(row), _peak(baseline)
+        costs, saves, peak_ratio = MISSING, MISSING, MISSING
+        if time.number is not None and time_without.number is not None:
+            costs = quantity(time.number - time_without.number, "+,.2f", "ms")
+        if peak.number is not None and peak_without.number is not None:
+            saves = quantity(peak_without.number - peak.number, "+.2f", "GiB")
+            peak_ratio = quotient(peak.number, peak_without.number)
+        entries = {
+            "option": name, "with": _others(row, axes, option),
+            "saves GiB": saves, "costs ms": costs, "peak ratio": peak_ratio,
+            "step ratio": show.speed_up(baseline, row), "peak GiB": peak, "step ms": time,
+            "without: peak GiB": peak_without, "without: step ms": time_without,
+            **layouts.shown_by(_SPEEDS, row),
+        }  # fmt: skip
+        found.append((row, entries))
     return layouts.grid_of(shown, found, ["option", "with"], "option")
 
 
@@ -157,23 +171,6 @@ def _others(row: Row, axes: Sequence[str], option: str) -> Entry:
         if is_shown and axis_text(row[axis]) not in texts_without(axis)[:1]:
             words.append(f"{axis.removeprefix(OPTIMIZER_ARGS)}={axis_text(row[axis])}")
     return Entry(", ".join(words) or NOTHING)
-
-
-def _compared(row: Row, baseline: Row) -> dict[str, Entry]:
-    time, time_without = show.step_ms(row), show.step_ms(baseline)
-    peak, peak_without = _peak(row), _peak(baseline)
-    costs, saves, peak_ratio = MISSING, MISSING, MISSING
-    if time.number is not None and time_without.number is not None:
-        costs = quantity(time.number - time_without.number, "+,.2f", "ms")
-    if peak.number is not None and peak_without.number is not None:
-        saves = quantity(peak_without.number - peak.number, "+.2f", "GiB")
-        peak_ratio = quotient(peak.number, peak_without.number)
-    return {
-        "saves GiB": saves, "costs ms": costs, "peak ratio": peak_ratio,
-        "step ratio": show.speed_up(baseline, row), "peak GiB": peak, "step ms": time,
-        "without: peak GiB": peak_without, "without: step ms": time_without,
-        **layouts.shown_by(_SPEEDS, row),
-    }  # fmt: skip
 
 
 TRADEOFFS = Table(

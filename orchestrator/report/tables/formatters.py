@@ -13,25 +13,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
-from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
+from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null, number_in
 from orchestrator.analysis.column_docs import declared_unit
 from orchestrator.common.text import failure_reason
 from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
-from orchestrator.report.tables.table import (
-    MISSING,
-    Entry,
-    milliseconds,
-    quantity,
-    quotient,
-)
+from orchestrator.report.tables.table import MISSING, Entry, milliseconds, quantity, quotient
 from orchestrator.report.text.numbers import NOISE_MARK, confidence
 from tasks.spec.messages import shorten
 
 Value = Callable[[Row], Entry]
 P = ParamSpec("P")
 
-KERNEL_TIME = "step_kernel_time_ms_median"
 SAVED_RANKS = range(1, 6)  # ranks of the operations that save most for the backward pass
 # Characters of a kernel's name. Names that CUTLASS makes of its template arguments run to 2,000.
 _LONGEST_NAME = 100
@@ -233,11 +226,6 @@ def speed_up(row: Row, baseline: Row) -> Entry:
     return _marked(_times_faster("step_ms_median", row, baseline), row, baseline)
 
 
-def kernels_speed_up(row: Row, baseline: Row) -> Entry:
-    """Return the speed-up of the kernels of a step, which does not depend on the CPU."""
-    return _times_faster(KERNEL_TIME, row, baseline)
-
-
 def _times_faster(column: str, row: Row, baseline: Row) -> Entry:
     if not has_value(row, column):
         return missing(row, column)
@@ -257,6 +245,10 @@ def _times_faster(column: str, row: Row, baseline: Row) -> Entry:
         high=quotient(baseline[high], row[low]).number,
         is_within_noise=bool(row[low] < baseline[high] and row[high] >= baseline[low]),
     )
+
+
+# The speed-up of the kernels of a step, which does not depend on the CPU.
+kernels_speed_up = partial(_times_faster, "step_kernel_time_ms_median")
 
 
 def break_even(row: Row, baseline: Row) -> Entry:
@@ -309,25 +301,26 @@ def peak_bytes_per_pair(row: Row) -> Entry:
     if row["task"] != "attention":
         return MISSING
     pairs = row["batch_size"] * row["context_length"] ** 2
-    per_pair = measured("peak_allocated_bytes", lambda peak: quantity(peak / pairs, ".1f", "bytes"))
-    return per_pair(row)
+    peak = number_in(row, "peak_allocated_bytes")
+    if peak is None:
+        return missing(row, "peak_allocated_bytes")
+    return quantity(peak / pairs, ".1f", "bytes")
 
 
 def memory_need(row: Row) -> Entry:
     """Return a cell's peak with the smallest GPU that has this memory, or OOM; and the prediction."""
-    need, expected = _measured_need(row), "predicted_peak_reserved_bytes"
-    if not has_value(row, expected):
+    need, predicted_bytes = _measured_need(row), number_in(row, "predicted_peak_reserved_bytes")
+    if predicted_bytes is None:
         return need
     verdict = f", {row['predicted_verdict']}" if has_value(row, "predicted_verdict") else ""
-    spread = f"{need.spread}; predicted {to_gib(row[expected], '.1f')} GiB{verdict}"
+    spread = f"{need.spread}; predicted {to_gib(predicted_bytes, '.1f')} GiB{verdict}"
     return need._replace(spread=spread)
 
 
 def _measured_need(row: Row) -> Entry:
     if row["status"] == "oom":
-        asked = ""
-        if has_value(row, "asked_bytes"):
-            nbytes = row["asked_bytes"]
+        asked, nbytes = "", number_in(row, "asked_bytes")
+        if nbytes is not None:
             size = to_gib(nbytes) if nbytes >= _SMALLEST_GIB else to_mib(nbytes, ".2f")
             asked = f" (asked {size.text} {size.unit} more)"
         return Entry("OOM", spread=asked, status="oom")

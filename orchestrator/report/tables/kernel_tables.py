@@ -67,11 +67,17 @@ def by_class(results: Results) -> TableGrid:
     present = list(times_ms.sort_values(ascending=False).index)
     found = []
     for cell, scope, own in _by_scope(results, kernels):
-        entries = {**_class_shares(own, present), **_softmax_entries(cell, scope, own)}
-        ms, counts = (
-            kernel_rows.sums(own, "kernel_class"),
-            kernel_rows.sums(own, "kernel_class", "kernels"),
-        )
+        total_ms = float(np.sum([one.ms for one in own]))
+        ms = kernel_rows.sums(own, "kernel_class")
+        counts = kernel_rows.sums(own, "kernel_class", "kernels")
+        # Smaller than the last printed digit: it changes no share.
+        is_bound = ms.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms
+        entries = {"kernel ms": table.milliseconds(total_ms)}
+        for name in present:
+            share = table.quotient(ms.get(name, math.nan), total_ms, ".1%")
+            is_lower = is_bound and name != UNKNOWN_CLASS
+            entries[f"{name} share"] = table.at_least(share) if is_lower else share
+        entries |= _softmax_entries(cell, scope, own)
         entries |= {f"ms of {name}": table.milliseconds(ms.get(name)) for name in present}
         entries |= {f"kernels of {name}": table.quantity(counts.get(name), "g") for name in present}
         # The most important ones come first, since a screen may be too narrow for others.
@@ -136,10 +142,8 @@ def difference_between(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> T
     for row in each(both.loc[order].reset_index()):
         entries = [Entry(row["phase"] or OUTSIDE_PHASES), Entry(row["kernel_class"])]
         for side in ("left", "right"):
-            entries += [
-                table.quantity(row[f"kernels_{side}"], "g"),
-                table.milliseconds(row[f"ms_{side}"]),
-            ]
+            entries.append(table.quantity(row[f"kernels_{side}"], "g"))
+            entries.append(table.milliseconds(row[f"ms_{side}"]))
         more = table.quantity(row["more_ms"], "+.3f", "ms")
         rows.append([*entries, more, kernel_name(row["name"])])
     counts = [(name, title) for name in titles for title in ("kernels", "ms")]
@@ -190,36 +194,19 @@ def _present_phases(phases: Collection[str]) -> list[str]:
     return [phase for phase in PHASES if phase in phases]
 
 
-def _class_shares(kernels: list[kernel_rows.TimedKernel], classes: list[str]) -> dict[str, Entry]:
-    total_ms = float(np.sum([one.ms for one in kernels]))
-    by_class = kernel_rows.sums(kernels, "kernel_class")
-    # Smaller than the last printed digit: it changes no share.
-    is_bound = by_class.get(UNKNOWN_CLASS, 0.0) >= 0.0005 * total_ms
-    entries = {"kernel ms": table.milliseconds(total_ms)}
-    for name in classes:
-        share = table.quotient(by_class.get(name, math.nan), total_ms, ".1%")
-        is_lower = is_bound and name != UNKNOWN_CLASS
-        entries[f"{name} share"] = table.at_least(share) if is_lower else share
-    return entries
-
-
 def _softmax_entries(
     cell: Row, phase: str, kernels: list[kernel_rows.TimedKernel]
 ) -> dict[str, Entry]:
-    softmax_ms = kernel_rows.ms_of_parts(kernels, ("softmax",))
-    products = [one for one in kernels if one.kernel_class == kernel_rows.GEMM]
-    matmul_ms = kernel_rows.ms_of_parts(products, kernel_rows.ATTENTION_MATMULS)
+    softmax_ms, matmul_ms = kernel_rows.softmax_and_products_ms(kernels)
     ratio, flops = MISSING, MISSING
     if softmax_ms is not None and matmul_ms is not None:
         ratio = table.quotient(softmax_ms, matmul_ms)
         # The closed forms count the forward pass: five FLOPs an element for the softmax.
         if phase == "forward" and has_value(cell, "softmax_flops"):
             flops = table.quotient(cell["softmax_flops"], cell["attention_matmul_flops"], ".3f")
-    times = {
-        "softmax ms": table.milliseconds(softmax_ms),
-        "matmul ms": table.milliseconds(matmul_ms),
-    }
-    return {**times, _RATIO_TITLE: ratio, "in FLOPs": flops}
+    times = {"softmax": softmax_ms, "matmul": matmul_ms}
+    entries = {f"{name} ms": table.milliseconds(ms) for name, ms in times.items()}
+    return {**entries, _RATIO_TITLE: ratio, "in FLOPs": flops}
 
 
 def _largest_first(values: Mapping[str, float]) -> list[str]:

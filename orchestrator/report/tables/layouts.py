@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import (
-    COMPILE_AXES,
-    Row,
-    axis_texts,
-    each,
-    has_value,
-    key_axes,
-)
+from orchestrator.analysis.axes import COMPILE_AXES, Row, axis_texts, each, has_value, key_axes
 from orchestrator.analysis.pairs import select
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import table
@@ -29,8 +22,6 @@ from orchestrator.report.tables.formatters import Value, missing
 from orchestrator.report.tables.table import MISSING, Entry, RenderedTable, Table, TableGrid
 
 Measure = tuple[str, Value]  # the title of a column, and how each of its values is made
-# Titles, and functions that compare a row with its baseline.
-Comparisons = tuple[tuple[str, Callable[[Row, Row], Entry]], ...]
 
 
 def groups(cells: pd.DataFrame, axes: list[str], then: Sequence[str] = ()) -> list[list[Row]]:
@@ -125,7 +116,7 @@ def phase_rows(
 def compare_columns(
     axis: str,
     value: Measure,
-    against: Comparisons = (),
+    against: Sequence[tuple[str, Callable[[Row, Row], Entry]]] = (),
     extra: tuple[Measure, ...] = (),
     baseline: str = "",
 ) -> table.TableLayout:
@@ -184,15 +175,12 @@ def text_table(
     keys = list(dict.fromkeys(chain.from_iterable(settings for settings, _ in rows)))
     texts = [measures[table.NOTES].text if table.NOTES in measures else "" for _, measures in rows]
     numbers, notes = table.note_entries([text] if text else [] for text in texts)
-    entries = []
+    found = []
     for (settings, measures), number in zip(rows, numbers, strict=True):
-        own = [Entry(settings[key]) if key in settings else MISSING for key in keys]
-        entries.append(
-            [*own, *(number if name == table.NOTES else measures[name] for name in measures)]
-        )
-    titles = list(rows[0][1]) if rows else []
-    grid = table.grid_of_rows(keys, titles, entries, label=label)._replace(notes=notes)
-    grid = grid.without_empty_columns()
+        own = {key: Entry(settings[key]) if key in settings else MISSING for key in keys}
+        note = {table.NOTES: number} if table.NOTES in measures else {}
+        found.append((settings, {**own, **measures, **note}))
+    grid = grid_of([], found, keys, label=label)._replace(notes=notes).without_empty_columns()
     return RenderedTable(Table(title.lower(), title, "", lambda results: grid), grid, "")
 
 

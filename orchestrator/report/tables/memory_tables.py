@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, key_axes, number_in, ordered_values, ranks_of
+from orchestrator.analysis.axes import Row, has_value, key_axes, ordered_values, ranks_of
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables import layouts
@@ -176,42 +177,36 @@ def with_measured_parts(results: Results) -> TableGrid:
 
 def _account(row: Row) -> dict[str, Entry]:
     """Return the account of a cell's memory on its GPU. Each sum is that of the entries before it."""
-    known = partial(number_in, row)
+
+    def known(column: str) -> float:
+        """Return a number of the row: NaN if it is unknown, as each sum with it then is."""
+        return float(row[column]) if has_value(row, column) else math.nan
+
     requested = known("peak_requested_bytes")
     allocated, reserved = known("peak_allocated_bytes"), known("peak_reserved_bytes")
     outside, nccl = known("outside_allocator_bytes"), known("nccl_device_bytes")
-    free, total = known("free_bytes"), known("total_bytes")
-    if free is not None and total is not None:  # memory ran out
-        requested, allocated, reserved = None, known("allocated_bytes"), known("reserved_bytes")
-        outside = None if reserved is None else total - free - reserved
+    used = known("total_bytes") - known("free_bytes")
+    if not math.isnan(used):  # memory ran out
+        requested, allocated, reserved = math.nan, known("allocated_bytes"), known("reserved_bytes")
+        outside = used - reserved
     has_nccl = ranks_of(row) > 1
     sizes = {
         "requested": requested,
-        "+ rounding": _less(allocated, requested),
+        "+ rounding": allocated - requested,
         "= allocated": allocated,
-        "+ cached": _less(reserved, allocated),
+        "+ cached": reserved - allocated,
         "= reserved": reserved,
         "+ NCCL": nccl,
-        "+ context": _less(outside, nccl) if has_nccl else outside,
-        "= in use": None if reserved is None or outside is None else reserved + outside,
+        "+ context": outside - nccl if has_nccl else outside,
+        "= in use": reserved + outside,
     }
     entries = {name: to_gib(size) for name, size in sizes.items()}
     for name in ("+ context", "= in use", *(["+ NCCL"] if has_nccl else [])):
-        if sizes[name] is None:
+        if math.isnan(sizes[name]):
             entries[name] = Entry("unknown")
-    if requested is None:
+    if math.isnan(requested):
         entries["requested"] = show.missing(row)
     return entries
-
-
-def _less(size: float | None, part: float | None) -> float | None:
-    return None if size is None or part is None else size - part
-
-
-def device_memory(results: Results) -> TableGrid:
-    """Return one row per cell: from what tensors request to what nvidia-smi shows."""
-    rows = layouts.each_cell(results)
-    return layouts.grid_of(key_axes(results), [(row, _account(row)) for row in rows])
 
 
 MEMORY_TABLES: tuple[Table, ...] = (
@@ -249,7 +244,9 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " known. NCCL: of cells with several GPUs. Context: the CUDA context, libraries, and other"
         " programs on this GPU. In use: what nvidia-smi shows. The memory is that at the peak of a"
         " steady step, or when it ran out.",
-        device_memory,
+        lambda results: layouts.grid_of(
+            key_axes(results), ((row, _account(row)) for row in layouts.each_cell(results))
+        ),
         layouts.having("peak_reserved_bytes", "free_bytes"),
     ),
     Table(

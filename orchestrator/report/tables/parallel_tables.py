@@ -50,7 +50,7 @@ def _strategies(results: Results) -> TableGrid:
     alone = [row for row in each(results.cells) if ranks_of(row) == 1]
     counterpart = counterpart_among(alone, others)
     found = []
-    for row in each(results.cells, key_axes(results)):
+    for row in layouts.each_cell(results):
         first = {"step ms": _STEP(row), "efficiency": efficiency(row, counterpart(row))}
         found.append((row, first | layouts.shown_by(_STRATEGY_COLUMNS, row)))
     return layouts.grid_of(key_axes(results), found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain, compress
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
@@ -301,7 +301,7 @@ class RenderedTable:
         return len(self.grid.columns[0].entries) if self.grid.columns else 0
 
     @property
-    def sides(self) -> list[str]:
+    def sides(self) -> list[Literal["left", "right"]]:
         """The alignment of each column: `right` for numbers, `left` for keys and other texts."""
         return ["left" if one.is_text else "right" for one in self.grid.columns]
 
@@ -329,9 +329,6 @@ def with_columns(page: RenderedTable, names: Sequence[str]) -> RenderedTable:
                 f"--columns {name}: the table {page.table.name} has no such column",
                 suggestion(name, known) or f"It has: {', '.join(known)}",
             )
-    shown = [
-        one
-        for one in page.grid.columns
-        if one.is_key or one.name in names or one.full_name in names
-    ]
+    columns = page.grid.columns
+    shown = [one for one in columns if one.is_key or {one.name, one.full_name} & {*names}]
     return replace(page, grid=page.grid._replace(columns=shown).without_empty())

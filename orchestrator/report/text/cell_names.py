@@ -192,17 +192,6 @@ def choose_slice(
     return cells, shared_settings(cells, is_shown, sliced) if len(cells) else ""
 
 
-def main_cells(results: Results) -> tuple[pd.DataFrame, str]:
-    """Return the cells of training steps, or else of attention, and the axis of rows for a grid."""
-    cells = results.cells
-    for task in ("train_step", "attention"):
-        own = cells[cells["task"] == task] if "task" in cells else cells.iloc[:0]
-        if len(own):
-            varies = task == "attention" and own["attention"].nunique() > 1
-            return own.assign(**{NAME: names_of(own)}), "attention" if varies else NAME
-    return cells.iloc[:0], NAME
-
-
 def shared_settings(
     cells: pd.DataFrame, shown: Collection[str], sliced: Collection[str] = ()
 ) -> str:

@@ -59,14 +59,7 @@ MEASURES = (
     HeatMeasure("peak", "Memory", "GiB at the peak", _PEAK, 1 / GIB, is_log=True),
     HeatMeasure("mfu", "MFU", "% of the GPU's peak", "mfu", 100, digits=2),
 )
-_READ = (
-    "cell",
-    "status",
-    "phase",
-    "cpu_bound",
-    "peak_rss_bytes",
-    *(one.column for one in MEASURES),
-)
+_FACTS = ("cell", "status", "phase", "cpu_bound", "peak_rss_bytes")
 
 
 @dataclass(frozen=True)
@@ -116,10 +109,7 @@ class HeatMap:
     @property
     def is_usual(self) -> bool:
         """True if the headings of rows and columns say of what they are: models and contexts."""
-        return (self.row_title, self.column_title) == (
-            cell_names.axis_title(NAME),
-            cell_names.axis_title(LENGTH),
-        )
+        return [self.row_title, self.column_title] == [*map(cell_names.axis_title, (NAME, LENGTH))]
 
     def first_view(self, place: Sequence[int], measure: str = "") -> HeatCell:
         """Return what a place shows before a switch is used, of a measure or of the first one."""
@@ -135,12 +125,22 @@ def _position(place: Iterable[int], options: Iterable[str]) -> str:
 def heat_map(results: Results) -> HeatMap | None:
     """Return the map of the task with most cells, or None if there is no grid to show."""
     # Of several hundred columns: copies of all cells would be most of the report's memory.
-    read = dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_READ))
-    results = replace(results, cells=results.cells.reindex(columns=list(read)))
-    cells, row_axis = cell_names.main_cells(results)
+    shown = (one.column for one in MEASURES)
+    read = list(dict.fromkeys((*SCOPE_COLUMNS, *results.axes, *_FACTS, *shown)))
+    results = replace(results, cells=results.cells.reindex(columns=read))
+    # Of training steps, or else of attention.
+    for task in ("train_step", "attention"):
+        cells = results.cells[results.cells["task"] == task]
+        if len(cells):
+            break
+    else:
+        return None
+    varies = task == "attention" and cells["attention"].nunique() > 1
+    row_axis = "attention" if varies else NAME
     # The resident set on a CPU. A column that no run has is of another type, which pandas refuses.
     peaks = cells["peak_rss_bytes"].astype("Float64").fillna(cells[_PEAK])
-    cells = cells.assign(key=cell_names.cell_keys(results), **{_PEAK: peaks})
+    added = {NAME: cell_names.names_of(cells), _PEAK: peaks, "key": cell_names.cell_keys(results)}
+    cells = cells.assign(**added)
     cells = cells[cells["status"] != "skipped"]
     if cells.empty:
         return None
@@ -151,9 +151,8 @@ def heat_map(results: Results) -> HeatMap | None:
     cells = cells.loc[ranks.sort_values(["time", "size"], kind="stable").index]
     cells, timing, notes = _with_one_timing(cells, results.axes)
     others = [axis for axis in results.axes if axis not in (*NOT_SHOWN, *TIMING_AXES)]
-    free = cell_names.free_axes(
-        cells, (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing)
-    )
+    candidates = (row_axis, NAME, LENGTH, "precision", *_SWITCHED, *others, *timing)
+    free = cell_names.free_axes(cells, candidates)
     places, switched = _places(cells, free, row_axis)
     if len(places) < 2:
         return None
@@ -164,9 +163,8 @@ def heat_map(results: Results) -> HeatMap | None:
     for axis, most in places.items():
         # The values that most cells have, in their order.
         fullest = first[axis].map(axis_text).value_counts().index
-        grid[axis] = [
-            one for one in cell_names.axis_values(axis, first) if axis_text(one) in fullest[:most]
-        ]
+        values = cell_names.axis_values(axis, first)
+        grid[axis] = [one for one in values if axis_text(one) in fullest[:most]]
         cells = cells[cells[axis].map(axis_text).isin(map(axis_text, grid[axis]))]
         if most < len(fullest):
             notes.append(f"{most} of {len(fullest)} values of {cell_names.axis_title(axis)}")
@@ -249,10 +247,8 @@ def _map(
     for record in cells.to_dict("records"):
         place = [of_axis.index(axis_text(record[axis])) for axis, of_axis in texts.items()]
         options = [axis_text(record[axis]) for axis in switched]
-        positions[_position(place, options)] = {
-            **record,
-            "label": cell_names.scope_of(record, named),
-        }
+        record["label"] = cell_names.scope_of(record, named)
+        positions[_position(place, options)] = record
     for position, record in positions.items():
         base = positions.get(_position([0], [position.partition(",")[2]]), {})
         if has_value(base, TIME) and has_value(record, TIME) and record[TIME] > 0:

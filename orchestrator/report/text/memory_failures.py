@@ -39,9 +39,8 @@ def memory_failures(results: Results) -> list[TextTable]:
     Models that were measured without a limit are in the last one.
     """
     cells = results.cells.reindex(columns=_READ)
-    cells = cells.assign(
-        is_out=cells["status"].isin(OUT_OF_MEMORY), named=cell_names.names_of(cells)
-    )
+    is_out = cells["status"].isin(OUT_OF_MEMORY)
+    cells = cells.assign(is_out=is_out, named=cell_names.names_of(cells))
     limits = contexts_by_limit(limited_steps(results), results.axes)
     of_limits = {name: texts for name, *texts in limits.rows if len(texts) > 1}
     by_model = dict(iter(cells.groupby("named", sort=False)))

@@ -56,9 +56,9 @@ def gibibytes(count: float | None) -> str:
     return NOTHING if count is None or is_null(count) else f"{number(count / GIB)} GiB"
 
 
-def rounded(values: pd.Series[float]) -> pd.Series[float]:
-    """Return numbers with five digits: more are invisible, and make charts and the page larger."""
-    return values.astype(float).map(lambda value: float(f"{value:.5g}"))
+def rounded(values: pd.Series[float], digits: int = 5) -> pd.Series[float]:
+    """Return numbers with few digits: more are invisible, and make charts and the page larger."""
+    return values.astype(float).map(lambda value: float(f"{value:.{digits}g}"))
 
 
 def marks(is_cpu_bound: bool | None, is_within_noise: bool) -> str:

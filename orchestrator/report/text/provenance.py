@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.analysis.axes import RUN
-from orchestrator.analysis.cpu_bound import ran_with_others
+from orchestrator.analysis.cpu_bound import is_true, ran_with_others
 from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import cell_count
@@ -36,11 +36,11 @@ def provenance(results: Results) -> str:
         _protocol(cells),
         # A row shows only the last of its repetitions.
         f"the last of up to {repetitions} times measured" if repetitions > 1 else "",
-        _counted(is_flagged(cells, "cpu_bound"), f"are CPU-bound ({HOST_MARK})"),
-        _counted(is_flagged(cells, "power_capped_ns"), "at a clock that the power limit held down"),
-        _counted(is_flagged(cells, "cpu_contended"), "while other processes used their cores"),
+        _counted(is_true(cells, "cpu_bound"), f"are CPU-bound ({HOST_MARK})"),
+        _counted(is_true(cells, "power_capped_ns"), "at a clock that the power limit held down"),
+        _counted(is_true(cells, "cpu_contended"), "while other processes used their cores"),
         _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),
-        _counted(is_flagged(cells, "interval_wide"), "with an interval wider than 5 %"),
+        _counted(is_true(cells, "interval_wide"), "with an interval wider than 5 %"),
         _counted(has_changed, "changed settings of their process (settings_changed)"),
         # By the last command of the folder, at least.
         f"{unrequested:,} of {len(cells):,} cells are from an earlier config or selection"
@@ -78,11 +78,6 @@ def _protocol(cells: pd.DataFrame) -> str:
     parts = [f"{warmup} warm-up + {measured} measured"] if measured else []
     parts += ["adaptive"] if _column(cells, "timing").eq("adaptive").any() else []
     return f"{' and '.join(parts)} steps" if parts else ""
-
-
-def is_flagged(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
-    """Return for each cell if it has a number above 0 in a column, which a run may lack."""
-    return cells.get(column, pd.Series(pd.NA, cells.index)).astype("Float64") > 0
 
 
 def _counted(found: pd.Series[bool], text: str) -> str:
