@@ -64,8 +64,8 @@ def _predicted_check(
         if memory.get("peak_allocated_bytes") is None:
             reason = memory.get("reason") or "it was made without --memory"
             return replace(open_check, reason=f"no peak is predicted in {name}: {reason}")
-    limits = [memory.get("limit_bytes") for memory in (before, after)]
-    if None not in limits and limits[0] != limits[1]:
+    limits = [memory["limit_bytes"] for memory in (before, after) if memory.get("limit_bytes")]
+    if len(set(limits)) > 1:
         sizes = " and ".join(f"{limit / 2**30:.2f} GiB" for limit in limits)
         return replace(open_check, reason=f"predicted for two GPUs, with {sizes}")
     if before["how"] != after["how"]:

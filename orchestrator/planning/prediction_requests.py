@@ -267,7 +267,7 @@ def _ask_all(
     groups = _groups(requests, ("pass",))
     if not groups:
         return
-    # A child remembers the indices of compiled code, which other precisions have too.
+    # sympy remembers in a child what it simplified, and other precisions have the same indices.
     if len(groups) > idle.maxsize:
         groups = _groups(requests, ("pass", "precision"))
     # Sorted, because a child must fork whenever a request needs other code of the user. Compiled

@@ -14,7 +14,6 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import lru_cache
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -25,11 +24,9 @@ from torch._dynamo import device_interface
 from torch._inductor import codecache, compile_fx
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import joint_graph
-from torch._inductor.sizevars import SizeVarAllocator, join_dimensions
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from tasks.prediction.generated_kernels import GeneratedKernels
 from tasks.prediction.operations.reductions import MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR
@@ -235,27 +232,6 @@ def _seed_without_guard(seeds: Tensor, index: int) -> Tensor:
     return seed.clone()
 
 
-_NO_SYMBOLS: Any = SizeVarAllocator()
-_INDICES = 2**14  # that are remembered: a compiled cell has 300
-_simplify: Any = SizeVarAllocator._simplify_with_ranges
-
-
-def _simplify_index(sizes: Any, index: Any, ranges: Mapping[Any, Any]) -> object:
-    """Simplify the index of a kernel. Torch does so again in each graph: a tenth of the time."""
-    if sizes.shape_env.var_to_range:  # a size is not a number
-        return _simplify(sizes, index, ranges)
-    return _simplify_once(index, tuple(ranges.items()))
-
-
-@lru_cache(_INDICES, typed=True)
-def _simplify_once(index: Any, ranges: tuple[tuple[Any, Any], ...]) -> object:
-    simpler: Any = join_dimensions(_NO_SYMBOLS.simplify(index))
-    # Torch states the ranges first, which takes long, and needs them for these functions only.
-    if not simpler.has(ModularIndexing, FloorDiv):
-        return simpler
-    return _simplify(_NO_SYMBOLS, index, dict(ranges))
-
-
 @contextmanager
 def _gpu_assumed() -> Iterator[None]:
     """Answer the questions that Inductor asks about the GPU, and keep the generated code ready."""
@@ -268,10 +244,6 @@ def _gpu_assumed() -> Iterator[None]:
         "torch.cuda.device_count": lambda: 1,
         "torch.utils._triton.triton_hash_with_backend": lambda: "",
         "torch._inductor.scheduler.has_triton": lambda: True,
-        "torch._inductor.sizevars.SizeVarAllocator._simplify_with_ranges": _simplify_index,
-        # Texts of the graph for logs.
-        "torch._dynamo.repro.after_aot.save_graph_repro": lambda *_, **__: None,
-        "torch.fx.GraphModule.print_readable": lambda *_, **__: "",
     }
     interface: dict[str, Callable[..., object]] = {
         "get_device_properties": lambda *_: properties,

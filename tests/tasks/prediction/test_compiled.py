@@ -183,31 +183,6 @@ def test_a_model_that_is_too_large_to_be_compiled_is_predicted_as_eager(
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("formula", "simplified"),
-    [
-        ("x0 + 768 * (x1 + 2)", "x0 + 768 * x1 + 1536"),
-        ("ModularIndexing(x0, 1, 64) + 64 * ModularIndexing(x0, 64, 12)", "x0"),
-        ("ModularIndexing(x0 + 768 * x1, 1, 768)", "x0"),
-        ("FloorDiv(x0, 1024) + ModularIndexing(x1, 1, 2)", "ModularIndexing(x1, 1, 2)"),
-    ],
-)
-def test_an_index_is_simplified_within_its_ranges(formula: str, simplified: str) -> None:
-    from torch._inductor.sizevars import SizeVarAllocator
-    from torch._inductor.utils import sympy_index_symbol
-    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
-
-    from tasks.prediction.inductor import _simplify_index
-
-    names: dict[str, Any] = {name: sympy_index_symbol(name) for name in ("x0", "x1")}
-    functions = {"FloorDiv": FloorDiv, "ModularIndexing": ModularIndexing}
-    index, expected = (eval(text, {**names, **functions}) for text in (formula, simplified))
-    sizes, ranges = SizeVarAllocator(), {names["x0"]: 768, names["x1"]: 4}
-    assert _simplify_index(sizes, index, ranges) == expected
-    assert sizes._simplify_with_ranges(index, ranges) == expected  # torch's own
-
-
-@pytest.mark.compile
 def test_blocks_that_cannot_be_compiled_without_a_gpu_are_predicted_as_eager() -> None:
     """The compiler cannot read the state of autocast of a device without data."""
     values = {"size": "tiny", "context_length": 64, "attention": "recompute"}
