@@ -392,8 +392,9 @@ def test_an_answer_is_confirmed_in_alternating_rounds(
     assert last_sweep(Run(tmp_path / "out")).choice["repeat"] == 1
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_search_that_was_cut_at_any_cell_ends_with_the_same_answer(
-    write_config: Callable[..., Path], tmp_path: Path
+    write_config: Callable[..., Path], tmp_path: Path, every: int
 ) -> None:
     goal, whole = Goal(("attention", "optimizer"), confirm=2), Steps()
     expected = searched(write_config, tmp_path / "whole", goal, whole)
@@ -406,7 +407,7 @@ def test_a_search_that_was_cut_at_any_cell_ends_with_the_same_answer(
 
         most = 0
 
-    for most in range(len(whole.begun)):
+    for most in range(0, len(whole.begun), every):
         steps, out = Killed(), tmp_path / str(most)
         steps.most = most
         with suppress(KeyboardInterrupt):
