@@ -183,6 +183,7 @@ COMPILED = ("cold", "warm", "warm")
         (False, (COMPILED, COMPILED), 1),
         (True, (COMPILED, ("warm",) * 3), 3),
         (True, (COMPILED, ("mixed", "warm", "warm")), 1),  # B has other code
+        (True, (("warm",) * 3, COMPILED), 1),  # and A's was compiled for another cell
         (False, (("warm",) * 3, ("warm",) * 3), 1),  # compiled for other cells of each run
     ],
 )
