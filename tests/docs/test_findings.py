@@ -137,8 +137,8 @@ def test_the_commands_below_a_finding_print_its_numbers(
 def test_a_publication_loads(folder: str) -> None:
     """Every file has the digest that publication.json lists, and nothing else is tracked there."""
     publication = Publication(ROOT / PUBLISHED / folder)
-    # Those of several GPUs have one or two runs.
-    assert len(load_results(publication).cells) > (1000 if folder == "h200" else 20)
+    least = {"h200": 1000, "cpu": 5}.get(folder, 20)  # those of several GPUs have one or two runs
+    assert len(load_results(publication).cells) >= least
     listed = {PUBLICATION_FILE, *publication.contents.files}
     tracked = subprocess.run(
         ["git", "ls-files", "."], cwd=publication.folder, capture_output=True, text=True
