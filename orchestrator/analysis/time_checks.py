@@ -89,7 +89,7 @@ class CellPair:
         first = self.rows[0]
         if not is_compiled or first.get("device") == "cpu" or first.get("compile_cache") == "cold":
             return False
-        return not self.shares_cache or self.timings[1].compiles  # A's code is there before B's
+        return not self.shares_cache or self.timings[1].compiles  # A is the first to compile
 
     @property
     def has_rounds(self) -> bool:
