@@ -234,7 +234,7 @@ def _print_kernels(a: str, b: str, form: str) -> None:
 
 def _print_history(names: Sequence[str], form: str, others: Mapping[str, Any]) -> None:
     from orchestrator.analysis.history import cell_histories
-    from orchestrator.cli.text.comparison import describe_suspects, history_table
+    from orchestrator.cli.text.history import describe_suspects, history_table
     from orchestrator.report.formats.terminal import Screen, dense_table_text
     from orchestrator.store.open import open_run
 
