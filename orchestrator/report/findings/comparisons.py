@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -227,32 +226,42 @@ def _growth(cells: pd.DataFrame) -> Iterator[Finding]:
 def about_options(results: Results) -> Iterator[Finding]:
     """Yield what each option of a training step saves in memory, at the pair that saves most."""
     steps = measured(results, "train_step", TIME)
-    # Of each option, the pairs with their peaks, behind the share of its peak that a cell saves.
-    found: dict[str, list[tuple[float, float, float, Row, Row]]] = defaultdict(list)
+    found: dict[str, list[tuple[Row, Row]]] = defaultdict(list)
     for option, row, baseline in option_pairs(replace(results, cells=steps)):
-        own, base = finding.peak_of(row)[0], finding.peak_of(baseline)[0]
-        if own and base:
-            found[option].append((1 - own / base, own, base, row, baseline))
+        found[option].append((row, baseline))
     for option, members in found.items():
-        share, own, base, row, baseline = max(members, key=itemgetter(0))
-        name = option.replace("_", " ")
-        longer = row[TIME] / baseline[TIME]
-        gain = "saves" if share > 0 else "costs"
-        more = "longer" if longer >= 1 else "shorter"
-        yield Finding(
-            f"{name}: {axis_text(row[option])}",
-            gibibytes(abs(base - own)),
-            f"{gain}; step {ratio(longer)} as long",
-            f"{name.capitalize()} {axis_text(row[option])} {gain} {percent(abs(share))} of the peak.",
-            f"{finding.subject_of(row)} peaks at {gibibytes(own)} instead of {gibibytes(base)}, and"
-            f" takes {number(row[TIME])} ms instead of {number(baseline[TIME])} ms,"
-            f" {percent(abs(longer - 1))} {more}. The largest saving of"
-            f" {counted(len(members), 'pair')}.",
-            scope_of(row),
-            max(share, 0.0),
-            [(row["cell"], baseline["cell"])],
-            bool(is_cpu_bound(row)),
-        )
+        known = [pair for pair in members if all(map(finding.peak_of, pair))]
+        if known:
+            yield _of_option(option, max(known, key=_saving), len(known))
+
+
+def _saving(pair: tuple[Row, Row]) -> float:
+    """Return the share of its peak that a cell saves, by that of its counterpart."""
+    own, base = (peak[0] for peak in map(finding.peak_of, pair) if peak)
+    return 1 - own / base
+
+
+def _of_option(option: str, pair: tuple[Row, Row], count: int) -> Finding:
+    row, baseline = pair
+    own, base = (peak[0] for peak in map(finding.peak_of, pair) if peak)
+    share = _saving(pair)
+    name = option.replace("_", " ")
+    longer = row[TIME] / baseline[TIME]
+    gain = "saves" if share > 0 else "costs"
+    more = "longer" if longer >= 1 else "shorter"
+    return Finding(
+        f"{name}: {axis_text(row[option])}",
+        gibibytes(abs(base - own)),
+        f"{gain}; step {ratio(longer)} as long",
+        f"{name.capitalize()} {axis_text(row[option])} {gain} {percent(abs(share))} of the peak.",
+        f"{finding.subject_of(row)} peaks at {gibibytes(own)} instead of {gibibytes(base)}, and takes"
+        f" {number(row[TIME])} ms instead of {number(baseline[TIME])} ms, {percent(abs(longer - 1))}"
+        f" {more}. The largest saving of {counted(count, 'pair')}.",
+        scope_of(row),
+        max(share, 0.0),
+        [(row["cell"], baseline["cell"])],
+        bool(is_cpu_bound(row)),
+    )
 
 
 def about_other_axes(results: Results) -> Iterator[Finding]:

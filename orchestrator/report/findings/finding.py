@@ -99,15 +99,15 @@ def best_of(found: pd.DataFrame) -> Row:
     return extreme(clear if len(clear) else found, "ratio", largest=True)
 
 
-def peak_of(row: Row) -> tuple[float, str]:
-    """Return the peak of a cell in bytes and what it counts; 0 if it is unknown.
+def peak_of(row: Row) -> tuple[float, str] | None:
+    """Return the peak of a cell in bytes and what it counts, or None if it is unknown.
 
     On a GPU it is the allocator's, on a CPU the resident memory of the whole process.
     """
     for column, what in (("peak_rss_bytes", "resident"), ("peak_allocated_bytes", "allocated")):
         if has_value(row, column) and row[column] > 0:
             return float(row[column]), what
-    return 0.0, ""
+    return None
 
 
 def subject_of(row: Row) -> str:

@@ -53,7 +53,7 @@ def about_memory(results: Results) -> Iterator[Finding]:
             finding.basis_of_cells(out),
         )
     elif (row := _largest(usual := preferring(decided, MAIN))) is not None:
-        peak, what = finding.peak_of(row)
+        peak, what = finding.peak_of(row) or (0.0, "")
         yield Finding(
             "largest peak",
             number(peak / GIB),
@@ -123,9 +123,9 @@ def _largest(cells: pd.DataFrame) -> Any:
 
 def _largest_peak(cells: pd.DataFrame) -> str:
     row = _largest(cells)
-    peak, what = (0.0, "") if row is None else finding.peak_of(row)
-    if not peak:
+    if row is None or (found := finding.peak_of(row)) is None:
         return ""
+    peak, what = found
     whole = " of the whole process" if what == "resident" else ""
     text = f" The largest peak is {gibibytes(peak)}{whole}: {scope_of(row)}"
     if what == "allocated" and has_value(row, _PREDICTED):
