@@ -139,14 +139,16 @@ def _question(pair: CellPair) -> Rounds | Check | None:
     limits, is_same = pair.policy, pair.is_same_machine
     count = min(map(len, steps)) if steps else 0
     is_gpu_bound = pair.bound_by is BoundBy.GPU
-    operations = None
-    if isinstance(limits.step.cpu_bound, float) and is_same and not is_gpu_bound:
-        operations = pair.both(OPERATIONS)
     quantity, prior = KERNELS, KERNEL_NOISE.of_ratio()
     # A few rounds of kernel times are decided by the noise that is known of them.
     if steps and pair.has_rounds and is_gpu_bound and (count >= MIN_ROUNDS or not kernels):
         quantity, threshold, prior = STEP, limits.step.gpu_bound, UNKNOWN
-    elif operations and isinstance(limits.step.cpu_bound, float):
+    elif (
+        isinstance(limits.step.cpu_bound, float)
+        and is_same
+        and not is_gpu_bound
+        and (operations := pair.both(OPERATIONS))
+    ):
         count = min(map(len, operations))
         if count < CPU_ROUNDS:
             reason = f"CPU-bound, which needs {CPU_ROUNDS} rounds and has {count}"

@@ -51,9 +51,9 @@ def without_separator(arguments: Sequence[str]) -> list[str]:
 
 
 def without_options(arguments: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Return the arguments without these options. The value is True for one with a value.
+    """Return the arguments without these options.
 
-    It is written as `--out DIR` or `--out=DIR`.
+    options: True for one that takes a value, as in `--out DIR` and `--out=DIR`.
     """
     left: list[str] = []
     is_value = False  # of an option that is left out

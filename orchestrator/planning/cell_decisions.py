@@ -88,8 +88,8 @@ class Plan:
         return [cell for cell in self.to_run if cell.id not in left_out]
 
     @cached_property
-    def repeated(self) -> set[str]:
-        """The ids of the cells whose results stay, whether they are measured again or not."""
+    def measured(self) -> set[str]:
+        """The ids of the cells with a result that stays. They may be measured again."""
         cells = (one.cell for one in self.decisions if not one.is_marked)
         return {cell.id for cell in cells if self.state(cell).status == Status.OK}
 

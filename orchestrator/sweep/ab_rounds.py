@@ -4,8 +4,8 @@ There is no state: which rounds are left follows from the rows of the two runs. 
 process, `sweep run CONFIG --repeat N` of that side, which measures what its run lacks. A command
 that was interrupted or killed therefore continues where it stopped.
 
-Both sides share their compiled code, so that they differ by their code and not by the choice of
-kernels (see analysis/time_checks.py).
+Both sides have one cache of compiled code. If each side compiled by itself, torch.compile could
+choose other kernels for the same program (see analysis/time_checks.py).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 from orchestrator.analysis.fastest import SURELY_FASTER, speeds_of
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.text import cells_and_verb
 from orchestrator.config.grid import Expansion
 from orchestrator.hardware.gpu_catalog import GpuModel, peak_tflops
 from orchestrator.planning.duration_estimate import guess_step
@@ -180,9 +181,9 @@ def find_best(
         if one.status == Status.OK and not one.speed
     }
     if untimed and runtime is not None:
-        were = "candidate was" if len(untimed) == 1 else "candidates were"
         raise ConfigError(
-            f"{request.run}: {len(untimed)} {were} measured without the time of a step",
+            f"{request.run}: {cells_and_verb(len(untimed), 'was', 'were')} measured without the time"
+            " of a step",
             "Measure them with `sweep run` and --retry ok, or name another --out",
         )
     running = _RunningSearch(request, goal, slots, groups)

@@ -168,11 +168,12 @@ def predict_cells(
 ) -> Preflight:
     """Predict the memory of the cells, on the smallest GPU that each may run on.
 
-    Cells that are repeated were predicted the first time. With --skip-predicted-oom, cells that are predicted to run out of memory are excluded. This may
-    take minutes, so it comes after the checks and after the manifest is written.
+    A cell with a result that stays was predicted before it. With --skip-predicted-oom, cells that
+    are predicted to run out of memory are excluded. This may take minutes, so it comes after the
+    checks and after the manifest is written.
     """
     by_kind: dict[str | None, list[Cell]] = defaultdict(list)
-    new = [cell for cell in preflight.cells if cell.id not in plan.repeated]
+    new = [cell for cell in preflight.cells if cell.id not in plan.measured]
     for cell in predictable(new):
         by_kind[cell.params.gpu_kind].append(cell)
     if not by_kind:

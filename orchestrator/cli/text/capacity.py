@@ -38,7 +38,11 @@ def describe_limits(
     if found.gpu is not None and found.gpu.is_amd:
         yield UNTESTED_ON_AMD
     unmeasured = [group for group in found.groups if group.measured is None]
-    between = [(_predicted_oom(group) or 0) - group.surely.fits for group in unmeasured]
+    between = [
+        fails - group.surely.fits
+        for group in unmeasured
+        if (fails := _predicted_oom(group)) is not None
+    ]
     if max(between, default=0) > bounds.granularity:
         undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
         yield (

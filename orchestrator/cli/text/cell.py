@@ -143,7 +143,9 @@ def _result(cells: pd.DataFrame) -> Iterator[str]:
         ("share of the GPU's peak", number("mfu", ".1%")),
         ("peak allocated, GiB", gib("peak_allocated_bytes")),
         ("peak reserved, GiB", gib("peak_reserved_bytes")),
-        *((name, text(name.lower())) for name in ("GPU", "torch", "commit")),
+        ("GPU", text("gpu")),
+        ("torch", text("torch")),
+        ("commit", text("commit")),
     )
     entries = shown_by(columns, row).items()
     known = [f"  {name}: {entry}" for name, entry in entries if not entry.is_missing]

@@ -109,7 +109,8 @@ class HeatMap:
     @property
     def is_usual(self) -> bool:
         """True if the headings of rows and columns say of what they are: models and contexts."""
-        return [self.row_title, self.column_title] == [*map(cell_names.axis_title, (NAME, LENGTH))]
+        usual = cell_names.axis_title(NAME), cell_names.axis_title(LENGTH)
+        return (self.row_title, self.column_title) == usual
 
     def first_view(self, place: Sequence[int], measure: str = "") -> HeatCell:
         """Return what a place shows before a switch is used, of a measure or of the first one."""

@@ -429,7 +429,7 @@ def test_a_candidate_that_was_measured_without_its_time_is_an_error(
     request = request_for(write_config(ADAPTIVE), [], ["attention=naive"], tmp_path / "out")
     go(request, FakeScheduler(untimed))
     steps = Steps()
-    with pytest.raises(ConfigError, match="3 candidates were measured without the time of a step"):
+    with pytest.raises(ConfigError, match="3 cells were measured without the time of a step"):
         searched(write_config, tmp_path / "out", Goal(("attention", "optimizer")), steps)
     assert not steps.begun
 
