@@ -62,6 +62,7 @@ TIERS = {
 }
 DEFAULT_TIER_CPU_S = 2.0
 _BEGIN = time.monotonic()
+_GROUP = re.compile(r"(\]|::\w+)@[^\[\]]+\]?$")  # that pytest-xdist appends to the name of a test
 
 FAST = {
     "device": "cpu", "size": "tiny", "vocab_size": 200, "context_length": 16, "batch_size": 1, "warmup_steps": 1,
@@ -132,6 +133,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.set_threshold(50_000)
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    # A run without groups, such as one of the last failures, knows the test by its own name.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        report.nodeid = _GROUP.sub(r"\1", report.nodeid)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from setproctitle import getproctitle
 
 from tasks.process.minder import STACK_SIGNAL, MindRequest, RankExits, mind
 
@@ -26,6 +27,11 @@ pytestmark = [
 ]
 KILLED = -signal.SIGKILL
 SLEEP_S = 600.0  # longer than any test
+
+# Minders are forked from a new process, which has found the memory for its title. This one may have
+# another environment by the time of a test, and would not find it then.
+os.environ["SPT_NOENV"] = "1"
+getproctitle()
 
 
 class Attempt:
