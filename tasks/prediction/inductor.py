@@ -242,6 +242,8 @@ def _gpu_assumed() -> Iterator[None]:
         "torch.cuda.get_device_capability": lambda *_: (properties.major, properties.minor),
         "torch.cuda.current_device": lambda: 0,
         "torch.cuda.device_count": lambda: 1,
+        # Where torch was built with CUDA, some of its functions would start CUDA.
+        "torch.cuda.is_available": lambda: False,
         "torch.utils._triton.triton_hash_with_backend": lambda: "",
         "torch._inductor.scheduler.has_triton": lambda: True,
     }

@@ -42,7 +42,7 @@ from tasks.prediction.resizing import trace_by_layers
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.axes import Affects, axes_without
-from tasks.spec.messages import typed_error_text
+from tasks.spec.messages import shorten, typed_error_text
 from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
 from tasks.spec.tables import Sample
@@ -61,6 +61,7 @@ Predictable = TrainStepParams | AttentionParams
 # other blocks are free by then, so that it may reserve more: 6.8 % for Qwen2.5-0.5B with Adafactor
 # on an H200, where a fourth one reserved nothing.
 _TRACED_MICRO_BATCHES = 3
+_LONGEST_REASON = 120  # characters of what torch's compiler raised
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
 
@@ -94,7 +95,7 @@ class Predictor:
         if not isinstance(params, TrainStepParams | AttentionParams) or reason:
             return unknown(reason)
         try:
-            trace, how = self._trace(request)
+            trace, how, reason = self._trace(request)
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
         except Skip as skip:
             return unknown(str(skip))
@@ -106,13 +107,12 @@ class Predictor:
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
-        reason = ""
         if trace.sent:
             surely, trace = peaks, held_by_nccl(trace)
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
             for cap, verdict in verdicts.items():
                 verdicts[cap] = _if_uncertain(verdict, judge(trace, peaks, cap))
-            reason = _why_uncertain(surely, peaks)
+            reason = "; ".join(filter(None, (reason, _why_uncertain(surely, peaks))))
         elif params.ranks > 1:
             peaks |= _second_step(trace)
         by_role = _composition(trace, peaks)
@@ -126,19 +126,20 @@ class Predictor:
             return prediction
         return prediction.with_eager_functions(trace.eager_functions)
 
-    def _trace(self, request: PredictionRequest) -> tuple[Trace, str]:
-        """Return the trace of a cell, and how it was made."""
+    def _trace(self, request: PredictionRequest) -> tuple[Trace, str, str]:
+        """Return the trace of a cell, how it was made, and why its code was not compiled."""
         params = request.cell.params
         assert isinstance(params, TrainStepParams | AttentionParams)
-        eager = _as_eager(params)
+        eager, why_not_compiled = _as_eager(params), ""
         if isinstance(params, TrainStepParams) and generates_code(request.cell):
-            # Whatever torch's compiler cannot do without a GPU, the cell is predicted as eager.
-            with suppress(Exception):
+            try:
                 part = compiled_part(request.cell)
                 compiled = eager.model_copy(update={"compile": part})
-                return self._track_once(compiled, request), COMPILED
+                return self._track_once(compiled, request), COMPILED, ""
+            except Exception as error:  # whatever torch's compiler cannot do without a GPU
+                why_not_compiled = _why_not_compiled(error)
         how = "modelled" if _is_modelled(params) else "tracked"
-        return self._track_once(eager, request), how
+        return self._track_once(eager, request), how, why_not_compiled
 
     def _track_once(self, params: Predictable, request: PredictionRequest) -> Trace:
         gpu = request.workspace_bytes, request.capability
@@ -154,6 +155,12 @@ class Predictor:
         trace = by_layers or trace_whole(params)
         self._last = (params, gpu, trace)
         return trace
+
+
+def _why_not_compiled(error: BaseException) -> str:
+    while inner := getattr(error, "inner_exception", None):  # of torch's compiler
+        error = inner
+    return shorten(" ".join(typed_error_text(error).split()), _LONGEST_REASON)
 
 
 def _why_not_tracked(params: Predictable, error: BaseException) -> str:

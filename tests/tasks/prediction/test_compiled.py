@@ -108,6 +108,18 @@ def test_compiled_dropout_needs_no_gpu() -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("values", [{"precision": "bf16"}, {"attention": "sdpa", "pass": "forward"}])
+def test_a_torch_that_was_built_with_cuda_compiles_as_one_without(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
+) -> None:
+    """It takes the GPU that is assumed for one that is there."""
+    without_cuda = predicted_peaks(Predictor(), size="tiny", **values)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: torch.cuda.device_count() > 0)
+    assert predicted_peaks(Predictor(), size="tiny", **values) == without_cuda
+    assert without_cuda[0] == "compiled"
+
+
+@pytest.mark.compile
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_model_compiled_as_a_whole_needs_what_its_compiled_blocks_need(precision: str) -> None:
     """Measured on an H200 with torch 2.11 (results/published/h200/compile), 512 tokens."""
@@ -179,7 +191,10 @@ def test_a_model_that_is_too_large_to_be_compiled_is_predicted_as_eager(
     cell = cell_of(model=f"{__name__}:NanoGpt", **shape, compile="model")
     found = Predictor().predict(PredictionRequest(cell)).of_cell(cell)
     assert found.how == "as eager"
-    assert "or it is too large; the cell may take as little as 1/2.11" in found.reason
+    assert found.reason == (
+        "torch's compiler needs a GPU for this model, or it is too large; ModelTooLarge: its graphs "
+        "have more than 10 nodes; the cell may take as little as 1/2.11 of this"
+    )
 
 
 @pytest.mark.compile
