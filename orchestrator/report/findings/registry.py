@@ -8,7 +8,15 @@ from dataclasses import replace
 
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
-from orchestrator.report.findings import breakdown, comparisons, memory, numerics, parallel, trust
+from orchestrator.report.findings import (
+    breakdown,
+    comparisons,
+    memory,
+    numerics,
+    parallel,
+    search,
+    trust,
+)
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.text.cell_names import MODEL_ARGS
 from tasks.spec.messages import typed_error_text
@@ -23,6 +31,7 @@ RULES: Mapping[Rule, str] = {
     trust.about_repetitions: "trust",
     trust.about_times: "time",
     memory.about_memory: "memory",
+    search.about_search: "time",
     comparisons.about_precision: "time",
     comparisons.about_compiling: "compile",
     comparisons.about_attention: "attention",

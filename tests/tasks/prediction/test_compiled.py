@@ -108,7 +108,9 @@ def test_compiled_dropout_needs_no_gpu() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("values", [{"precision": "bf16"}, {"attention": "sdpa", "pass": "forward"}])
+@pytest.mark.parametrize(
+    "values", [{"precision": "bf16"}, {"attention": "sdpa", "pass": "forward"}]
+)
 def test_a_torch_that_was_built_with_cuda_compiles_as_one_without(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
 ) -> None:

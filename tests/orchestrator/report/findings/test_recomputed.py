@@ -23,10 +23,12 @@ from orchestrator.store.open import open_runs
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published" / "h200"
+SEARCH = PUBLISHED.parent / "h200-best" / "best"
 SMALL = ROOT / "tests" / "data" / "findings"
 RUNS = [
     *sorted(path.parent for path in PUBLISHED.glob("*/run.json")),
     *sorted(path.parent for path in SMALL.glob("*/run.json")),
+    SEARCH,
 ]
 # These published runs have between them every kind of number that is recomputed here; a slow tier
 # reads the others.
@@ -155,7 +157,7 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
 def expected(finding: Finding, run: Stored) -> float | None:
     """Return the number of a finding from the samples; None if it has another test below."""
     label, basis = finding.label, finding.basis
-    if " over " in label and label != "over repetitions":
+    if " over " in label and label not in ("over repetitions", "best over default"):
         ratios = [run.ms(base) / run.ms(own) for own, base in basis]
         is_longer = "=" in label  # how much longer a step takes with a value of an axis
         return statistics.median([1 / one for one in ratios] if is_longer else ratios)
@@ -230,6 +232,22 @@ def test_warm_up_is_the_median_over_the_same_cells() -> None:
     for count, values in spreads.items():
         (shown,) = re.findall(rf"([\d.]+)% after {count}\b", finding.detail)
         assert close_to(shown, 100 * statistics.median(values))
+
+
+def test_the_answer_of_a_search_is_a_ratio_of_tokens_per_second() -> None:
+    run = stored(SEARCH)
+    finding = next(one for one in found(SEARCH) if one.label == "best over default")
+    (best,), (default,) = finding.basis
+    assert close_to(finding.number, pace(run, default) / pace(run, best))
+    everything = stored(SEARCH.parent / "candidates")  # all 96, measured afterwards
+    fastest = min(everything.params, key=lambda cell: pace(everything, cell))
+    searched = ("precision", "compile", "optimizer", "attention", "batch_size")
+    for axis in searched:
+        assert everything.params[fastest][axis] == run.params[best][axis]
+
+
+def pace(run: Stored, cell: str) -> float:
+    return run.ms(cell) / run.params[cell]["batch_size"]
 
 
 def test_repetitions_are_those_of_every_attempt() -> None:
