@@ -1,7 +1,7 @@
 """Write a run in a bucket: into its working copy, from which a thread uploads what the bucket lacks.
 
-The list of the batches is uploaded after its batches, and the log after what the attempts in it left
-in their folders: the bucket is a readable run after every upload.
+The list of the batches is uploaded after its batches, and the log after that, and after what the
+attempts in it left in their folders: the bucket is a readable run after every upload.
 
 owner.json in the bucket names the one driver that may write there, because a bucket has no locks. A
 driver that finds the file of another one is refused, unless that one wrote into the same working
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE
 from orchestrator.store.listing import Listing, part_files
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import RemoteRun
 from orchestrator.store.remote_folder import RemoteFolder, reaching
-from orchestrator.store.run_writer import RunWriter, finishing, locked
+from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.outcome import Outcome
@@ -41,29 +41,14 @@ _UPLOADS = 8  # at a time
 
 
 @contextmanager
-def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWriter]:
-    """Own the bucket's folder during the body and yield a writer that uploads.
-
-    Raise RunLocked if another driver owns it, and at the end RunUnwritable if results could not be
-    uploaded.
-    """
-    with (
-        locked(run) as lock,
-        owned(run.remote, run.folder / LOCK_FILE, take_over) as require_owner,
-    ):
-        writer = MirrorWriter(run, lock, require_owner)
-        with finishing(writer.flush), finishing(writer.finish):
-            yield writer
-
-
-@contextmanager
-def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callable[[], None]]:
+def owned(remote: RemoteFolder, lock: IO[str], take_over: bool) -> Iterator[Callable[[], None]]:
     """Own the folder during the body. Yield a function that raises RunLocked once another driver does.
 
     lock: the locked file of the working copy, with a line for each driver that had it. Raise
     RunLocked if another driver owns the folder, RunUnreachable.
     """
-    *ended, this = lock.read_text().split("\n")
+    lock.seek(0)
+    *ended, this = lock.read().split("\n")
     own = json.dumps({"owner": this}).encode()
 
     def require() -> None:
@@ -72,7 +57,7 @@ def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callabl
         if content != own:
             raise RunLocked(
                 f"{remote}: {_name(content or b'')} has taken it over",
-                "What was measured here stays here, and the next `sweep run` from here uploads it",
+                "What was measured here stays in the working copy on this host",
             )
 
     with reaching(remote):
@@ -142,6 +127,12 @@ class MirrorWriter(RunWriter):
             yield
         self._upload()
 
+    def end(self) -> None:
+        try:
+            super().end()
+        finally:
+            self.flush()
+
     def flush(self) -> None:
         """Upload everything now. Raise RunUnwritable or RunLocked if that fails."""
         is_done = self._upload().result()  # may take long: everything that waits
@@ -182,21 +173,17 @@ class MirrorWriter(RunWriter):
         return False
 
     def _upload_rows(self, stored: Stored) -> None:
-        """Upload the log of the attempts after the batches, then the batches, then their list."""
+        """Upload the batches, then their list, and the log of the attempts after them."""
         if self._listed is None:
             # Without a list, nobody knows if the bucket has all batches.
             self._list(Listing())
         listing, before = stored.listing, self._listed or Listing()
-        logs = [f"{number:04}.log" for number in range(before.next_number, listing.next_number)]
-        for log in logs:  # until they are listed, their batches are not finished
-            if self._remote.read(log) is None:
-                self._put(log, b"")
-        if stored.log:
-            self._put(listing.log, stored.log)
-        elif listing != before and self._remote.read(listing.log):
-            # Of a driver that was killed before it listed the batch in front of it.
-            self._put(listing.log, b"")
         if listing != before:
+            # Until a batch is listed, a log of its number shows that it is not finished.
+            logs = [f"{number:04}.log" for number in range(before.next_number, listing.next_number)]
+            for log in logs:
+                if self._remote.read(log) is None:
+                    self._put(log, b"")
             new = listing.files.items() - before.files.items()
             _raise_first(self._put_all(name for name, _ in new))
             if listing.cells:
@@ -204,6 +191,8 @@ class MirrorWriter(RunWriter):
             self._list(listing)
             for log in logs:
                 self._remote.remove(log)
+        if stored.log:
+            self._put(listing.log, stored.log)
 
     def _list(self, listing: Listing) -> None:
         self._put(LISTING_FILE, listing.text().encode())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.common.errors import RunError
+from orchestrator.common.errors import RunError, SweepError
 from orchestrator.common.hashing import sha256
+from orchestrator.common.output import warn
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.run import Run
@@ -97,21 +98,31 @@ def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
 def open_for_writing(run: Run, take_over: bool = False) -> Iterator[RunWriter]:
     """Lock the run for this process and yield its writer. Raise RunLocked or RunUnwritable.
 
+    After an error of the body, that one is raised, and an error of the writer's end is printed.
     take_over: own a bucket's folder even if another driver seems to be writing to it.
     """
     from orchestrator.store.mirror import RemoteRun
-    from orchestrator.store.run_writer import RunWriter, finishing, locked
+    from orchestrator.store.run_writer import RunWriter, locked
 
-    if isinstance(run, RemoteRun):
-        from orchestrator.store.mirror_writer import open_remote_for_writing
+    with ExitStack() as stack:
+        lock = stack.enter_context(locked(run))
+        if isinstance(run, RemoteRun):
+            from orchestrator.store.mirror_writer import MirrorWriter, owned
 
-        with open_remote_for_writing(run, take_over) as writer:
-            yield writer
-    else:
-        with locked(run) as lock:
+            require_owner = stack.enter_context(owned(run.remote, lock, take_over))
+            writer: RunWriter = MirrorWriter(run, lock, require_owner)
+        else:
             writer = RunWriter(run.folder, lock)
-            with finishing(writer.finish):
-                yield writer
+        try:
+            yield writer
+        except BaseException as error:
+            try:
+                writer.end()
+            except SweepError as second:
+                if str(second) != str(error):
+                    warn(str(second))
+            raise
+        writer.end()
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, Run]:

@@ -12,14 +12,15 @@ line at the end belongs to an attempt that is being stored, or whose driver was 
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +28,13 @@ import pyarrow.parquet as pq
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ATTEMPTS, CELLS_FILE, LISTING_FILE
-from orchestrator.store.listing import RESTORE, Listing, part_files, read_listing
+from orchestrator.store.listing import (
+    RESTORE,
+    Listing,
+    parse_listing,
+    part_files,
+    require_all_listed,
+)
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.old_parts import read_parts
 from orchestrator.store.tables import (
@@ -40,9 +47,6 @@ from orchestrator.store.tables import (
     with_categories,
     with_types,
 )
-
-if TYPE_CHECKING:
-    pass
 
 # The values of each column of a table. A time is in microseconds since 1970.
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
@@ -85,7 +89,9 @@ class Stored:
                     )
         return found
 
-    def parts(self, table: str, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
+    def parts(
+        self, table: str, schema: pa.Schema, columns: list[str] | None = None
+    ) -> Iterator[pa.Table]:
         """Yield the rows of a table by file, with the types of a schema.
 
         Without an attempt, nobody knows what is missing: RunError is raised if its file is damaged.
@@ -120,12 +126,16 @@ class Stored:
 
     def content(self, name: str) -> bytes | None:
         """Return the content of a file, None if it is missing, not listed or not what was written."""
-        content = _content(self.folder / name)
-        return content if sha256(content) == self.listing.files.get(name) else None
+        content = content_of(self.folder / name)
+        is_whole = content is not None and sha256(content) == self.listing.files.get(name)
+        return content if is_whole else None
 
-    def damaged(self) -> list[str]:
-        """Return the listed files that are missing, or not those that were written."""
-        names = [name for table in SCHEMAS for name in self.listing.of_table(table)]
+    def damaged(self, *tables: str) -> list[str]:
+        """Return the listed files that are missing, or not those that were written.
+
+        tables: all, if none is named.
+        """
+        names = [name for table in tables or SCHEMAS for name in self.listing.of_table(table)]
         return [name for name in names if self.content(name) is None]
 
     def select(self, names: Iterable[str]) -> Stored:
@@ -135,8 +145,9 @@ class Stored:
         log = b"".join(line + b"\n" for line in whole_lines(self.log))
         return replace(self, listing=listing, log=log)
 
-    def undamaged(self) -> Stored:
-        return self.select(self.listing.files.keys() - self.damaged())
+    def undamaged(self, *tables: str) -> Stored:
+        """Return the same without the damaged files of these tables, or of all."""
+        return self.select(self.listing.files.keys() - self.damaged(*tables))
 
     def require_whole_log(self) -> None:
         """Raise RunError if lines of the log are damaged."""
@@ -151,18 +162,47 @@ class Stored:
 
 def read_stored(folder: Path, run: str) -> Stored:
     """Return what is stored now. Raise RunError if the list of the batches is damaged."""
-    for _ in range(_READ_TRIES):
-        before = _content(folder / LISTING_FILE)
+
+    def read(name: str) -> bytes | None:
         try:
-            listing = read_listing(folder, run)
-            log = _content(folder / listing.log)
+            return content_of(folder / name)
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            raise RunError(f"{run}/{name}: cannot be read: {reason}", RESTORE) from error
+
+    return Stored(folder, run, *read_list_and_log(read, run, folder))
+
+
+def read_list_and_log(
+    read: Callable[[str], bytes | None], run: str, folder: Path | None = None
+) -> tuple[Listing, bytes]:
+    """Return the list of the batches and the log of one moment.
+
+    read: returns the content of a file, None if it is missing. run: its name in messages.
+    folder: of the batches; a list that is older than these is damaged.
+    """
+    for _ in range(_READ_TRIES):
+        content = read(LISTING_FILE)
+        try:
+            listing = parse_listing(content, run)
+            if folder:
+                require_all_listed(folder, listing, run)
         except RunError:
-            if _content(folder / LISTING_FILE) == before:
+            if read(LISTING_FILE) == content:
                 raise
             continue
-        if _content(folder / LISTING_FILE) == before:
-            return Stored(folder, run, listing, log)
+        log = read(listing.log) or b""
+        if read(LISTING_FILE) == content:
+            return listing, log
     raise RunError(f"{run}: changes faster than it can be read", "Try again")
+
+
+def content_of(path: Path) -> bytes | None:
+    """Return the content of a file, None if it is missing."""
+    with suppress(FileNotFoundError):
+        if path.exists():  # False also where a link leads to itself
+            return path.read_bytes()
+    return None
 
 
 def to_line(rows: Mapping[str, Columns]) -> bytes:
@@ -200,10 +240,3 @@ def read_log(log: bytes) -> Mapping[str, pa.Table]:
             for name, values in columns.items():
                 found[name] += values if isinstance(values, list) else [values] * rows
     return {name: to_table(joined[name], SCHEMAS[name]) for name in SCHEMAS.keys() & joined.keys()}
-
-
-def _content(path: Path) -> bytes:
-    with suppress(FileNotFoundError):
-        if path.exists():  # False also where a link leads to itself
-            return path.read_bytes()
-    return b""
