@@ -17,7 +17,7 @@ from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ATTEMPTS, LISTING_FILE, SCHEMA_VERSION
 from orchestrator.store.tables import SCHEMAS, damage_as_run_error, read_parquet
-from orchestrator.store.untrusted_files import digested_json, parse_json
+from orchestrator.store.untrusted_files import digested_json, read_json
 
 RESTORE = "Copy the run again, or repair it: `sweep run` with the same config"
 # Parts of older versions are named by a time of 19 digits, among other things.
@@ -97,7 +97,7 @@ def parse_listing(content: bytes | None, run: str) -> Listing:
     if content is None:
         return Listing()
     name = f"{run}/{LISTING_FILE}"
-    _, listing = parse_json(content, Listing, name, RESTORE)
+    _, listing = read_json(content, Listing, name, RESTORE)
     for one in listing.files:
         if not is_batch(one):
             raise RunError(f"{name}: {one!r} is not the name of a batch", "Do not use this run")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +20,6 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
-from orchestrator.common.hashing import sha256
 from orchestrator.common.output import warn
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.layout import (
@@ -37,7 +35,7 @@ from orchestrator.store.listing import RESTORE, Listing, is_batch, restored_list
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
-from orchestrator.store.stored_tables import Stored, read_list_and_log
+from orchestrator.store.stored_tables import Stored, read_stored
 from orchestrator.store.tables import SCHEMAS, empty_table
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE
 
@@ -111,16 +109,13 @@ class RemoteRun(Run):
             return self._take_over()
         is_listed = self.remote.read(LISTING_FILE) is not None
         self._download_old_parts(is_listed)
-        listing = None
-        if is_listed:
-            listing, log = read_list_and_log(self.remote.read, str(self))
-            bucket = _InBucket(self.folder, str(self), listing, log, self.remote)
-            if not self._download_rows(bucket):
-                self._set_aside()
-                return self._take_over()
+        bucket = read_stored(self.folder, str(self), self.remote.read) if is_listed else None
+        if bucket and not self._download_rows(bucket):
+            self._set_aside()
+            return self._take_over()
         if manifest is not None:
             replace_file(here, manifest)
-        return listing
+        return bucket.listing if bucket else None
 
     def _download_old_parts(self, is_listed: bool) -> None:
         """Download the parts of older versions, which have no list."""
@@ -137,24 +132,28 @@ class RemoteRun(Run):
                     missing.append(name)
         self.remote.download(missing, self.folder)
 
-    def _download_rows(self, bucket: _InBucket) -> bool:
+    def _download_rows(self, bucket: Stored) -> bool:
         """Have the copy store what the bucket stores, unless it has all of that and maybe more.
 
         Return False if the copy has something else. After a kill between any two steps, the copy
         still lacks something, and all are repeated.
         """
-        here = self._stored_here()
-        ours = _by_key(here)
+        try:
+            here = self.stored().undamaged()
+        except RunError:  # the list is lost, or older than what a killed reader had downloaded
+            restored_listing(self.folder).write(self.folder)
+            here = self.stored().undamaged()
         common = dict(bucket.listing.files.items() & here.listing.files.items())
         lacking = bucket.listing.files.keys() - common
-        if not lacking and _by_key(bucket.select(())).items() <= ours.items():  # those of its log
+        ours, logged = _by_key(here), _by_key(bucket.select(()))
+        if not lacking and logged.items() <= ours.items():
             return True
-        folders = set(self.attempt_folders())
-        if ours or folders:
-            theirs = _by_key(bucket.undamaged(ATTEMPTS))
-            # The folder of an attempt without a row here is of one that was killed here.
-            killed = folders - ours.keys()
-            if not ours.items() <= theirs.items() or killed & theirs.keys():
+        own = _by_key(here.select(here.listing.files.keys() - common))
+        # The folder of an attempt without a row is of one that was killed here.
+        killed = set(self.attempt_folders()) - ours.keys()
+        if own or killed:
+            new = _by_key(bucket.select(lacking).undamaged(ATTEMPTS))
+            if not own.items() <= new.items() or killed & new.keys():
                 return False
         batches = BatchWriter(self.folder, str(self))
         batches.set_aside_unlisted(Listing(files=common))
@@ -163,17 +162,6 @@ class RemoteRun(Run):
         bucket.listing.write(self.folder)
         batches.remove_logs(bucket.listing.log)
         return True
-
-    def _stored_here(self) -> Stored:
-        """Return what the copy stores in undamaged files, also if its list is lost or too old.
-
-        It is too old if a reader was killed after it had downloaded batches.
-        """
-        try:
-            return self.stored().undamaged()
-        except RunError:
-            restored_listing(self.folder).write(self.folder)
-            return self.stored().undamaged()
 
     def _set_aside(self) -> None:
         """Rename the copy. Raise RunError if a driver on this host has begun to write to it."""
@@ -189,20 +177,6 @@ class RemoteRun(Run):
             f"{self}: its working copy on this host has other attempts, and is the folder {target}"
             " now, which every command reads. `sweep run` measures what the bucket lacks"
         )
-
-
-@dataclass(frozen=True)
-class _InBucket(Stored):
-    """The rows in a bucket at one moment. Files that the copy lacks are read from the bucket."""
-
-    remote: RemoteFolder
-
-    def content(self, name: str) -> bytes | None:
-        content = super().content(name)
-        if content is None:
-            content = self.remote.read(name)
-        is_whole = content is not None and sha256(content) == self.listing.files.get(name)
-        return content if is_whole else None
 
 
 def _by_key(stored: Stored) -> Rows:

@@ -106,9 +106,8 @@ class Run:
         """
         if not self.exists:
             return {}
-        file, name = self.folder / MANIFEST_FILE, f"{self}/{MANIFEST_FILE}"
-        found, _ = read_json(file, StoredManifest, name, RESTORE_MANIFEST)
-        return found
+        content, name = (self.folder / MANIFEST_FILE).read_bytes(), f"{self}/{MANIFEST_FILE}"
+        return read_json(content, StoredManifest, name, RESTORE_MANIFEST)[0]
 
     def read(
         self, table: str, columns: list[str] | None = None, categories: bool = False

@@ -174,7 +174,7 @@ def _read_contents(folder: Path, only: str = "") -> _Contents:
     remedy = f"Copy {folder} again, or `git checkout` it"
     if not is_plain(file, folder):
         raise RunError(f"{file}: is a link or no file", remedy)
-    _, checked = read_json(file, _Contents, str(file), remedy)
+    _, checked = read_json(file.read_bytes(), _Contents, str(file), remedy)
     for problem in _problems(folder, checked):
         raise RunError(f"{file}: {DAMAGED}: {problem}", remedy)
     digests = {name: one for name, one in checked.files.items() if name.startswith(only)}

@@ -12,7 +12,6 @@ line at the end belongs to an attempt that is being stored, or whose driver was 
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,15 +50,22 @@ from orchestrator.store.tables import (
 # The values of each column of a table. A time is in microseconds since 1970.
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
+ReadFile: TypeAlias = Callable[[str], bytes | None]
+
 _READ_TRIES = 5
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The tables of a run at one moment. run: its name in messages."""
+    """The tables of a run at one moment.
+
+    folder: has the parts of older versions. run: its name in messages. read_file: returns the
+    content of a file, None if it is missing.
+    """
 
     folder: Path
     run: str
+    read_file: ReadFile
     listing: Listing
     log: bytes
 
@@ -126,7 +132,7 @@ class Stored:
 
     def content(self, name: str) -> bytes | None:
         """Return the content of a file, None if it is missing, not listed or not what was written."""
-        content = content_of(self.folder / name)
+        content = self.read_file(name)
         is_whole = content is not None and sha256(content) == self.listing.files.get(name)
         return content if is_whole else None
 
@@ -160,45 +166,29 @@ class Stored:
             )
 
 
-def read_stored(folder: Path, run: str) -> Stored:
-    """Return what is stored now. Raise RunError if the list of the batches is damaged."""
+def read_stored(folder: Path, run: str, read_file: ReadFile | None = None) -> Stored:
+    """Return what is stored now. Raise RunError if the list of the batches is damaged.
 
-    def read(name: str) -> bytes | None:
-        try:
-            return content_of(folder / name)
-        except OSError as error:
-            reason = os.strerror(error.errno or 0)
-            raise RunError(f"{run}/{name}: cannot be read: {reason}", RESTORE) from error
-
-    return Stored(folder, run, *read_list_and_log(read, run, folder))
-
-
-def read_list_and_log(
-    read: Callable[[str], bytes | None], run: str, folder: Path | None = None
-) -> tuple[Listing, bytes]:
-    """Return the list of the batches and the log of one moment.
-
-    read: returns the content of a file, None if it is missing. run: its name in messages.
-    folder: of the batches; a list that is older than these is damaged.
+    run: its name in messages. read_file: returns a file of the run if that is not in the folder.
     """
+    read = read_file or (lambda name: _content(folder / name))
     for _ in range(_READ_TRIES):
-        content = read(LISTING_FILE)
+        before = read(LISTING_FILE)
         try:
-            listing = parse_listing(content, run)
-            if folder:
+            listing = parse_listing(before, run)
+            if read_file is None:
                 require_all_listed(folder, listing, run)
         except RunError:
-            if read(LISTING_FILE) == content:
+            if read(LISTING_FILE) == before:
                 raise
             continue
         log = read(listing.log) or b""
-        if read(LISTING_FILE) == content:
-            return listing, log
+        if read(LISTING_FILE) == before:
+            return Stored(folder, run, read, listing, log)
     raise RunError(f"{run}: changes faster than it can be read", "Try again")
 
 
-def content_of(path: Path) -> bytes | None:
-    """Return the content of a file, None if it is missing."""
+def _content(path: Path) -> bytes | None:
     with suppress(FileNotFoundError):
         if path.exists():  # False also where a link leads to itself
             return path.read_bytes()

@@ -73,18 +73,6 @@ def _leads_elsewhere(path: Path, folder: Path) -> bool:
 
 
 def read_json(
-    file: Path, model: type[Contents], name: str, remedy: str
-) -> tuple[dict[str, Any], Contents]:
-    """Return what `parse_json` does of a file. Raise RunError also if it cannot be read."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise RunError(f"{name}: cannot be read: {reason}", remedy) from error
-    return parse_json(content, model, name, remedy)
-
-
-def parse_json(
     content: bytes, model: type[Contents], name: str, remedy: str
 ) -> tuple[dict[str, Any], Contents]:
     """Return the JSON object of a file without its digest, and the same as a model.
