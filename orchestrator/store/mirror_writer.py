@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -100,9 +100,8 @@ class MirrorWriter(RunWriter):
         with reaching(run.remote):
             self._waiting = deque(_missing_files(run))
         self._thread = ThreadPoolExecutor(1, initializer=_lower_priority)
-        self._next = Future[bool]()
-        self._reason = ""  # of the last failure
-        self._lost: RunLocked | None = None
+        self._next = Future[None]()
+        self._error: SweepError | None = None  # of the last try
 
     def write_manifest(self, manifest: Manifest) -> None:
         is_new = not self.exists
@@ -118,8 +117,8 @@ class MirrorWriter(RunWriter):
         folder = self.attempt_folder(outcome.attempt.cell.id, outcome.attempt.number)
         self._waiting.extend(self._run.files_in(folder))
         super().append(outcome, commit)
-        if self._lost is not None:
-            raise self._lost
+        if isinstance(self._error, RunLocked):
+            raise self._error
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -135,42 +134,40 @@ class MirrorWriter(RunWriter):
 
     def flush(self) -> None:
         """Upload everything now. Raise RunUnwritable or RunLocked if that fails."""
-        is_done = self._upload().result()  # may take long: everything that waits
+        self._upload().result()  # may take long: everything that waits
         last_try_s = time.monotonic() + PATIENCE_S
-        while not is_done:
-            if self._lost is not None:
-                raise self._lost
+        while self._error:
+            if isinstance(self._error, RunLocked):
+                raise self._error
             if time.monotonic() > last_try_s:
+                reason = self._error.message.removeprefix(f"{self._remote}: cannot be reached: ")
                 raise RunUnwritable(
-                    f"{self._remote}: results could not be uploaded: {self._reason}",
+                    f"{self._remote}: results could not be uploaded: {reason}",
                     f"They are in {self.folder}; the next `sweep run` from here uploads them",
                 )
             time.sleep(RETRY_S)
-            is_done = self._upload().result()
+            self._upload().result()
 
-    def _upload(self) -> Future[bool]:
-        """Upload what the bucket lacks in the thread. The result is True if it lacks nothing then."""
+    def _upload(self) -> Future[None]:
+        """Upload what the bucket lacks in the thread."""
         self._next.cancel()  # if it has not begun yet
         self._next = self._thread.submit(self._try_to_upload)
         return self._next
 
-    def _try_to_upload(self) -> bool:
+    def _try_to_upload(self) -> None:
+        error = None
         try:
             with reaching(self._remote):
                 # The attempts are read first: what they left in their folders is waiting by then.
                 stored = self._run.stored()
                 names = {self._waiting.popleft() for _ in range(len(self._waiting))}
-                failed = self._put_all(names)
-                self._waiting.extend(failed)
-                self._upload_rows(stored)
-                _raise_first(failed)
-        except RunLocked as error:
-            self._lost = error
-        except SweepError as error:
-            self._reason = error.message.removeprefix(f"{self._remote}: cannot be reached: ")
-        else:
-            return True
-        return False
+                try:
+                    self._put_all(names)
+                finally:  # a file that cannot be uploaded blocks no other
+                    self._upload_rows(stored)
+        except SweepError as caught:
+            error = caught
+        self._error = error
 
     def _upload_rows(self, stored: Stored) -> None:
         """Upload the batches, then their list, and the log of the attempts after them."""
@@ -185,7 +182,7 @@ class MirrorWriter(RunWriter):
                 if self._remote.read(log) is None:
                     self._put(log, b"")
             new = listing.files.items() - before.files.items()
-            _raise_first(self._put_all(name for name, _ in new))
+            self._put_all(name for name, _ in new)
             if listing.cells:
                 self._put(CELLS_FILE)
             self._list(listing)
@@ -198,16 +195,17 @@ class MirrorWriter(RunWriter):
         self._put(LISTING_FILE, listing.text().encode())
         self._listed = listing
 
-    def _put_all(self, names: Iterable[str]) -> dict[str, BaseException]:
-        """Upload files of the copy. Return the errors by name of the file.
+    def _put_all(self, names: Iterable[str]) -> None:
+        """Upload files of the copy. Those that fail wait for the next try; raise the first error.
 
         Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
         after another driver has taken over.
         """
         with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
             futures = {name: pool.submit(self._put, name) for name in names}
-        errors = {name: future.exception() for name, future in futures.items()}
-        return {name: error for name, error in errors.items() if error}
+        self._waiting.extend(name for name, future in futures.items() if future.exception())
+        for future in futures.values():
+            future.result()
 
     def _put(self, name: str, content: bytes | None = None) -> None:
         """Upload a file, of the copy if no content is given. Raise RunLocked or RunUnreachable."""
@@ -217,11 +215,6 @@ class MirrorWriter(RunWriter):
         with reaching(self._remote):
             self._require_owner()
             self._remote.put(name, source)
-
-
-def _raise_first(errors: Mapping[str, BaseException]) -> None:
-    for error in errors.values():
-        raise error
 
 
 def _missing_files(run: RemoteRun) -> list[str]:

@@ -82,16 +82,24 @@ def open_runs(locations: Sequence[RunLocation]) -> Run:
 def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
     """Return the runs by unique names, those of a publication one by one.
 
-    Raise RunError as `open_runs` does.
+    A name is the last part of a path, or as many parts as make names differ. Raise RunError as
+    `open_runs` does.
     """
     runs: list[Run] = []
     for location in locations:
         if is_publication(location):
             runs += Publication(Path(location)).runs.values()
         else:
-            runs.append(open_run(location))
-    runs = [run.require() for run in runs]
-    return _by_name(runs)
+            runs.append(open_run(location).require())
+    paths = [run.folder.resolve() for run in runs]
+    for path, count in Counter(paths).items():
+        if count > 1:
+            raise RunError(f"{path}: is named twice", "Name different runs")
+    for length in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            return dict(zip(names, runs, strict=True))
+    return dict(zip(map(str, paths), runs, strict=True))
 
 
 @contextmanager
@@ -123,20 +131,3 @@ def open_for_writing(run: Run, take_over: bool = False) -> Iterator[RunWriter]:
                     warn(str(second))
             raise
         writer.end()
-
-
-def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return the runs by the last part of their paths, or by as many parts as make names differ.
-
-    Raise RunError if a folder is given twice.
-    """
-    paths = [run.folder.resolve() for run in runs]
-    for path, count in Counter(paths).items():
-        if count > 1:
-            raise RunError(f"{path}: is named twice", "Name different runs")
-    longest = max(len(path.parts) for path in paths)
-    for length in range(1, longest):
-        names = ["/".join(path.parts[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            return dict(zip(names, runs, strict=True))
-    return dict(zip(map(str, paths), runs, strict=True))

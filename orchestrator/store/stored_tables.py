@@ -53,6 +53,7 @@ Columns: TypeAlias = Mapping[str, Sequence[Any]]
 ReadFile: TypeAlias = Callable[[str], bytes | None]
 
 _READ_TRIES = 5
+_KEY = ["cell", "attempt"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Stored:
         """Yield the rows of a table by file, with the types of a schema.
 
         Without an attempt, nobody knows what is missing: RunError is raised if its file is damaged.
-        Missing rows of other tables are reported by `Run.incomplete_attempts`.
+        Missing rows of other tables are reported by `incomplete_attempts`.
         """
         for name in self.listing.of_table(table):
             content = self.content(name)
@@ -120,15 +121,42 @@ class Stored:
             rows = self.logged[table]
             yield with_types(rows.select(columns) if columns else rows, schema)
 
-    def count_rows(self, table: str) -> Counter[tuple[str, int]]:
-        """Return the numbers of rows by cell and number of the attempt."""
-        key, counts = ["cell", "attempt"], Counter[tuple[str, int]]()
-        # One file at a time: a table may have millions of rows.
-        for rows in self.parts(table, with_categories(SCHEMAS[table]), key):
-            grouped = rows.unify_dictionaries().group_by(key, use_threads=False)
-            for one in grouped.aggregate([([], "count_all")]).to_pylist():
-                counts[one["cell"], one["attempt"]] += one["count_all"]
-        return counts
+    def incomplete_attempts(self) -> dict[tuple[str, int], str]:
+        """Return which rows of attempts are missing from a table, by cell and number.
+
+        An attempt records its numbers of rows; those of older programs do not. Raise RunError for an
+        attempt that is in two files, and for damage that hides which attempts there are.
+        """
+        written: dict[str, dict[tuple[str, int], int]] = {}
+        known = set()
+        for row in self.read(ATTEMPTS, [*_KEY, "contents"]).to_pylist():
+            key = row["cell"], row["attempt"]
+            if key in known:
+                raise RunError(
+                    f"{self.run}/{ATTEMPTS}: attempt {key[1]} of cell {key[0]} is in two files",
+                    "Move the one that was copied away",
+                )
+            known.add(key)
+            for table, count in json.loads(row["contents"] or "{}").items():
+                # Older versions recorded the number and a digest of the rows.
+                rows = count[0] if isinstance(count, list) else count
+                written.setdefault(table, {})[key] = rows
+        incomplete = {}
+        for table in filter(written.get, MEASURED_TABLES):
+            count = sum(rows.num_rows for rows in self.parts(table, SCHEMAS[table], ["cell"]))
+            # A copy of an old part adds rows, which must not replace lost ones in the count.
+            if count == sum(written[table].values()) and len(part_files(self.folder / table)) < 2:
+                continue
+            found = Counter[tuple[str, int]]()
+            # One file at a time: a table may have millions of rows. Grouping imports pandas.
+            for rows in self.parts(table, with_categories(SCHEMAS[table]), _KEY):
+                grouped = rows.unify_dictionaries().group_by(_KEY, use_threads=False)
+                for one in grouped.aggregate([([], "count_all")]).to_pylist():
+                    found[one["cell"], one["attempt"]] += one["count_all"]
+            for key, expected in written[table].items():
+                if found[key] != expected:
+                    incomplete[key] = f"{table} has {found[key]} of its {expected} rows"
+        return incomplete
 
     def content(self, name: str) -> bytes | None:
         """Return the content of a file, None if it is missing, not listed or not what was written."""

@@ -153,7 +153,7 @@ def test_cells_of_a_damaged_file_are_incomplete_and_measured_again(
     go(request_of(), scheduler, messages=messages)
     assert {attempt.cell.id for attempt in scheduler.begun} == second
     assert {attempt.number for attempt in scheduler.begun} == {2}
-    assert len([line for line in messages if f"{table}: has " in line]) == 1
+    assert len([line for line in messages if f"incomplete: {table} has " in line]) == 1
     assert len([line for line in messages if f"{table}/0002.parquet: damaged or" in line]) == 1
     assert {one.status for one in read_states(run).values()} == {"ok"}
     assert read_states(run).keys() == before.keys()
@@ -359,7 +359,10 @@ def test_commands_name_an_incomplete_cell_and_publish_refuses(
 ) -> None:
     (run.folder / "samples" / "0002.parquet").unlink()
     cell = min(cell for cell, one in read_states(run).items() if one.status == "incomplete")
-    expected = f"has 0 of the 2 rows of attempt 1 of cell {cell}; 1 cell more incomplete. Copy"
+    expected = (
+        f"attempt 1 of cell {cell} is incomplete: samples has 0 of its 2 rows;"
+        " 1 cell more incomplete. Copy"
+    )
     for words in (["status"], ["report", "--table", "timings"]):
         done = sweep_here(*words, run.folder)
         assert (done.exit_code, expected in done.stderr) == (0, True), done.output
