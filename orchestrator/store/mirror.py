@@ -64,7 +64,9 @@ class RemoteRun(Run):
             mutex_file = self.folder.with_name(f".{self.folder.name}.refresh-lock")
             with mutex_file.open("a") as mutex, reaching(self.remote):
                 try_lock(mutex, fcntl.LOCK_EX, self.folder)
-                return self._take_over() if as_driver or not self._has_driver() else None
+                with (self.folder / LOCK_FILE).open("a+") as lock:
+                    is_free = try_lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, self.folder)
+                return self._take_over() if as_driver or is_free else None
 
     def fetch_artifacts(self, cell: str = "") -> None:
         rows = {f"{cell}/{number}" for cell, number in self.rows(ATTEMPTS, ["cell", "attempt"])}
@@ -95,10 +97,6 @@ class RemoteRun(Run):
             if path.is_file() and not path.name.startswith(".") and CACHE not in name.parts:
                 found.append(name.as_posix())
         return found
-
-    def _has_driver(self) -> bool:
-        with (self.folder / LOCK_FILE).open("a+") as lock:
-            return not try_lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, self.folder)
 
     def _take_over(self) -> Listing | None:
         manifest, here = self.remote.read(MANIFEST_FILE), self.folder / MANIFEST_FILE

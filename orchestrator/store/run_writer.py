@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -210,17 +210,12 @@ def locked(run: Run) -> Iterator[IO[str]]:
                 lock.flush()
             yield lock
         finally:
-            if not run.exists:
-                _remove_empty(new)
-
-
-def _remove_empty(paths: Iterable[Path]) -> None:
-    for path in paths:  # each folder comes after its contents
-        with suppress(OSError):  # not empty
-            if path.is_dir():
-                path.rmdir()
-            else:
-                path.unlink()
+            for path in () if run.exists else new:  # each folder comes after its contents
+                with suppress(OSError):  # not empty
+                    if path.is_dir():
+                        path.rmdir()
+                    else:
+                        path.unlink()
 
 
 def rows_of(outcome: Outcome) -> dict[str, Columns]:

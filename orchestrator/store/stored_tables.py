@@ -217,10 +217,10 @@ def read_stored(folder: Path, run: str, read_file: ReadFile | None = None) -> St
 
 
 def _content(path: Path) -> bytes | None:
-    with suppress(FileNotFoundError):
-        if path.exists():  # False also where a link leads to itself
-            return path.read_bytes()
-    return None
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def to_line(rows: Mapping[str, Columns]) -> bytes:
