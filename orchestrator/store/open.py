@@ -18,7 +18,7 @@ from orchestrator.store.run_collection import (
     Publication,
     RunCollection,
     is_publication,
-    require_listed,
+    read_contents,
 )
 from orchestrator.store.untrusted_files import require_plain
 
@@ -47,8 +47,9 @@ def open_run(location: RunLocation) -> Run:
     folder = Path(location)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{location}: is a file", "Name a folder")
-    if (folder.absolute().parent / PUBLICATION_FILE).exists():
-        require_listed(folder.absolute())
+    publication = folder.absolute().parent
+    if (publication / PUBLICATION_FILE).exists():
+        read_contents(publication, only=f"{folder.absolute().name}/")
     run = Run(folder)
     try:
         require_plain(folder)

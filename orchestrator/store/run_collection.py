@@ -122,7 +122,7 @@ class Publication(RunCollection):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.contents = _read_contents(folder)
+        self.contents = read_contents(folder)
         require_plain(folder)
         runs = {}
         for name in self.contents.runs:
@@ -144,14 +144,6 @@ def is_publication(location: RunLocation) -> bool:
     return not is_address(location) and (Path(location) / PUBLICATION_FILE).exists()
 
 
-def require_listed(folder: Path) -> None:
-    """Raise RunError or RunMismatch if the publication that a run belongs to is damaged.
-
-    folder: of the run. The digests of other runs are not compared.
-    """
-    _read_contents(folder.parent, only=f"{folder.name}/")
-
-
 class _Contents(BaseModel):
     """The content of publication.json."""
 
@@ -164,10 +156,10 @@ class _Contents(BaseModel):
     files: dict[str, str]
 
 
-def _read_contents(folder: Path, only: str = "") -> _Contents:
-    """Return the checked content of publication.json.
+def read_contents(folder: Path, only: str = "") -> _Contents:
+    """Return the content of publication.json. Raise RunError or RunMismatch if it is damaged.
 
-    only: compare the digests of files whose names begin so.
+    only: compare the digests of files whose names begin so, which are those of one run.
     """
     file = folder / PUBLICATION_FILE
     remedy = f"Copy {folder} again, or `git checkout` it"
