@@ -4,8 +4,8 @@
 
 Each driver begins on one of two hosts, which keep their working copies, or on a new one without, and takes the bucket over. The bucket refuses one file in fifty. What is measured is played: it is the carrying
 that is tried. Prints how many rows that were in the bucket are not there any more or are others, how many cells were measured
-again that were in it, and how many attempts have two rows or a row without samples. Exit code 1 if any. (A cell may have two
-attempts: one host measured it, and was killed before that had gone; another measured it, and then the first came back.)
+again that were in it, and how many cells are there twice or have no samples. Exit code 1 if any. A host that was killed before
+all was uploaded, and comes back after another one, renames its copy: nothing of that copy is counted.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def kill_one(folder: Path, environment: dict[str, str], cells: int, after_s: flo
 
 
 def rows_there() -> tuple[Rows, int]:
-    """Those in the bucket, and how many are there twice or have no samples."""
+    """Those in the bucket, and how many cells are there twice or have no samples."""
     run = open_run(ADDRESS)
     found = [
         ((cell, number), wall_s)
         for cell, number, wall_s in run.rows("attempts", ["cell", "attempt", "wall_s"])
     ]
-    times = Counter(key for key, _ in found)
+    times = Counter(cell for (cell, _), _ in found)
     samples = set(run.rows("samples", ["cell", "attempt"]))
     return dict(found), sum(count > 1 for count in times.values()) + sum(
         key not in samples for key, _ in found

@@ -125,7 +125,7 @@ def cells_key(run: Run, every_version: bool) -> str:
     identity = [
         run.table_versions(_DERIVED_FROM),
         # Incomplete attempts may lack rows of other tables than these three.
-        sorted((*key, str(missing)) for key, missing in run.incomplete_attempts().items()),
+        sorted((*key, missing) for key, missing in run.incomplete_attempts().items()),
         run.read_manifest().get("defaults", {}),
         run.marks(),
         has_older_versions,
@@ -212,9 +212,7 @@ def read_attempts(run: Run, columns: Sequence[str] = ()) -> pd.DataFrame:
     is_incomplete = [key in incomplete for key in keys]
     attempts.loc[is_incomplete, "status"] = INCOMPLETE
     if "evidence" in attempts:
-        reasons = [
-            json.dumps({"reason": str(incomplete[key])}) for key in keys if key in incomplete
-        ]
+        reasons = [json.dumps({"reason": incomplete[key]}) for key in keys if key in incomplete]
         attempts.loc[is_incomplete, "evidence"] = reasons
     return attempts
 

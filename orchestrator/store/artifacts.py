@@ -51,13 +51,8 @@ def _of_present_folder(command: str, folder: Path) -> str:
         words = []
     if not words or Path(words[-1]).parts[-4:] != (ARTIFACTS, *folder.parts[-2:], ATTEMPT_FILE):
         return command
-    earlier, present = _run_folder(Path(words[-1]).parent), _run_folder(folder)
-    return shell_command(word.replace(str(earlier), str(present)) for word in words)
-
-
-def _run_folder(attempt_folder: Path) -> Path:
-    """Return the folder of the run, which is one of several if several are read as one."""
-    return attempt_folder.parents[2]
+    earlier, present = str(Path(words[-1]).parents[3]), str(folder.parents[2])
+    return shell_command(word.replace(earlier, present) for word in words)
 
 
 def _tail(path: Path) -> str:
@@ -65,7 +60,7 @@ def _tail(path: Path) -> str:
     # Asked first: most published attempts have no files, and looking for links takes longer.
     if not os.path.lexists(path):
         return ""
-    if not is_plain(path, _run_folder(path.parent)):
+    if not is_plain(path, path.parents[3]):
         return _NOT_READ
     try:
         with path.open("rb") as file:

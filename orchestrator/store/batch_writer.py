@@ -17,7 +17,7 @@ import pyarrow as pa
 from orchestrator.common.files import flush_folder, replace_file
 from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ATTEMPTS, DAMAGED_FOLDER
-from orchestrator.store.listing import Listing, batches_in, read_listing
+from orchestrator.store.listing import Listing, batches_in
 from orchestrator.store.stored_tables import Columns, read_stored, to_line
 from orchestrator.store.tables import to_parquet
 
@@ -42,7 +42,7 @@ class BatchWriter:
         """Store the rows of an attempt, by table. They are on disk when this returns."""
         if self.log is None:
             self.close()
-            self.log = self.folder / read_listing(self.folder, self.run).log
+            self.log = self.folder / read_stored(self.folder, self.run).listing.log
             self.log.touch()
             flush_folder(self.folder)
         line = to_line(rows)

@@ -6,7 +6,6 @@ the list is used as a path before it was found to be TABLE/NNNN.parquet.
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -89,26 +88,32 @@ def part_files(folder: Path) -> list[Path]:
     return [path for path in files if not is_batch(f"{folder.name}/{path.name}")]
 
 
-def read_listing(folder: Path, run: str) -> Listing:
+def parse_listing(content: bytes | None, run: str) -> Listing:
     """Return the list of a run; an empty one before its first batch.
 
-    run: its name in messages. Raise RunError if the list is damaged, lists anything but batches or
-    is older than the batches, RunMismatch if a newer program wrote it.
+    content: of stored.json, None without one. run: its name in messages. Raise RunError if the list
+    is damaged or lists anything but batches, RunMismatch if a newer program wrote it.
     """
-    file, name = folder / LISTING_FILE, f"{run}/{LISTING_FILE}"
-    listing = Listing()
-    if os.path.lexists(file):
-        _, listing = read_json(file, Listing, name, RESTORE)
-        for one in listing.files:
-            if not is_batch(one):
-                raise RunError(f"{name}: {one!r} is not the name of a batch", "Do not use this run")
-    # A driver that is killed before it lists a batch leaves the attempts of that batch in the log.
+    if content is None:
+        return Listing()
+    name = f"{run}/{LISTING_FILE}"
+    _, listing = read_json(content, Listing, name, RESTORE)
+    for one in listing.files:
+        if not is_batch(one):
+            raise RunError(f"{name}: {one!r} is not the name of a batch", "Do not use this run")
+    return listing
+
+
+def require_all_listed(folder: Path, listing: Listing, run: str) -> None:
+    """Raise RunError if a list is older than the batches in the folder of a run.
+
+    A driver that is killed before it lists a batch leaves the attempts of that batch in the log.
+    """
     next_number = listing.next_number
     for one in batches_in(folder, ATTEMPTS):
         is_unlisted = number_of(one) >= next_number
         if is_unlisted and not (folder / f"{number_of(one):04}.log").exists():
-            raise RunError(f"{name}: is missing, or older than {one}", RESTORE)
-    return listing
+            raise RunError(f"{run}/{LISTING_FILE}: is missing, or older than {one}", RESTORE)
 
 
 def restored_listing(folder: Path) -> Listing:

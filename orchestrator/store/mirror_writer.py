@@ -1,7 +1,7 @@
 """Write a run in a bucket: into its working copy, from which a thread uploads what the bucket lacks.
 
-The list of the batches is uploaded after its batches, and the log after what the attempts in it left
-in their folders: the bucket is a readable run after every upload.
+The list of the batches is uploaded after its batches, and the log after that, and after what the
+attempts in it left in their folders: the bucket is a readable run after every upload.
 
 owner.json in the bucket names the one driver that may write there, because a bucket has no locks. A
 driver that finds the file of another one is refused, unless that one wrote into the same working
@@ -16,19 +16,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
-from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE, LOCK_FILE
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LISTING_FILE
 from orchestrator.store.listing import Listing, part_files
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import RemoteRun
 from orchestrator.store.remote_folder import RemoteFolder, reaching
-from orchestrator.store.run_writer import RunWriter, finishing, locked
+from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.stored_tables import Stored
 from orchestrator.store.tables import SCHEMAS
 from tasks.spec.outcome import Outcome
@@ -41,29 +41,14 @@ _UPLOADS = 8  # at a time
 
 
 @contextmanager
-def open_remote_for_writing(run: RemoteRun, take_over: bool) -> Iterator[RunWriter]:
-    """Own the bucket's folder during the body and yield a writer that uploads.
-
-    Raise RunLocked if another driver owns it, and at the end RunUnwritable if results could not be
-    uploaded.
-    """
-    with (
-        locked(run) as lock,
-        owned(run.remote, run.folder / LOCK_FILE, take_over) as require_owner,
-    ):
-        writer = MirrorWriter(run, lock, require_owner)
-        with finishing(writer.flush), finishing(writer.finish):
-            yield writer
-
-
-@contextmanager
-def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callable[[], None]]:
+def owned(remote: RemoteFolder, lock: IO[str], take_over: bool) -> Iterator[Callable[[], None]]:
     """Own the folder during the body. Yield a function that raises RunLocked once another driver does.
 
     lock: the locked file of the working copy, with a line for each driver that had it. Raise
     RunLocked if another driver owns the folder, RunUnreachable.
     """
-    *ended, this = lock.read_text().split("\n")
+    lock.seek(0)
+    *ended, this = lock.read().split("\n")
     own = json.dumps({"owner": this}).encode()
 
     def require() -> None:
@@ -72,7 +57,7 @@ def owned(remote: RemoteFolder, lock: Path, take_over: bool) -> Iterator[Callabl
         if content != own:
             raise RunLocked(
                 f"{remote}: {_name(content or b'')} has taken it over",
-                "What was measured here stays here, and the next `sweep run` from here uploads it",
+                "What was measured here stays in the working copy on this host",
             )
 
     with reaching(remote):
@@ -115,9 +100,8 @@ class MirrorWriter(RunWriter):
         with reaching(run.remote):
             self._waiting = deque(_missing_files(run))
         self._thread = ThreadPoolExecutor(1, initializer=_lower_priority)
-        self._next = Future[bool]()
-        self._reason = ""  # of the last failure
-        self._lost: RunLocked | None = None
+        self._next = Future[None]()
+        self._error: SweepError | None = None  # of the last try
 
     def write_manifest(self, manifest: Manifest) -> None:
         is_new = not self.exists
@@ -133,8 +117,8 @@ class MirrorWriter(RunWriter):
         folder = self.attempt_folder(outcome.attempt.cell.id, outcome.attempt.number)
         self._waiting.extend(self._run.files_in(folder))
         super().append(outcome, commit)
-        if self._lost is not None:
-            raise self._lost
+        if isinstance(self._error, RunLocked):
+            raise self._error
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -142,83 +126,86 @@ class MirrorWriter(RunWriter):
             yield
         self._upload()
 
+    def end(self) -> None:
+        try:
+            super().end()
+        finally:
+            self.flush()
+
     def flush(self) -> None:
         """Upload everything now. Raise RunUnwritable or RunLocked if that fails."""
-        is_done = self._upload().result()  # may take long: everything that waits
+        self._upload().result()  # may take long: everything that waits
         last_try_s = time.monotonic() + PATIENCE_S
-        while not is_done:
-            if self._lost is not None:
-                raise self._lost
+        while self._error:
+            if isinstance(self._error, RunLocked):
+                raise self._error
             if time.monotonic() > last_try_s:
+                reason = self._error.message.removeprefix(f"{self._remote}: cannot be reached: ")
                 raise RunUnwritable(
-                    f"{self._remote}: results could not be uploaded: {self._reason}",
+                    f"{self._remote}: results could not be uploaded: {reason}",
                     f"They are in {self.folder}; the next `sweep run` from here uploads them",
                 )
             time.sleep(RETRY_S)
-            is_done = self._upload().result()
+            self._upload().result()
 
-    def _upload(self) -> Future[bool]:
-        """Upload what the bucket lacks in the thread. The result is True if it lacks nothing then."""
+    def _upload(self) -> Future[None]:
+        """Upload what the bucket lacks in the thread."""
         self._next.cancel()  # if it has not begun yet
         self._next = self._thread.submit(self._try_to_upload)
         return self._next
 
-    def _try_to_upload(self) -> bool:
+    def _try_to_upload(self) -> None:
+        error = None
         try:
             with reaching(self._remote):
                 # The attempts are read first: what they left in their folders is waiting by then.
                 stored = self._run.stored()
                 names = {self._waiting.popleft() for _ in range(len(self._waiting))}
-                failed = self._put_all(names)
-                self._waiting.extend(failed)
-                self._upload_rows(stored)
-                _raise_first(failed)
-        except RunLocked as error:
-            self._lost = error
-        except SweepError as error:
-            self._reason = error.message.removeprefix(f"{self._remote}: cannot be reached: ")
-        else:
-            return True
-        return False
+                try:
+                    self._put_all(names)
+                finally:  # a file that cannot be uploaded blocks no other
+                    self._upload_rows(stored)
+        except SweepError as caught:
+            error = caught
+        self._error = error
 
     def _upload_rows(self, stored: Stored) -> None:
-        """Upload the log of the attempts after the batches, then the batches, then their list."""
+        """Upload the batches, then their list, and the log of the attempts after them."""
         if self._listed is None:
             # Without a list, nobody knows if the bucket has all batches.
             self._list(Listing())
         listing, before = stored.listing, self._listed or Listing()
-        logs = [f"{number:04}.log" for number in range(before.next_number, listing.next_number)]
-        for log in logs:  # until they are listed, their batches are not finished
-            if self._remote.read(log) is None:
-                self._put(log, b"")
-        if stored.log:
-            self._put(listing.log, stored.log)
-        elif listing != before and self._remote.read(listing.log):
-            # Of a driver that was killed before it listed the batch in front of it.
-            self._put(listing.log, b"")
         if listing != before:
+            # Until a batch is listed, a log of its number shows that it is not finished.
+            logs = [f"{number:04}.log" for number in range(before.next_number, listing.next_number)]
+            for log in logs:
+                if self._remote.read(log) is None:
+                    self._put(log, b"")
             new = listing.files.items() - before.files.items()
-            _raise_first(self._put_all(name for name, _ in new))
+            self._put_all(name for name, _ in new)
             if listing.cells:
                 self._put(CELLS_FILE)
             self._list(listing)
             for log in logs:
                 self._remote.remove(log)
+        if stored.log:
+            self._put(listing.log, stored.log)
 
     def _list(self, listing: Listing) -> None:
         self._put(LISTING_FILE, listing.text().encode())
         self._listed = listing
 
-    def _put_all(self, names: Iterable[str]) -> dict[str, BaseException]:
-        """Upload files of the copy. Return the errors by name of the file.
+    def _put_all(self, names: Iterable[str]) -> None:
+        """Upload files of the copy. Those that fail wait for the next try; raise the first error.
 
         Leaving the pool waits for the uploads under way, also if one has failed: none may arrive
         after another driver has taken over.
         """
         with ThreadPoolExecutor(_UPLOADS, initializer=_lower_priority) as pool:
             futures = {name: pool.submit(self._put, name) for name in names}
-        errors = {name: future.exception() for name, future in futures.items()}
-        return {name: error for name, error in errors.items() if error}
+        self._waiting.extend(name for name, future in futures.items() if future.exception())
+        for future in futures.values():
+            future.result()
 
     def _put(self, name: str, content: bytes | None = None) -> None:
         """Upload a file, of the copy if no content is given. Raise RunLocked or RunUnreachable."""
@@ -228,11 +215,6 @@ class MirrorWriter(RunWriter):
         with reaching(self._remote):
             self._require_owner()
             self._remote.put(name, source)
-
-
-def _raise_first(errors: Mapping[str, BaseException]) -> None:
-    for error in errors.values():
-        raise error
 
 
 def _missing_files(run: RemoteRun) -> list[str]:

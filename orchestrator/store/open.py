@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.common.errors import RunError
+from orchestrator.common.errors import RunError, SweepError
 from orchestrator.common.hashing import sha256
+from orchestrator.common.output import warn
 from orchestrator.common.run_location import RunLocation, is_address, require_lasting
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.run import Run
@@ -17,7 +18,7 @@ from orchestrator.store.run_collection import (
     Publication,
     RunCollection,
     is_publication,
-    require_listed,
+    read_contents,
 )
 from orchestrator.store.untrusted_files import require_plain
 
@@ -46,8 +47,9 @@ def open_run(location: RunLocation) -> Run:
     folder = Path(location)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{location}: is a file", "Name a folder")
-    if (folder.absolute().parent / PUBLICATION_FILE).exists():
-        require_listed(folder.absolute())
+    publication = folder.absolute().parent
+    if (publication / PUBLICATION_FILE).exists():
+        read_contents(publication, only=f"{folder.absolute().name}/")
     run = Run(folder)
     try:
         require_plain(folder)
@@ -81,51 +83,52 @@ def open_runs(locations: Sequence[RunLocation]) -> Run:
 def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
     """Return the runs by unique names, those of a publication one by one.
 
-    Raise RunError as `open_runs` does.
+    A name is the last part of a path, or as many parts as make names differ. Raise RunError as
+    `open_runs` does.
     """
     runs: list[Run] = []
     for location in locations:
         if is_publication(location):
             runs += Publication(Path(location)).runs.values()
         else:
-            runs.append(open_run(location))
-    runs = [run.require() for run in runs]
-    return _by_name(runs)
+            runs.append(open_run(location).require())
+    paths = [run.folder.resolve() for run in runs]
+    for path, count in Counter(paths).items():
+        if count > 1:
+            raise RunError(f"{path}: is named twice", "Name different runs")
+    for length in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            return dict(zip(names, runs, strict=True))
+    return dict(zip(map(str, paths), runs, strict=True))
 
 
 @contextmanager
 def open_for_writing(run: Run, take_over: bool = False) -> Iterator[RunWriter]:
     """Lock the run for this process and yield its writer. Raise RunLocked or RunUnwritable.
 
+    After an error of the body, that one is raised, and an error of the writer's end is printed.
     take_over: own a bucket's folder even if another driver seems to be writing to it.
     """
     from orchestrator.store.mirror import RemoteRun
-    from orchestrator.store.run_writer import RunWriter, finishing, locked
+    from orchestrator.store.run_writer import RunWriter, locked
 
-    if isinstance(run, RemoteRun):
-        from orchestrator.store.mirror_writer import open_remote_for_writing
+    with ExitStack() as stack:
+        lock = stack.enter_context(locked(run))
+        if isinstance(run, RemoteRun):
+            from orchestrator.store.mirror_writer import MirrorWriter, owned
 
-        with open_remote_for_writing(run, take_over) as writer:
-            yield writer
-    else:
-        with locked(run) as lock:
+            require_owner = stack.enter_context(owned(run.remote, lock, take_over))
+            writer: RunWriter = MirrorWriter(run, lock, require_owner)
+        else:
             writer = RunWriter(run.folder, lock)
-            with finishing(writer.finish):
-                yield writer
-
-
-def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return the runs by the last part of their paths, or by as many parts as make names differ.
-
-    Raise RunError if a folder is given twice.
-    """
-    paths = [run.folder.resolve() for run in runs]
-    for path, count in Counter(paths).items():
-        if count > 1:
-            raise RunError(f"{path}: is named twice", "Name different runs")
-    longest = max(len(path.parts) for path in paths)
-    for length in range(1, longest):
-        names = ["/".join(path.parts[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            return dict(zip(names, runs, strict=True))
-    return dict(zip(map(str, paths), runs, strict=True))
+        try:
+            yield writer
+        except BaseException as error:
+            try:
+                writer.end()
+            except SweepError as second:
+                if str(second) != str(error):
+                    warn(str(second))
+            raise
+        writer.end()

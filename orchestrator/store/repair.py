@@ -45,7 +45,7 @@ def repair(writer: RunWriter, recover: Recover) -> Iterator[str]:
         stored.require_whole_log()
     except RunError as error:
         with writer.writing():
-            replace_file(writer.folder / stored.listing.log, stored.undamaged().log)
+            replace_file(writer.folder / stored.listing.log, stored.select(()).log)
         yield f"{error.message}; dropped"
     with writer.writing():
         writer.batches.close()

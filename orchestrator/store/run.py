@@ -7,10 +7,8 @@ when a folder exists.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -41,19 +39,6 @@ INCOMPLETE = "incomplete"  # the status of a cell whose measured rows are missin
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)  # of an attempt: a column of 32 bits holds it
 _BATCH_ROWS = 10_000
 _SUGGESTED, _LISTED = 20, 5  # cells in a message
-
-
-@dataclass(frozen=True, order=True)
-class MissingRows:
-    """A table that lacks rows of an attempt, by the numbers that `attempts` records."""
-
-    run: str
-    table: str
-    found: int
-    written: int
-
-    def __str__(self) -> str:
-        return f"{self.table} has {self.found} of its {self.written} rows"
 
 
 class Run:
@@ -106,9 +91,8 @@ class Run:
         """
         if not self.exists:
             return {}
-        file, name = self.folder / MANIFEST_FILE, f"{self}/{MANIFEST_FILE}"
-        found, _ = read_json(file, StoredManifest, name, RESTORE_MANIFEST)
-        return found
+        content, name = (self.folder / MANIFEST_FILE).read_bytes(), f"{self}/{MANIFEST_FILE}"
+        return read_json(content, StoredManifest, name, RESTORE_MANIFEST)[0]
 
     def read(
         self, table: str, columns: list[str] | None = None, categories: bool = False
@@ -144,7 +128,7 @@ class Run:
         """Return a table as pyarrow's. For the arguments see `read`."""
         return self.stored().read(table, columns, categories)
 
-    def table_versions(self, tables: Iterable[str]) -> list[object]:
+    def table_versions(self, tables: Collection[str]) -> list[object]:
         """Return what changes with every change of some tables."""
         from orchestrator.store.listing import part_files
 
@@ -170,42 +154,9 @@ class Run:
         digest = self.stored().listing.cells
         return read_cells_file(self.folder, digest, key) if digest else None
 
-    def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
-        """Return the attempts whose rows are missing from a table, by cell and number.
-
-        Attempts of older programs record no numbers of rows. Raise RunError for an attempt that is
-        in two files, and for damage that hides which attempts there are.
-        """
-        written: dict[str, dict[tuple[str, int], int]] = {}
-        known = set()
-        for cell, number, contents in self.rows(ATTEMPTS, ["cell", "attempt", "contents"]):
-            if (cell, number) in known:
-                raise RunError(
-                    f"{self}/{ATTEMPTS}: attempt {number} of cell {cell} is in two files",
-                    "Move the one that was copied away",
-                )
-            known.add((cell, number))
-            for table, count in json.loads(contents or "{}").items():
-                # Older versions recorded the number and a digest of the rows.
-                rows = count[0] if isinstance(count, list) else count
-                written.setdefault(table, {})[cell, number] = rows
-        if not written:
-            return {}
-        from orchestrator.store.listing import part_files
-        from orchestrator.store.tables import MEASURED_TABLES, SCHEMAS
-
-        incomplete, stored = {}, self.stored()
-        for table in filter(written.get, MEASURED_TABLES):
-            parts = stored.parts(table, SCHEMAS[table], ["cell"])
-            count = sum(part.num_rows for part in parts)
-            # A copy of an old part adds rows, which must not replace lost ones in the count.
-            if count == sum(written[table].values()) and len(part_files(self.folder / table)) < 2:
-                continue
-            found = stored.count_rows(table)  # which imports pandas
-            for key, rows in written[table].items():
-                if found.get(key, 0) != rows:
-                    incomplete[key] = MissingRows(str(self), table, found.get(key, 0), rows)
-        return incomplete
+    def incomplete_attempts(self) -> dict[tuple[str, int], str]:
+        """Return which rows of attempts are missing, by cell and number (see `stored_tables`)."""
+        return self.stored().incomplete_attempts() if self.folder.exists() else {}
 
     def marks(self) -> dict[str, list[int]]:
         """Return the marks of `--fresh` and `--retry` by cell (see `cell_state`)."""
@@ -288,7 +239,6 @@ def describe_incomplete(run: Run, cells: Collection[str]) -> RunError | None:
     (cell, number), missing = min(one for one in incomplete.items() if one[0][0] in cells)
     others = f"; {cell_count(len(cells) - 1)} more incomplete" if len(cells) > 1 else ""
     return RunError(
-        f"{missing.run}/{missing.table}: has {missing.found} of the {missing.written} rows of"
-        f" attempt {number} of cell {cell}{others}",
+        f"{run}: attempt {number} of cell {cell} is incomplete: {missing}{others}",
         "Copy the run again, or measure what is missing: `sweep run` with the same config",
     )

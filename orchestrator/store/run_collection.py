@@ -7,7 +7,7 @@ folder has runs next to each other, and publication.json with the digests of all
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from orchestrator.common.run_location import RunLocation, is_address
 from orchestrator.common.text import and_more
 from orchestrator.store.layout import CELLS_FILE, PUBLICATION_FILE, RUN_SEPARATOR
 from orchestrator.store.manifest import Manifest
-from orchestrator.store.run import MissingRows, Run
+from orchestrator.store.run import Run
 from orchestrator.store.untrusted_files import (
     DAMAGED,
     is_plain,
@@ -61,9 +61,11 @@ class RunCollection(Run):
             invocations += manifest.get("invocations", [])
             for task, values in manifest.get("defaults", {}).items():
                 defaults[task] = {**defaults.get(task, {}), **values}
+        names = list(self.runs)
+        title = ", ".join(names[:_NAMES_IN_TITLE])
         return {
-            "name": _title(list(self.runs)),
-            "runs": list(self.runs),
+            "name": f"{title}{and_more(len(names) - _NAMES_IN_TITLE)}",
+            "runs": names,
             "defaults": defaults,
             "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
         }
@@ -78,12 +80,10 @@ class RunCollection(Run):
             parts.append(_with_run(name, run.table(table, columns, categories)))
         return pa.concat_tables(parts, promote_options="permissive")
 
-    def table_versions(self, tables: Iterable[str]) -> list[object]:
-        names = tuple(tables)
-        return [(name, run.table_versions(names)) for name, run in self.runs.items()]
+    def table_versions(self, tables: Collection[str]) -> list[object]:
+        return [(name, run.table_versions(tables)) for name, run in self.runs.items()]
 
-    def incomplete_attempts(self) -> dict[tuple[str, int], MissingRows]:
-        """Return the attempts whose rows are missing, by RUN:CELL and number."""
+    def incomplete_attempts(self) -> dict[tuple[str, int], str]:
         incomplete = {}
         for name, run in self.runs.items():
             for (cell, number), missing in run.incomplete_attempts().items():
@@ -91,7 +91,6 @@ class RunCollection(Run):
         return incomplete
 
     def marks(self) -> dict[str, list[int]]:
-        """Return the marks by RUN:CELL."""
         marks = {}
         for name, run in self.runs.items():
             for cell, numbers in run.marks().items():
@@ -123,7 +122,7 @@ class Publication(RunCollection):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.contents = _read_contents(folder)
+        self.contents = read_contents(folder)
         require_plain(folder)
         runs = {}
         for name in self.contents.runs:
@@ -145,14 +144,6 @@ def is_publication(location: RunLocation) -> bool:
     return not is_address(location) and (Path(location) / PUBLICATION_FILE).exists()
 
 
-def require_listed(folder: Path) -> None:
-    """Raise RunError or RunMismatch if the publication that a run belongs to is damaged.
-
-    folder: of the run. The digests of other runs are not compared.
-    """
-    _read_contents(folder.parent, only=f"{folder.name}/")
-
-
 class _Contents(BaseModel):
     """The content of publication.json."""
 
@@ -165,20 +156,25 @@ class _Contents(BaseModel):
     files: dict[str, str]
 
 
-def _read_contents(folder: Path, only: str = "") -> _Contents:
-    """Return the checked content of publication.json.
+def read_contents(folder: Path, only: str = "") -> _Contents:
+    """Return the content of publication.json. Raise RunError or RunMismatch if it is damaged.
 
-    only: compare the digests of files whose names begin so.
+    only: compare the digests of files whose names begin so, which are those of one run.
     """
     file = folder / PUBLICATION_FILE
     remedy = f"Copy {folder} again, or `git checkout` it"
     if not is_plain(file, folder):
         raise RunError(f"{file}: is a link or no file", remedy)
-    _, checked = read_json(file, _Contents, str(file), remedy)
+    _, checked = read_json(file.read_bytes(), _Contents, str(file), remedy)
     for problem in _problems(folder, checked):
         raise RunError(f"{file}: {DAMAGED}: {problem}", remedy)
-    digests = {name: one for name, one in checked.files.items() if name.startswith(only)}
-    _require_files(folder, digests, remedy)
+    for name, digest in checked.files.items():
+        if not name.startswith(only):
+            continue
+        if not is_plain(folder / name, folder):
+            raise RunError(f"{folder / name}: was published, and is missing or a link", remedy)
+        if file_digest(folder / name) != digest:
+            raise RunError(f"{folder / name}: is torn, or not what was published", remedy)
     for name in () if only else checked.runs:
         if not (folder / name).is_dir():
             raise RunError(f"{file}: {DAMAGED}: it lists {name!r}, which is missing", remedy)
@@ -200,19 +196,6 @@ def _problems(folder: Path, contents: _Contents) -> Iterator[str]:
             yield f"files: {name!r} is not a file of this publication"
     if contents.against not in (None, ALL, *DEVICES):
         yield f"against {contents.against!r} is not a device with published numbers"
-
-
-def _require_files(folder: Path, digests: Mapping[str, str], remedy: str) -> None:
-    for name, digest in digests.items():
-        if not is_plain(folder / name, folder):
-            raise RunError(f"{folder / name}: was published, and is missing or a link", remedy)
-        if file_digest(folder / name) != digest:
-            raise RunError(f"{folder / name}: is torn, or not what was published", remedy)
-
-
-def _title(names: list[str]) -> str:
-    title = ", ".join(names[:_NAMES_IN_TITLE])
-    return f"{title}{and_more(len(names) - _NAMES_IN_TITLE)}"
 
 
 def _with_run(name: str, rows: pa.Table) -> pa.Table:

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,9 +20,8 @@ from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
-from orchestrator.common.errors import RunLocked, RunUnwritable, SweepError
+from orchestrator.common.errors import RunLocked, RunUnwritable
 from orchestrator.common.files import NAME_ANOTHER, replace_file, try_lock, writing
-from orchestrator.common.output import warn
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.layout import ATTEMPTS, LOCK_FILE, SCHEMA_VERSION
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
@@ -94,6 +93,10 @@ class RunWriter(Run):
         if self.batches.log:
             with self.writing():
                 self.batches.close()
+
+    def end(self) -> None:
+        """Finish, before the lock is released."""
+        self.finish()
 
     def attempts_without_row(self) -> Iterator[Attempt]:
         """Yield the attempts that left a folder but no row, because their driver was killed.
@@ -201,38 +204,18 @@ def locked(run: Run) -> Iterator[IO[str]]:
                     "Wait for it, stop it, or name another folder with --out",
                 )
             with writing(run.folder):
-                # Earlier lines name drivers that have ended (see `mirror_writer`).
+                # Earlier lines name drivers that have ended (see `mirror_writer.owned`).
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 lock.write(f"\nprocess {os.getpid()} on {socket.gethostname()} (since {started})")
                 lock.flush()
             yield lock
         finally:
-            if not run.exists:
-                _remove_empty(new)
-
-
-@contextmanager
-def finishing(finish: Callable[[], None]) -> Iterator[None]:
-    """Call a function at the end of the body. After an error, that of the body is raised."""
-    try:
-        yield
-    except BaseException as error:
-        try:
-            finish()
-        except SweepError as second:
-            if str(second) != str(error):
-                warn(str(second))
-        raise
-    finish()
-
-
-def _remove_empty(paths: Iterable[Path]) -> None:
-    for path in paths:  # each folder comes after its contents
-        with suppress(OSError):  # not empty
-            if path.is_dir():
-                path.rmdir()
-            else:
-                path.unlink()
+            for path in () if run.exists else new:  # each folder comes after its contents
+                with suppress(OSError):  # not empty
+                    if path.is_dir():
+                        path.rmdir()
+                    else:
+                        path.unlink()
 
 
 def rows_of(outcome: Outcome) -> dict[str, Columns]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +27,13 @@ import pyarrow.parquet as pq
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import sha256
 from orchestrator.store.layout import ATTEMPTS, CELLS_FILE, LISTING_FILE
-from orchestrator.store.listing import RESTORE, Listing, part_files, read_listing
+from orchestrator.store.listing import (
+    RESTORE,
+    Listing,
+    parse_listing,
+    part_files,
+    require_all_listed,
+)
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.old_parts import read_parts
 from orchestrator.store.tables import (
@@ -41,21 +47,26 @@ from orchestrator.store.tables import (
     with_types,
 )
 
-if TYPE_CHECKING:
-    pass
-
 # The values of each column of a table. A time is in microseconds since 1970.
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
+ReadFile: TypeAlias = Callable[[str], bytes | None]
+
 _READ_TRIES = 5
+_KEY = ["cell", "attempt"]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The tables of a run at one moment. run: its name in messages."""
+    """The tables of a run at one moment.
+
+    folder: has the parts of older versions. run: its name in messages. read_file: returns the
+    content of a file, None if it is missing.
+    """
 
     folder: Path
     run: str
+    read_file: ReadFile
     listing: Listing
     log: bytes
 
@@ -85,11 +96,13 @@ class Stored:
                     )
         return found
 
-    def parts(self, table: str, schema: pa.Schema, columns: list[str] | None) -> Iterator[pa.Table]:
+    def parts(
+        self, table: str, schema: pa.Schema, columns: list[str] | None = None
+    ) -> Iterator[pa.Table]:
         """Yield the rows of a table by file, with the types of a schema.
 
         Without an attempt, nobody knows what is missing: RunError is raised if its file is damaged.
-        Missing rows of other tables are reported by `Run.incomplete_attempts`.
+        Missing rows of other tables are reported by `incomplete_attempts`.
         """
         for name in self.listing.of_table(table):
             content = self.content(name)
@@ -108,24 +121,55 @@ class Stored:
             rows = self.logged[table]
             yield with_types(rows.select(columns) if columns else rows, schema)
 
-    def count_rows(self, table: str) -> Counter[tuple[str, int]]:
-        """Return the numbers of rows by cell and number of the attempt."""
-        key, counts = ["cell", "attempt"], Counter[tuple[str, int]]()
-        # One file at a time: a table may have millions of rows.
-        for rows in self.parts(table, with_categories(SCHEMAS[table]), key):
-            grouped = rows.unify_dictionaries().group_by(key, use_threads=False)
-            for one in grouped.aggregate([([], "count_all")]).to_pylist():
-                counts[one["cell"], one["attempt"]] += one["count_all"]
-        return counts
+    def incomplete_attempts(self) -> dict[tuple[str, int], str]:
+        """Return which rows of attempts are missing from a table, by cell and number.
+
+        An attempt records its numbers of rows; those of older programs do not. Raise RunError for an
+        attempt that is in two files, and for damage that hides which attempts there are.
+        """
+        written: dict[str, dict[tuple[str, int], int]] = {}
+        known = set()
+        for row in self.read(ATTEMPTS, [*_KEY, "contents"]).to_pylist():
+            key = row["cell"], row["attempt"]
+            if key in known:
+                raise RunError(
+                    f"{self.run}/{ATTEMPTS}: attempt {key[1]} of cell {key[0]} is in two files",
+                    "Move the one that was copied away",
+                )
+            known.add(key)
+            for table, count in json.loads(row["contents"] or "{}").items():
+                # Older versions recorded the number and a digest of the rows.
+                rows = count[0] if isinstance(count, list) else count
+                written.setdefault(table, {})[key] = rows
+        incomplete = {}
+        for table in filter(written.get, MEASURED_TABLES):
+            count = sum(rows.num_rows for rows in self.parts(table, SCHEMAS[table], ["cell"]))
+            # A copy of an old part adds rows, which must not replace lost ones in the count.
+            if count == sum(written[table].values()) and len(part_files(self.folder / table)) < 2:
+                continue
+            found = Counter[tuple[str, int]]()
+            # One file at a time: a table may have millions of rows. Grouping imports pandas.
+            for rows in self.parts(table, with_categories(SCHEMAS[table]), _KEY):
+                grouped = rows.unify_dictionaries().group_by(_KEY, use_threads=False)
+                for one in grouped.aggregate([([], "count_all")]).to_pylist():
+                    found[one["cell"], one["attempt"]] += one["count_all"]
+            for key, expected in written[table].items():
+                if found[key] != expected:
+                    incomplete[key] = f"{table} has {found[key]} of its {expected} rows"
+        return incomplete
 
     def content(self, name: str) -> bytes | None:
         """Return the content of a file, None if it is missing, not listed or not what was written."""
-        content = _content(self.folder / name)
-        return content if sha256(content) == self.listing.files.get(name) else None
+        content = self.read_file(name)
+        is_whole = content is not None and sha256(content) == self.listing.files.get(name)
+        return content if is_whole else None
 
-    def damaged(self) -> list[str]:
-        """Return the listed files that are missing, or not those that were written."""
-        names = [name for table in SCHEMAS for name in self.listing.of_table(table)]
+    def damaged(self, *tables: str) -> list[str]:
+        """Return the listed files that are missing, or not those that were written.
+
+        tables: all, if none is named.
+        """
+        names = [name for table in tables or SCHEMAS for name in self.listing.of_table(table)]
         return [name for name in names if self.content(name) is None]
 
     def select(self, names: Iterable[str]) -> Stored:
@@ -135,8 +179,9 @@ class Stored:
         log = b"".join(line + b"\n" for line in whole_lines(self.log))
         return replace(self, listing=listing, log=log)
 
-    def undamaged(self) -> Stored:
-        return self.select(self.listing.files.keys() - self.damaged())
+    def undamaged(self, *tables: str) -> Stored:
+        """Return the same without the damaged files of these tables, or of all."""
+        return self.select(self.listing.files.keys() - self.damaged(*tables))
 
     def require_whole_log(self) -> None:
         """Raise RunError if lines of the log are damaged."""
@@ -149,20 +194,33 @@ class Stored:
             )
 
 
-def read_stored(folder: Path, run: str) -> Stored:
-    """Return what is stored now. Raise RunError if the list of the batches is damaged."""
+def read_stored(folder: Path, run: str, read_file: ReadFile | None = None) -> Stored:
+    """Return what is stored now. Raise RunError if the list of the batches is damaged.
+
+    run: its name in messages. read_file: returns a file of the run if that is not in the folder.
+    """
+    read = read_file or (lambda name: _content(folder / name))
     for _ in range(_READ_TRIES):
-        before = _content(folder / LISTING_FILE)
+        before = read(LISTING_FILE)
         try:
-            listing = read_listing(folder, run)
-            log = _content(folder / listing.log)
+            listing = parse_listing(before, run)
+            if read_file is None:
+                require_all_listed(folder, listing, run)
         except RunError:
-            if _content(folder / LISTING_FILE) == before:
+            if read(LISTING_FILE) == before:
                 raise
             continue
-        if _content(folder / LISTING_FILE) == before:
-            return Stored(folder, run, listing, log)
+        log = read(listing.log) or b""
+        if read(LISTING_FILE) == before:
+            return Stored(folder, run, read, listing, log)
     raise RunError(f"{run}: changes faster than it can be read", "Try again")
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def to_line(rows: Mapping[str, Columns]) -> bytes:
@@ -200,10 +258,3 @@ def read_log(log: bytes) -> Mapping[str, pa.Table]:
             for name, values in columns.items():
                 found[name] += values if isinstance(values, list) else [values] * rows
     return {name: to_table(joined[name], SCHEMAS[name]) for name in SCHEMAS.keys() & joined.keys()}
-
-
-def _content(path: Path) -> bytes:
-    with suppress(FileNotFoundError):
-        if path.exists():  # False also where a link leads to itself
-            return path.read_bytes()
-    return b""

@@ -73,18 +73,15 @@ def _leads_elsewhere(path: Path, folder: Path) -> bool:
 
 
 def read_json(
-    file: Path, model: type[Contents], name: str, remedy: str
+    content: bytes, model: type[Contents], name: str, remedy: str
 ) -> tuple[dict[str, Any], Contents]:
-    """Return the JSON object in a file without its digest, and the same as a model.
+    """Return the JSON object of a file without its digest, and the same as a model.
 
     name: the file in messages. remedy: what to do if it is damaged. Raise RunError if it is,
     RunMismatch if a newer program wrote it.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise RunError(f"{name}: cannot be read: {reason}", remedy) from error
+        found = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise RunError(f"{name}: is not JSON: {error}", remedy) from error
     if not isinstance(found, dict):

@@ -35,8 +35,9 @@ from orchestrator.planning.request import SweepRequest
 from orchestrator.store import batch_writer, mirror_writer
 from orchestrator.store.cell_state import read_states
 from orchestrator.store.listing import Listing
+from orchestrator.store.mirror import RemoteRun
 from orchestrator.store.mirror_writer import OWNER_FILE
-from orchestrator.store.open import open_run
+from orchestrator.store.open import open_for_writing, open_run
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
 from orchestrator.sweep.outcome_log import SweepResult
@@ -392,63 +393,63 @@ def test_an_owner_has_ended_only_if_it_had_the_lock_of_this_copy(
     assert OWNER_FILE not in bucket.names("runs/x/")
 
 
-def test_an_attempt_that_two_hosts_measured_is_there_twice(
+def asides() -> list[Run]:
+    """Return the copies on this host that were renamed, the oldest first."""
+    copy = RemoteRun(RemoteFolder(ADDRESS)).folder
+    return [Run(path) for path in sorted(copy.parent.glob("x-*"))]
+
+
+def stays_local(method: str, key: str) -> bool:
+    return method == "PUT" and (is_of_rows(key) or "/artifacts/" in key)
+
+
+def test_a_copy_with_attempts_that_the_bucket_lacks_is_renamed_as_a_whole(
     bucket: Bucket, on_host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The one in the bucket stays as it is; that of a host that was cut off gets the next number.
-
-    It is stored again from its journal.
-    """
+    """The bucket stays as it is, and what a host measured while it was cut off stays a run."""
     go(tmp_path, 16)
-    with (
-        cut_off(bucket, lambda method, key: method == "PUT" and OWNER_FILE not in key),
-        pytest.raises(RunUnwritable),
-    ):
-        go(tmp_path, 16, 32)
+    with cut_off(bucket, stays_local), pytest.raises(RunUnwritable):
+        go(tmp_path, 16, 32, 64)
     on_host("second")
     slow = lambda attempt: replace(measured(attempt), wall_s=9.0)  # noqa: E731
     assert go(tmp_path, 16, 32, measure=slow)[1] == [32]
-    (cell,) = {cell for cell, _ in rows_in(bucket)} - {cell_of(tmp_path, 16)}
     there = {
         name: bucket.objects[f"bucket/runs/x/{name}"][0]
         for name in bucket.names("runs/x/")
         if name.startswith(("artifacts/", "attempts/", "samples/"))
     }
     on_host("first")
-    result, lengths = go(tmp_path, 16, 32)
-    assert (result.recovered, lengths) == (1, [])
-    assert "attempts from here whose numbers others have there: 1; " in capsys.readouterr().err
+    capsys.readouterr()
+    assert len(open_run(ADDRESS).read("attempts")) == 2
+    (aside,) = asides()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"has other attempts, and is the folder {aside} now" in line
+    assert call("status", aside.folder).output.count("3 ok") == 1
+    assert aside.read("attempts")["wall_s"].max() == 2.0
+    assert len(list(aside.folder.glob(f"artifacts/*/1/{JOURNAL_FILE}"))) == 3
+    result, lengths = go(tmp_path, 16, 32, 64)
+    assert (result.recovered, lengths) == (0, [64])
     assert there == {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in there}
     run = open_run(ADDRESS)
-    attempts = run.read("attempts").query("cell == @cell").set_index("attempt")
-    assert attempts["status"].to_dict() == {1: "ok", 2: "ok"}
-    assert attempts["wall_s"][1] == 9.0
-    assert attempts["wall_s"][2] < 1  # of the journal: a fake attempt takes no time
-    assert len(run.read("samples")) == 3
-    assert json.loads(attempts["facts"][2])
-    folder = bucket.names(f"runs/x/artifacts/{cell}/2/")
-    assert {ATTEMPT_FILE, LOG_FILE, RERUN_FILE} <= folder
-    assert go(tmp_path, 16, 32)[1] == []
-    assert len(rows_in(bucket)) == 3
+    assert set(run.read("attempts")["attempt"]) == {1}
+    assert sorted(run.read("attempts")["wall_s"])[-1] == 9.0
+    assert len(run.read("samples")) == len(rows_in(bucket)) == 3
+    assert go(tmp_path, 16, 32, 64)[1] == []
+    assert capsys.readouterr().err == ""
 
 
 class Killed(BaseException):
     """Ends a driver at once, as -9 does."""
 
 
-# After the folder of an attempt has its new number, and before the list is replaced.
-_DEADLIEST = (4, 6)
-_MOVES = 6
+_MOVES = 7
 
 
 @pytest.mark.parametrize(
     "kill_at",
-    [
-        pytest.param(at, marks=() if at in _DEADLIEST else pytest.mark.slow)
-        for at in range(1, _MOVES + 2)
-    ],
+    [pytest.param(at, marks=() if at == 2 else pytest.mark.slow) for at in range(1, _MOVES + 2)],
 )
-def test_a_kill_while_a_copy_takes_over_a_list_mixes_no_attempts(
+def test_a_kill_while_a_copy_is_renamed_and_downloaded_again_loses_nothing(
     bucket: Bucket, on_host: Host, tmp_path: Path, kill_at: int
 ) -> None:
     """Two hosts measured an attempt of one number. Each stays with its samples and its files."""
@@ -464,13 +465,7 @@ def test_a_kill_while_a_copy_takes_over_a_list_mixes_no_attempts(
 
         return measure
 
-    with (
-        cut_off(
-            bucket,
-            lambda method, key: method == "PUT" and (is_of_rows(key) or "/artifacts/" in key),
-        ),
-        pytest.raises(RunUnwritable),
-    ):
+    with cut_off(bucket, stays_local), pytest.raises(RunUnwritable):
         go(tmp_path, 16, 32, measure=measured_as(1.5))
     on_host("second")
     go(tmp_path, 16, measure=measured_as(2.5))
@@ -487,27 +482,52 @@ def test_a_kill_while_a_copy_takes_over_a_list_mixes_no_attempts(
         return move_or_die
 
     with pytest.MonkeyPatch.context() as patch, suppress(Killed):
-        for name in ("rename", "replace", "unlink"):
+        for name in ("rename", "replace", "unlink", "mkdir"):
             patch.setattr(os, name, deadly(getattr(os, name)))
         open_run(ADDRESS)
     assert moves[0] >= min(kill_at, _MOVES)  # one that is killed removes its half file
+    assert go(tmp_path, 16, 32, measure=measured_as(3.5))[1] == [32]
     assert go(tmp_path, 16, 32)[1] == []
-    assert go(tmp_path, 16, 32)[1] == []
-    for host in ("first", "third"):
-        on_host(host)
-        run = open_run(ADDRESS)
+    (aside,) = asides()
+    on_host("third")
+    for run, expected in ((aside, [1.5, 1.5]), (open_run(ADDRESS), [2.5, 3.5])):
+        run.fetch_artifacts()
         samples = {
             (cell, number): value
             for cell, number, value in run.rows("samples", ["cell", "attempt", "value"])
         }
-        assert sorted(samples.values()) == [1.5, 1.5, 2.5]
+        assert sorted(samples.values()) == expected
         assert sorted(run.rows("attempts", ["cell", "attempt"])) == sorted(samples)
-        run.fetch_artifacts()
         for (cell, number), value in samples.items():
-            folder = f"artifacts/{cell}/{number}"
-            assert (run.folder / folder / LOG_FILE).read_text() == str(value)
-            journal, _ = bucket.objects[f"bucket/runs/x/{folder}/{JOURNAL_FILE}"]
-            assert str(value) in journal.decode()
+            assert (run.attempt_folder(cell, number) / LOG_FILE).read_text() == str(value)
+
+
+@pytest.mark.parametrize("kill_at", range(1, 12))
+def test_a_reader_that_is_killed_while_it_downloads_keeps_its_copy(
+    bucket: Bucket, on_host: Host, tmp_path: Path, kill_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is taken for attempts that the bucket lacks."""
+    monkeypatch.setattr(batch_writer, "BATCH", 2)
+    on_host("second")
+    go(tmp_path, 16)
+    on_host("first")
+    open_run(ADDRESS)
+    on_host("second")
+    go(tmp_path, *range(8, 64, 8))
+    on_host("first")
+    downloads = [0]
+
+    def rename(path: Path, target: Path) -> Path:
+        downloads[0] += 1
+        if downloads[0] >= kill_at:
+            raise Killed
+        return path.replace(target)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        patch.setattr(Path, "rename", rename)
+        open_run(ADDRESS)
+    assert len(open_run(ADDRESS).read("samples")) == len(rows_in(bucket)) == 7
+    assert asides() == []
 
 
 def cell_of(tmp_path: Path, length: int) -> str:
@@ -589,22 +609,17 @@ def test_samples_do_not_join_a_failed_attempt_of_another_host(
     bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
     """A host that was cut off has samples of an attempt that failed on another host."""
-    with (
-        cut_off(
-            bucket,
-            lambda method, key: method == "PUT" and (is_of_rows(key) or "/artifacts/" in key),
-        ),
-        pytest.raises(RunUnwritable),
-    ):
+    with cut_off(bucket, stays_local), pytest.raises(RunUnwritable):
         go(tmp_path, 16)
     on_host("second")
     go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
     on_host("first")
     assert not bucket.names("runs/x/artifacts/")
     assert go(tmp_path, 16)[1] == []
-    run = open_run(ADDRESS)
-    assert dict(run.rows("attempts", ["attempt", "status"])) == {1: "oom", 2: "ok"}
-    assert set(run.read("samples")["attempt"]) == {2}
+    run, (aside,) = open_run(ADDRESS), asides()
+    assert dict(run.rows("attempts", ["attempt", "status"])) == {1: "oom"}
+    assert run.read("samples").empty
+    assert len(aside.read("samples")) == 1
 
 
 def test_a_failed_upload_waits_for_those_under_way(
@@ -650,12 +665,11 @@ def test_a_file_that_cannot_be_uploaded_blocks_no_other(
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_another_run_in_the_bucket_is_refused_until_the_copy_is_moved_away(
+def test_a_copy_of_another_run_than_that_of_the_bucket_is_renamed(
     bucket: Bucket, on_host: Host, tmp_path: Path, is_replaced: bool
 ) -> None:
     """The bucket was emptied, or has a run that another host began since."""
     go(tmp_path, 16, 32)
-    folder = open_run(ADDRESS).folder
     bucket.objects.clear()
     if is_replaced:
         time.sleep(1.0)  # two runs differ by the second in which they were created
@@ -663,14 +677,34 @@ def test_another_run_in_the_bucket_is_refused_until_the_copy_is_moved_away(
         go(tmp_path, 16)
         on_host("first")
     there = dict(bucket.objects)
-    for use in (lambda: open_run(ADDRESS), lambda: go(tmp_path, 16)):
-        with pytest.raises(RunError, match=re.escape(f"its working copy {folder}. Move that")):
-            use()
-    assert {name: there.get(name) for name in bucket.objects if OWNER_FILE not in name} == there
-    folder.rename(tmp_path / "away")
-    assert len(sweep.load(tmp_path / "away").samples) == 2
+    assert open_run(ADDRESS).exists == is_replaced
+    assert bucket.objects == there
+    (aside,) = asides()
+    assert len(sweep.load(aside.folder).samples) == 2
     assert go(tmp_path, 16)[1] == ([] if is_replaced else [16])
     assert len(rows_in(bucket)) == 1
+    assert asides()[1:] == []
+
+
+def test_a_copy_is_not_renamed_below_a_driver(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    """Another host has continued the run after this one has read it, and before it writes."""
+    with cut_off(bucket, stays_local), pytest.raises(RunUnwritable):
+        go(tmp_path, 16)
+    run = open_run(ADDRESS)
+    on_host("second")
+    go(tmp_path, 16)
+    on_host("first")
+    with (
+        pytest.raises(RunError, match="another host has written to it in this moment"),
+        open_for_writing(run),
+    ):
+        pass
+    assert not asides()
+    assert OWNER_FILE not in bucket.names("runs/x/")
+    assert go(tmp_path, 16)[1] == []
+    assert len(asides()) == 1
 
 
 def test_readers_do_not_refresh_a_copy_while_a_driver_writes_to_it(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import RunError, RunMismatch
-from orchestrator.store.run_collection import Publication, require_listed
+from orchestrator.store.run_collection import Publication, read_contents
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def change(folder: Path, **values: object) -> None:
 
 
 def test_a_publication_has_the_runs_that_it_lists(published: Path) -> None:
-    require_listed(published / "run")
+    read_contents(published, only="run/")
     assert Publication(published).contents.runs == ["run"]
 
 
@@ -57,7 +57,7 @@ def test_a_wrong_list_is_refused_by_the_report_and_for_each_run(
     key: str, value: object, expected: str, published: Path
 ) -> None:
     change(published, **{key: value})
-    for read in (lambda: Publication(published), lambda: require_listed(published / "run")):
+    for read in (lambda: Publication(published), lambda: read_contents(published, only="run/")):
         with pytest.raises(RunError) as refused:
             read()
         assert (
@@ -70,4 +70,4 @@ def test_a_wrong_list_is_refused_by_the_report_and_for_each_run(
 def test_a_newer_publication_is_refused_for_each_run(published: Path) -> None:
     change(published, schema_version=99)
     with pytest.raises(RunMismatch, match=r"schema 99, newer than 2\. Update"):
-        require_listed(published / "run")
+        read_contents(published, only="run/")

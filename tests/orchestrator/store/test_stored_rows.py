@@ -24,7 +24,7 @@ from orchestrator.planning.request import SweepRequest
 from orchestrator.store import batch_writer
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.cell_state import read_states
-from orchestrator.store.listing import Listing, read_listing
+from orchestrator.store.listing import Listing
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
@@ -153,7 +153,7 @@ def test_cells_of_a_damaged_file_are_incomplete_and_measured_again(
     go(request_of(), scheduler, messages=messages)
     assert {attempt.cell.id for attempt in scheduler.begun} == second
     assert {attempt.number for attempt in scheduler.begun} == {2}
-    assert len([line for line in messages if f"{table}: has " in line]) == 1
+    assert len([line for line in messages if f"incomplete: {table} has " in line]) == 1
     assert len([line for line in messages if f"{table}/0002.parquet: damaged or" in line]) == 1
     assert {one.status for one in read_states(run).values()} == {"ok"}
     assert read_states(run).keys() == before.keys()
@@ -256,7 +256,7 @@ def test_a_lost_list_is_written_again(
 
 
 def test_an_older_list_is_noticed(run: Run, request_of: Callable[[], SweepRequest]) -> None:
-    listing = read_listing(run.folder, "run")
+    listing = run.stored().listing
     older = {name: digest for name, digest in listing.files.items() if "0003" not in name}
     listing.model_copy(update={"files": older, "last": 2}).write(run.folder)
     with pytest.raises(RunError, match=r"stored\.json: is missing, or older than attempts/0003"):
@@ -264,7 +264,7 @@ def test_an_older_list_is_noticed(run: Run, request_of: Callable[[], SweepReques
     scheduler = FakeScheduler(measure)
     go(request_of(), scheduler)
     assert lengths_of(scheduler) == []
-    assert read_listing(run.folder, "run").files == listing.files
+    assert run.stored().listing.files == listing.files
 
 
 @pytest.fixture
@@ -327,7 +327,7 @@ def test_a_listed_name_that_is_no_batch_refuses_the_run(
 ) -> None:
     precious = tmp_path / "thesis.tex"
     precious.write_text("thesis")
-    listing = read_listing(run.folder, "run")
+    listing = run.stored().listing
     Listing(files={**listing.files, name: "0" * 64}).write(run.folder)
     files = sorted(tmp_path.rglob("*"))
     with pytest.raises(RunError, match=r"is not the name of a batch\. Do not use") as caught:
@@ -346,12 +346,12 @@ def test_a_list_of_a_newer_program_asks_for_an_update(run: Run) -> None:
 def test_a_table_of_a_newer_program_is_ignored_and_stays_listed(
     run: Run, make_outcome: Callable[..., Outcome]
 ) -> None:
-    listing = read_listing(run.folder, "run")
+    listing = run.stored().listing
     Listing(files={**listing.files, "traces/0001.parquet": "0" * 64}).write(run.folder)
     assert {one.status for one in read_states(run).values()} == {"ok"}
     with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
-    assert "traces/0001.parquet" in read_listing(run.folder, "run").files
+    assert "traces/0001.parquet" in run.stored().listing.files
 
 
 def test_commands_name_an_incomplete_cell_and_publish_refuses(
@@ -359,7 +359,10 @@ def test_commands_name_an_incomplete_cell_and_publish_refuses(
 ) -> None:
     (run.folder / "samples" / "0002.parquet").unlink()
     cell = min(cell for cell, one in read_states(run).items() if one.status == "incomplete")
-    expected = f"has 0 of the 2 rows of attempt 1 of cell {cell}; 1 cell more incomplete. Copy"
+    expected = (
+        f"attempt 1 of cell {cell} is incomplete: samples has 0 of its 2 rows;"
+        " 1 cell more incomplete. Copy"
+    )
     for words in (["status"], ["report", "--table", "timings"]):
         done = sweep_here(*words, run.folder)
         assert (done.exit_code, expected in done.stderr) == (0, True), done.output
