@@ -39,7 +39,7 @@ from orchestrator.report.findings import finding
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.tables.formatters import is_cpu_bound
 from orchestrator.report.text.cell_names import COMPILED, LENGTH, PASSES, fullest_context, scope_of
-from orchestrator.report.text.numbers import gibibytes, interval, number, percent, ratio, span
+from orchestrator.report.text.numbers import gibibytes, number, percent, ratio
 from tasks.spec.parameters import TIMING_AXES
 
 _PEAK = "peak_allocated_bytes"
@@ -130,12 +130,10 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
     shown, bound = (found[is_free], found[~is_free]) if is_free.any() else (found, found.iloc[:0])
     kind = "GPU-bound pair" if (shown["bound"] == "GPU-bound").any() else "pair"
     texts = [f"Median of {counted(len(shown), kind)}"]
-    spread = span(shown["ratio"])
     if len(shown) == 1:
         pair = shown.iloc[0]
         times = f"{number(pair[TIME + BASE])} ms eager and {number(pair[TIME])} ms compiled"
         texts = [f"{finding.subject_of(pair)} in {pair['precision']} takes {times}"]
-        spread = interval(pair["low"], pair["high"], pair["coverage"])
     texts += finding.by_precision(shown["ratio"], shown, results.axes, "{name} {ratio}")
     if len(bound):
         texts.append(f"{counted(len(bound), 'CPU-bound pair')} {ratio(bound['ratio'].median())}")
@@ -143,21 +141,10 @@ def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
     costs = cells.filter(items=["compile_cost_ms"]).astype(float).to_numpy() / 1e3
     costs = costs[np.isfinite(costs)]
     cost = f" Compiling takes {number(float(np.median(costs)))} s once." if len(costs) else ""
-    is_certain = bool(is_clear(shown).any())
-    return Finding(
-        f"{name} over eager",
-        ratio(shown["ratio"].median()),
-        spread,
-        finding.tally(
-            found, "Compiling" if name == "compiled" else "Compiling the whole model", "step"
-        ),
-        f"{'; '.join(texts)}.{cost}",
-        counted(len(shown), kind),
-        finding.least_gain(shown["low"].median(), shown["high"].median()) if is_certain else 0.0,
-        finding.basis_of_pairs(shown),
-        not is_free.any(),
-        is_certain,
-    )
+    subject = "Compiling" if name == "compiled" else "Compiling the whole model"
+    conclusion = finding.tally(found, subject, "step")
+    detail = f"{'; '.join(texts)}.{cost}"
+    return finding.of_pairs(shown, f"{name} over eager", conclusion, detail, kind)
 
 
 def about_attention(results: Results) -> Iterator[Finding]:
@@ -273,7 +260,8 @@ def about_other_axes(results: Results) -> Iterator[Finding]:
         values = ordered_values(axis, steps[axis])
         if len(values) < 2:
             continue
-        found = pairs(steps, results.axes, axis, (values[0], values[-1]))
+        # The last value is the baseline, so that a ratio says how much longer it takes.
+        found = pairs(steps, results.axes, axis, (values[-1], values[0]))
         if len(found):
             yield _of_axis(found, axis, values)
 
@@ -281,31 +269,17 @@ def about_other_axes(results: Results) -> Iterator[Finding]:
 def _of_axis(found: pd.DataFrame, axis: str, values: Sequence[object]) -> Finding:
     name = axis.rpartition(".")[2]
     first, last = f"{name}={axis_text(values[0])}", f"{name}={axis_text(values[-1])}"
-    times = 1 / found["ratio"]
-    spread = span(times)
-    if len(found) == 1:
-        pair = found.iloc[0]
-        spread = interval(1 / pair["high"], 1 / pair["low"], pair["coverage"])
-    is_certain = bool(is_clear(found).any())
-    conclusion = f"A step takes {ratio(times.median())} as long with {last} as with {first}."
+    middle = ratio(found["ratio"].median())
+    conclusion = f"A step takes {middle} as long with {last} as with {first}."
     why_unclear = ""
-    if not is_certain:
+    if not is_clear(found).any():
         conclusion = f"{last} and {first} show no clear difference."
         why_unclear = "the intervals of the two medians overlap"
         if (found["coverage"] < MIN_COVERAGE).any():
             why_unclear = "fewer than 6 steps give no interval at 95%"
-    return Finding(
-        f"{last} over {first}",
-        ratio(times.median()),
-        spread,
-        conclusion,
-        finding.sentence_of([finding.median_of(len(found), "pair"), why_unclear]),
-        counted(len(found), "pair"),
-        basis=finding.basis_of_pairs(found),
-        is_cpu_bound=bool(found["is_cpu_bound"].any())
-        and not finding.has_cell_with(found, "device", "cpu"),
-        is_clear=is_certain,
-    )
+    detail = finding.sentence_of([finding.median_of(len(found), "pair"), why_unclear])
+    found_pairs = finding.of_pairs(found, f"{last} over {first}", conclusion, detail)
+    return replace(found_pairs, gain=0.0)  # another value is another task
 
 
 def about_warm_up(results: Results) -> Iterator[Finding]:

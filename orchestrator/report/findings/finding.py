@@ -7,7 +7,7 @@ question. The page, the terminal and `answers.md` show the same findings with th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -17,7 +17,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.text.cell_names import LENGTH, PASSES, name_of, scope_of
 from orchestrator.report.text.memory_failures import NO_TABLE, TextTable
-from orchestrator.report.text.numbers import interval, marks, ratio
+from orchestrator.report.text.numbers import interval, marks, ratio, span
 from tasks.spec.parameters import TIMING_AXES
 
 Basis = Sequence[Sequence[str]]
@@ -60,24 +60,33 @@ class Finding:
 
 def of_pair(pair: Row, label: str, conclusion: str, detail: str) -> Finding:
     """Return what one pair of cells says: its ratio, and the time that can be saved at least."""
-    is_certain = bool(is_clear(pair))
+    found = of_pairs(pd.DataFrame([pair]).infer_objects(), label, conclusion, detail)
+    return replace(found, scope=scope_of(pair))
+
+
+def of_pairs(
+    found: pd.DataFrame, label: str, conclusion: str, detail: str, noun: str = "pair"
+) -> Finding:
+    """Return what pairs of cells say: the median and the range of their ratios, and the least gain.
+
+    Of one pair, the range is the interval of its ratio.
+    """
+    spread, is_certain = span(found["ratio"]), bool(is_clear(found).any())
+    if len(found) == 1:
+        only = found.iloc[0]
+        spread = interval(only["low"], only["high"], only["coverage"])
     return Finding(
         label,
-        ratio(pair["ratio"]),
-        interval(pair["low"], pair["high"], pair["coverage"]),
+        ratio(found["ratio"].median()),
+        spread,
         conclusion,
         detail,
-        scope_of(pair),
-        least_gain(pair["low"], pair["high"]) if is_certain else 0.0,
-        [(pair["cell"], pair["cell" + BASE])],
-        bool(pair["is_cpu_bound"]),
+        counted(len(found), noun),
+        least_gain(found["low"].median(), found["high"].median()) if is_certain else 0.0,
+        list(zip(found["cell"], found["cell" + BASE], strict=True)),
+        bool(found["is_cpu_bound"].any()),
         is_certain,
     )
-
-
-def basis_of_pairs(found: pd.DataFrame) -> Basis:
-    """Return the ids of the cells of each pair: that of the cell, and that of its counterpart."""
-    return list(zip(found["cell"], found["cell" + BASE], strict=True))
 
 
 def basis_of_cells(cells: pd.DataFrame) -> Basis:

@@ -158,9 +158,7 @@ def expected(finding: Finding, run: Stored) -> float | None:
     """Return the number of a finding from the samples; None if it has another test below."""
     label, basis = finding.label, finding.basis
     if " over " in label and label not in ("over repetitions", "best over default"):
-        ratios = [run.ms(base) / run.ms(own) for own, base in basis]
-        is_longer = "=" in label  # how much longer a step takes with a value of an axis
-        return statistics.median([1 / one for one in ratios] if is_longer else ratios)
+        return statistics.median([run.ms(base) / run.ms(own) for own, base in basis])
     if label in ("longest step", "step"):
         return run.ms(basis[0][0])
     if label == "backward / forward":
