@@ -16,7 +16,7 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.analysis.time_checks import KERNELS, OPERATIONS, STEP
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import RunError
-from orchestrator.common.text import cell_count, cells_and_verb
+from orchestrator.common.text import cell_count, cells_and_verb, counted
 from orchestrator.planning.invocation import command_with
 from orchestrator.report.formats.terminal import Screen, dense_table_text
 from orchestrator.report.tables.formatters import to_gib
@@ -79,7 +79,9 @@ def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterat
         counts = ((only_a, "A"), (only_b, "B"))
         alone = [f"{cell_count(count)} only in {side}" for count, side in counts if count]
         yield f"not compared: {', '.join(alone)}"
-    yield from _accepted(comparison)
+    for check in comparison.checks:
+        if check.accepted and check.verdict in (Verdict.SLOWER, Verdict.WORSE):
+            yield f"accepted: {check.gate} of {check.label}, because {check.accepted}"
     yield from _undecided(comparison, runs)
 
 
@@ -133,7 +135,7 @@ def _information(checks: Sequence[Check]) -> Iterator[str]:
     for bound in (BoundBy.GPU, BoundBy.CPU):
         ratios = [one.step_ratio for one in others if one.bound_by is bound and one.step_ratio]
         if ratios:
-            cells = f"{len(ratios)} {bound} {'cell' if len(ratios) == 1 else 'cells'}"
+            cells = counted(len(ratios), f"{bound} cell")
             yield f"for information, step time of {cells}, which is not judged: {_range(ratios)}"
 
 
@@ -147,12 +149,6 @@ def _power(comparison: Comparison) -> Iterator[str]:
             f"probability of a false alarm in the whole comparison: at most {alarm}; a slow-down of"
             f" {detectable} in the median cell would be found with 90%"
         )
-
-
-def _accepted(comparison: Comparison) -> Iterator[str]:
-    for check in comparison.checks:
-        if check.accepted and check.verdict in (Verdict.SLOWER, Verdict.WORSE):
-            yield f"accepted: {check.gate} of {check.label}, because {check.accepted}"
 
 
 def _undecided(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:

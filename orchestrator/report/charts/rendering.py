@@ -161,7 +161,9 @@ def _short_path(path: str) -> str:
     """Write a line along an axis as one number, and omit a line of no length."""
     steps: list[str] = []
     here = ["", ""]  # end of the last step; empty if the step does not contain it
-    for letter, numbers in re.findall(r"([A-Za-z])([^A-Za-z]*)", _NUMBER.sub(_rounded, path)):
+    # + 0.0: no -0
+    path = _NUMBER.sub(lambda one: f"{round(float(one[0]), 1) + 0.0:.1f}".removesuffix(".0"), path)
+    for letter, numbers in re.findall(r"([A-Za-z])([^A-Za-z]*)", path):
         there = numbers.split(",") if letter in "ML" else ["", ""]
         if letter != "L" or (here[0] != there[0] and here[1] != there[1]):
             steps.append(letter + numbers)
@@ -169,7 +171,3 @@ def _short_path(path: str) -> str:
             steps.append(f"V{there[1]}" if here[0] == there[0] else f"H{there[0]}")
         here = there
     return "".join(steps)
-
-
-def _rounded(number: re.Match[str]) -> str:
-    return f"{round(float(number[0]), 1) + 0.0:.1f}".removesuffix(".0")  # + 0.0: no -0

@@ -53,6 +53,7 @@ def _entries(search: StoredSearch, best: StoredCandidate) -> dict[str, Entry]:
         for one in search.entrants
         if not one.speed
     )
+    unmeasured = [f"{count}: {reason}" for reason, count in counts.most_common()]
     return {
         "best": Entry(" ".join(assignments(best.options))),
         "step ms": step,
@@ -63,13 +64,8 @@ def _entries(search: StoredSearch, best: StoredCandidate) -> dict[str, Entry]:
         "candidates": quantity(len(search.entrants), "d"),
         "rounds": quantity(confirmation.rounds if confirmation else None, "d"),
         "each option adds": Entry("; ".join(added)) if added else MISSING,
-        "not measured": _counted(counts),
+        "not measured": Entry("; ".join(unmeasured)) if unmeasured else MISSING,
     }
-
-
-def _counted(counts: Counter[str]) -> Entry:
-    texts = [f"{count}: {reason}" for reason, count in counts.most_common()]
-    return Entry("; ".join(texts)) if texts else MISSING
 
 
 BEST_TABLE = Table(
