@@ -122,7 +122,9 @@ class Comparison:
 
     @cached_property
     def undecided(self) -> list[Check]:
-        return [check for check in self.checks if check.verdict is Verdict.UNDECIDED]
+        """The checks without a verdict, of cells that the policy does not accept."""
+        found = [check for check in self.checks if check.verdict is Verdict.UNDECIDED]
+        return [check for check in found if not check.accepted]
 
     @cached_property
     def decided_cells(self) -> int:

@@ -7,6 +7,7 @@ graph breaks and recompilations hardly vary, and are compared without statistics
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -35,6 +36,7 @@ from orchestrator.store.run import INCOMPLETE, Run, find_cell
 _TASK = "task"
 _TRACES = "traces are compared with --table kernel-diff"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
+_MODEL = "model_source"  # a digest of the code of a model of your own
 
 
 def compare_runs(
@@ -189,11 +191,21 @@ def _differing_fingerprints(
         values = _distinct_values(first, name), _distinct_values(second, name)
         if values[0] != values[1]:
             differing[name] = values
+    models = _model_sources(a, cells_a), _model_sources(b, cells_b)
+    if models[0] != models[1]:
+        differing[_MODEL] = models
     # Equal digests of the measuring code are the same program, though the commits differ: a commit
     # may change nothing but documentation. Older programs wrote no digest, only the commit.
     if PROGRAM_SOURCE not in differing and _has_digests(first) and _has_digests(second):
         differing.pop("commit", None)
     return differing
+
+
+def _model_sources(run: RunTimings, cells: Sequence[str]) -> str:
+    """Return the digests of the models that the shown attempts of these cells ran."""
+    attempts = run.results.read_table("attempts").merge(run.results.cells[["cell", "attempt"]])
+    facts = attempts.loc[attempts["cell"].isin(cells), "facts"].map(json.loads)
+    return ", ".join(sorted({str(one[_MODEL]) for one in facts if one.get(_MODEL)})) or "none"
 
 
 def _has_digests(cells: pd.DataFrame) -> bool:

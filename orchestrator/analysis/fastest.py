@@ -12,6 +12,7 @@ import numpy as np
 from orchestrator.analysis.axes import Row, each, has_value, number_in
 from orchestrator.analysis.cells import derive_cells, valid_attempts
 from orchestrator.analysis.metric_columns import summarise
+from orchestrator.analysis.pairs import MIN_COVERAGE
 from orchestrator.analysis.results import Results
 from orchestrator.analysis.timing_columns import ATTEMPT_KEY, step_attempts
 from orchestrator.store.manifest import BEST
@@ -29,7 +30,8 @@ _LESS_MEMORY = 0.99  # share of a peak
 class Speed:
     """The measured step of a cell, in its first attempt.
 
-    low_s, high_s: 95 % interval of the median. is_cpu_bound: None if it is unknown.
+    low_s, high_s: interval of the median, which has a confidence of `coverage`.
+    is_cpu_bound: None if it is unknown. is_contended: other processes used its cores.
     is_beaten: the timing ended early.
     synced_s: the step that waits after each phase. rounds: medians of the later attempts, in s.
     wall_s: duration of the whole attempt.
@@ -44,6 +46,13 @@ class Speed:
     is_beaten: bool = False
     rounds: tuple[float, ...] = ()
     wall_s: float = 0.0
+    coverage: float = 1.0
+    is_contended: bool = False
+
+    @property
+    def has_interval(self) -> bool:
+        """False for fewer than six steps, unless each was slower than the best candidate."""
+        return self.coverage >= MIN_COVERAGE or self.is_beaten
 
 
 def speeds_of(results: Results) -> dict[str, Speed]:
@@ -80,6 +89,8 @@ def speeds_of(results: Results) -> dict[str, Speed]:
             row.get("timing_beaten") is True,
             tuple(median / 1e3 for median in medians[1:]),
             float(row["wall_s"]),
+            float(own["coverage"].iloc[0]),
+            bool(_flag_in(row, "cpu_contended")),
         )
     return found
 
@@ -112,8 +123,10 @@ class Contender:
 
     @property
     def pace_interval_s(self) -> tuple[float, float]:
-        """The interval of the pace."""
+        """The interval of the pace at 95 %: any pace, if there are too few steps for one."""
         assert self.speed is not None
+        if not self.speed.has_interval:
+            return 0.0, math.inf
         return self.speed.low_s / self.tokens, self.speed.high_s / self.tokens
 
 

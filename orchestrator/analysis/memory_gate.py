@@ -72,12 +72,14 @@ def _predicted_check(
         reason = f"predicted in two ways: {before['how']} and {after['how']}"
         return replace(open_check, reason=reason)
     peaks = (float(before["peak_allocated_bytes"]), float(after["peak_allocated_bytes"]))
-    check = memory_check(cell, settings, peaks, policy.memory)
+    check, reasons = memory_check(cell, settings, peaks, policy.memory), []
     if before["verdict"] != "oom" == after["verdict"]:
         check = replace(check, verdict=Verdict.WORSE)
+        reasons = [f"{before['verdict']} → oom in {limits[0] / 2**30:.2f} GiB"]
     if check.verdict is Verdict.SAME:
         return check
-    return replace(check, reason="; ".join(_grown(before, after, 1 if peaks[1] > peaks[0] else -1)))
+    reasons += _grown(before, after, 1 if peaks[1] > peaks[0] else -1)
+    return replace(check, reason="; ".join(reasons))
 
 
 def _grown(before: Record, after: Record, sign: int) -> list[str]:

@@ -206,7 +206,8 @@ def _without_kernels(pair: CellPair) -> tuple[str, str]:
             "a step on the CPU takes longer when anything else runs there; a policy with"
             f" step.cpu_bound: 10% judges it from {CPU_ROUNDS} rounds on"
         )
-        return reason, f"--repeat {CPU_ROUNDS}"
+        rounds = min(len(timing.steps_ms) for timing in pair.timings)
+        return reason, f"--repeat {CPU_ROUNDS}" if rounds < CPU_ROUNDS else ""
     option = "--instrument kernel_time"
     if pair.bound_by is BoundBy.GPU:
         return "measured on two machines, without kernel times", option

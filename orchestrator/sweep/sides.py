@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.common.errors import ConfigError, PlatformError
+from orchestrator.common.errors import ConfigError, PlatformError, SweepError
 from orchestrator.common.provenance import SOURCE_ROOT
 
 _FORM = "Write python=PATH, commit=REF or env=NAME=VALUE, or several of them joined by commas"
@@ -97,6 +97,18 @@ def parse_side(text: str, option: str) -> Side:
             raise ConfigError(f"{option}: names {key} twice", "Leave one of them out")
         names[key] = content if name == "env" else value
     return Side(**found, env=env)
+
+
+def prepare_sides(sides: Mapping[str, Side], config: Path, worktrees: Path) -> dict[str, Program]:
+    """Return what measures each side, by its name. After an error, no commit stays checked out.
+
+    For the arguments and errors see `prepare`.
+    """
+    try:
+        return {name: prepare(side, config, worktrees, f"--{name}") for name, side in sides.items()}
+    except SweepError:
+        remove_worktrees(config, worktrees)
+        raise
 
 
 def prepare(side: Side, config: Path, worktrees: Path, option: str) -> Program:

@@ -78,7 +78,7 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     Example: sweep ab configs/gate.yaml --a commit=origin/main --b commit=HEAD
     """
     from orchestrator.sweep.ab_rounds import SIDES, Contest, run_rounds
-    from orchestrator.sweep.sides import parse_side, prepare, remove_worktrees
+    from orchestrator.sweep.sides import parse_side, prepare_sides, remove_worktrees
 
     deadline = None
     if chosen["time_limit"] is not None:
@@ -95,10 +95,9 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
         return
     if gpu is not None:
         raise ConfigError(f"--gpu {gpu.name}: is for a plan", "Add --plan, or leave it out")
+    trees = out / _WORKTREES
     with ProgressLine("preparing both sides"):
-        programs = {
-            side: prepare(one, config, out / _WORKTREES, f"--{side}") for side, one in named.items()
-        }
+        programs = prepare_sides(named, config, trees)
     for side, program in programs.items():
         say(f"{side.upper()}: {program}")
     is_same = programs["a"].identity == programs["b"].identity
@@ -116,7 +115,7 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
         command = shell_command(["sweep", *without_separator(sys.argv[1:])])
         say(f"{reason.get(code, f'exit code {code}')}. To continue: {command}")
         sys.exit(code)
-    remove_worktrees(config, out / _WORKTREES)
+    remove_worktrees(config, trees)
     _conclude(contest, is_same, chosen)
 
 

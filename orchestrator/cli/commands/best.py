@@ -27,6 +27,7 @@ from orchestrator.common.text import counted, shell_path, value_text
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel
     from orchestrator.planning.request import SweepRequest
+    from orchestrator.sweep.best_search import BestFound
     from tasks.spec.cell import Cell
 
 
@@ -123,7 +124,7 @@ def _require_one_search(largest: str | None) -> None:
 
 def _print_best(chosen: Chosen) -> None:
     """Find and print the fastest configurations, and exit with 1 if there is none for a group."""
-    from orchestrator.cli.text.best import config_text, describe_best
+    from orchestrator.cli.text.best import describe_best
     from orchestrator.config.selection import parse_selection
     from orchestrator.config.yaml_source import Source
     from orchestrator.planning.named_modules import require_modules
@@ -162,15 +163,24 @@ def _print_best(chosen: Chosen) -> None:
     for line in describe_best(request, found, goal, screen):
         click.echo(screen.text(line))
     winners = [group.winner for group in found.groups]
-    if write is not None and any(winners):
-        write.write_text(config_text(request, found))
-        say(f"wrote {write}. To run it: sweep run {shell_path(write)}")
+    if write is not None:
+        say(_write(write, request, found))
     if found.result is not None and found.result.is_cut_short:
         end_with(found.result)
     if not is_plan:
         say(f"results in {request.run}")
         if None in winners:
             sys.exit(EXIT_FAILURES)
+
+
+def _write(file: Path, request: SweepRequest, found: BestFound) -> str:
+    """Write a config with the answers, and return a line that says so."""
+    from orchestrator.cli.text.best import config_text
+
+    if not any(group.winner for group in found.groups):
+        return f"did not write {file}: there is no answer"
+    file.write_text(config_text(request, found))
+    return f"wrote {file}. To run it: sweep run {shell_path(file)}"
 
 
 def _resources(request: SweepRequest, chosen: Chosen) -> tuple[GpuModel | None, int]:

@@ -97,7 +97,7 @@ def compare(
         return
     policy = read_policy(options["policy"])
     runs: tuple[Run, ...] = ()
-    if _is_file(a) and _is_file(b):
+    if any(map(_is_of_predictions, (a, b))):
         from orchestrator.analysis.memory_gate import compare_predictions
 
         comparison = compare_predictions(_read_predictions(a), _read_predictions(b), policy)
@@ -197,8 +197,8 @@ def read_policy(path: Path | None) -> Policy:
         raise config_error(error, Source(str(path), document)) from error
 
 
-def _is_file(text: str) -> bool:
-    return text.endswith(".json") and Path(text).is_file()
+def _is_of_predictions(text: str) -> bool:
+    return text.endswith(".json") and not Path(text).is_dir()
 
 
 def _read_predictions(path: str) -> list[dict[str, Any]]:
@@ -206,7 +206,9 @@ def _read_predictions(path: str) -> list[dict[str, Any]]:
     remedy = "Write it with `sweep plan CONFIG --memory --gpu H100 --format json`"
     try:
         records: Any = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", remedy) from error
+    except ValueError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", remedy) from error
     keys = {"cell", "task", "params", "memory"}
     is_known = isinstance(records, list) and all(

@@ -148,7 +148,14 @@ def _not_yet(
 
 def _sentences(group: SearchGroup, best: Entrant, end: str, goal: Goal) -> Iterator[str]:
     default = group.entrants[group.default]
-    yield from _verdict(group, best, default)
+    yield from _verdict(group, best, default, goal)
+    contended = sum(one.speed is not None and one.speed.is_contended for one in group.measured)
+    if contended:
+        yield (
+            f"{contended} of {counted(len(group.measured), 'measured candidate')} ran while other "
+            "processes used their cores, and their times may be too long: search again in another "
+            "folder when the machine is quiet"
+        )
     others = [one for one in group.alike(best) if one is not best]
     if best.is_cpu_bound and others and best is group.measured[0]:
         names = "; ".join(_words(one) for one in others)
@@ -179,7 +186,7 @@ def _has_mark(one: Entrant) -> bool:
     return is_known and one.cell.params.device == "cuda"
 
 
-def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> Iterator[str]:
+def _verdict(group: SearchGroup, best: Entrant, default: Entrant, goal: Goal) -> Iterator[str]:
     challenger, confirmation = group.challenger, group.confirmation
     if best is not default:
         line = f"best: {_words(best)}"
@@ -195,11 +202,15 @@ def _verdict(group: SearchGroup, best: Entrant, default: Entrant) -> Iterator[st
         )
     elif challenger is None:
         yield f"best: the default, {_words(default)}; no measured candidate is faster"
+        if goal.confirm:
+            yield "nothing to confirm: --confirm measures the default and a faster candidate again"
     else:
         taken, limit = challenger.pace_s / default.pace_s, sure_share(challenger, default)
         reason = f"only less than {_percent(limit)} is"
         if taken <= limit:
             reason = "their intervals overlap"
+        if not all(one.speed and one.speed.has_interval for one in (challenger, default)):
+            reason = "fewer than 6 steps have no interval at 95 %"
         line = f"best: the default, {_words(default)}. {_words(challenger)} took {_percent(taken)} of its time"
         if confirmation:
             yield line
@@ -220,7 +231,7 @@ def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> It
     if found.is_faster:
         yield f"{line}: confirmed, less than {limit}"
     elif found.is_undecided:
-        yield f"{line}: undecided, because less than {limit} is surely faster"
+        yield f"{line}: undecided, which is surely faster only below {limit}"
         if found.rounds < _MOST_ROUNDS:
             yield _deciding(challenger, default, min(2 * found.rounds, _MOST_ROUNDS))
     else:

@@ -35,6 +35,7 @@ from orchestrator.store.run import Run, find_cell
 
 KERNEL_DIFF = "kernel-diff"
 _LISTED = 8
+_NOT_GOOD = (Verdict.SLOWER, Verdict.WORSE, Verdict.UNDECIDED)
 _REASONS = 3  # why cells are undecided, in lines of their own
 _VERDICT = "verdict"
 _JUDGED = {STEP: "step time", KERNELS: "kernel time", OPERATIONS: "step time in operations"}
@@ -80,7 +81,7 @@ def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterat
         alone = [f"{cell_count(count)} only in {side}" for count, side in counts if count]
         yield f"not compared: {', '.join(alone)}"
     for check in comparison.checks:
-        if check.accepted and check.verdict in (Verdict.SLOWER, Verdict.WORSE):
+        if check.accepted and check.verdict in _NOT_GOOD:
             yield f"accepted: {check.gate} of {check.label}, because {check.accepted}"
     yield from _undecided(comparison, runs)
 
@@ -121,13 +122,21 @@ def _exact(comparison: Comparison) -> Iterator[str]:
         good = sum(check.verdict in (Verdict.SAME, Verdict.BETTER) for check in checks)
         if gate == MEMORY:
             limit = f"{comparison.policy.memory:.0%}"
-            worst = max((check.ratio or 1 for check in checks), default=1) - 1
-            text = f"peak memory within {limit} in {good} of {cell_count(len(checks))}"
-            parts.append(f"{text} (largest change {worst:+.1%})")
+            text = f"peak memory at most {limit} more in {good} of {cell_count(len(checks))}"
+            changes = [one.ratio - 1 for one in checks if one.ratio and one.b is not None]
+            largest = f" (largest change {max(changes, key=abs):+.1%})" if changes else ""
+            parts.append(f"{text}{largest}")
         else:
             parts.append(f"{gate} not worse in {good} of {len(checks)}")
     if parts:
         yield f"exact: {'; '.join(parts)}"
+    measured = {one.cell for one in comparison.exact if one.verdict is Verdict.SAME}
+    without = len(measured - {check.cell for check in by_gate.get(MEMORY, [])})
+    if without:
+        yield (
+            f"peak memory of {cell_count(without)} is not judged: it was not measured, or is that of a"
+            " whole process on a CPU"
+        )
 
 
 def _information(checks: Sequence[Check]) -> Iterator[str]:

@@ -37,7 +37,8 @@ def _entries(search: StoredSearch, best: StoredCandidate) -> dict[str, Entry]:
     default, speed = search.entrants[search.default], best.speed
     assert speed is not None
     step = milliseconds(1e3 * speed.step_s)
-    step = step._replace(spread=f" [{number(1e3 * speed.low_s)}, {number(1e3 * speed.high_s)}]")
+    if speed.has_interval:
+        step = step._replace(spread=f" [{number(1e3 * speed.low_s)}, {number(1e3 * speed.high_s)}]")
     faster, confirmation = MISSING, search.confirmation
     if default.speed:
         faster = quantity(default.pace_s / best.pace_s, ".2f")

@@ -81,6 +81,21 @@ def test_a_step_that_the_cpu_may_limit_must_be_30_percent_faster(
     assert best.options["x"] == winner
 
 
+@pytest.mark.parametrize(("is_beaten", "winner"), [(False, "a"), (True, "b")])
+def test_a_few_steps_do_not_show_what_is_faster_unless_they_lost(
+    is_beaten: bool, winner: str
+) -> None:
+    """Of five steps there is no interval at 95 %, but each of a beaten candidate was too slow."""
+    few = Speed(1.0, 1.0, 1.0, False, None, is_beaten=is_beaten, coverage=0.9375)
+    entrants = (
+        Contender({"x": "a"}, 1, few),
+        Contender({"x": "b"}, 1, Speed(0.5, 0.5, 0.5, False, None, coverage=0.98)),
+    )
+    best = Ranking(entrants, 0).winner
+    assert best is not None
+    assert best.options["x"] == winner
+
+
 def test_it_is_unknown_what_limits_a_step_without_a_lead(
     tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
@@ -135,7 +150,7 @@ def test_the_first_attempt_counts_and_later_ones_are_rounds(
     speeds = {lengths[cell]: speed for cell, speed in speeds_of(results).items()}
     assert speeds.keys() == {16, 32, 64}
     assert speeds[16] == Speed(
-        0.019, 0.016, 0.022, True, None, pytest.approx(0.019), False, (0.035, 0.051), 4.0
+        0.019, 0.016, 0.022, True, None, pytest.approx(0.019), False, (0.035, 0.051), 4.0, 1 - 2**-6
     )
     # What was measured again from the start has other first attempts.
     go(request, FakeScheduler(measured), RunOptions(fresh=True))

@@ -103,7 +103,9 @@ def test_a_change_of_memory_names_what_grew_or_shrank(
 def test_a_cell_that_no_longer_fits_is_worse_however_little_it_grew() -> None:
     after = changed(peak=1, roles={"temporary": 1}, modules={})
     after["memory"]["verdict"] = "oom"
-    assert compare_predictions([record()], [after], Policy()).exit_code == 1
+    comparison = compare_predictions([record()], [after], Policy())
+    assert comparison.exit_code == 1
+    assert comparison.checks[0].reason == "fits → oom in 80.00 GiB; temporary +1.0 MiB"
     both = deepcopy(after)
     assert compare_predictions([both], [after], Policy()).exit_code == 0
 
@@ -152,6 +154,8 @@ def test_a_policy_may_allow_and_accept_growth() -> None:
     assert outcome(memory="9%") == "FAIL"
     assert outcome(memory="10%") == "PASS"
     assert outcome(accept="a wider layer") == "PASS"
+    after["memory"]["peak_allocated_bytes"] = None  # what is accepted need not be decided
+    assert (outcome(), outcome(accept="no prediction yet")) == ("UNDECIDED", "PASS")
     policy = PolicyFile.model_validate({"gate": {"cells": [{"when": {"size": "tiny"}}]}}).gate
     with pytest.raises(ConfigError, match="size: tiny"):
         compare_predictions([record()], [after], policy)

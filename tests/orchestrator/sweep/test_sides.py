@@ -11,7 +11,7 @@ import pytest
 from orchestrator.common.errors import ConfigError, SweepError
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.sweep import sides
-from orchestrator.sweep.sides import Side, parse_side, prepare, remove_worktrees
+from orchestrator.sweep.sides import Side, parse_side, prepare, prepare_sides, remove_worktrees
 
 FACTS = {"root": str(SOURCE_ROOT), "torch": "2.13.0", "python": "3.11.7"}
 
@@ -103,6 +103,14 @@ def test_a_worktree_that_a_killed_command_left_is_made_whole(repository: Path, d
         (folder / ".git").write_text("gitdir: /nowhere\n")
     again = prepare(Side(commit="HEAD"), config, trees, "--a")
     assert (again.folder / "model.py").read_text() == "state = 2\n"
+
+
+def test_a_side_that_fails_leaves_no_commit_checked_out(repository: Path) -> None:
+    config, trees = Path("configs/mine.yaml"), repository.parent / "trees"
+    with pytest.raises(SweepError, match="is not known"):
+        prepare_sides({"a": Side(commit="HEAD"), "b": Side(commit="nonesuch")}, config, trees)
+    assert not trees.exists()
+    assert "trees" not in git(repository, "worktree", "list")
 
 
 def test_a_side_without_a_commit_measures_here(repository: Path) -> None:

@@ -188,6 +188,7 @@ def test_candidates_that_all_fail_are_no_success(sweep_here: Sweep, tmp_path: Pa
     assert "ended as failed" in result.stdout
     assert "no answer: no candidate has a measured step. See sweep status" in result.stdout
     assert not best.exists()
+    assert f"did not write {best}: there is no answer" in result.output
 
 
 def test_a_config_is_written_only_where_it_finds_its_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,25 @@ def test_a_file_that_is_no_prediction_is_refused(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_missing_file_of_predictions_is_the_one_that_is_named(
+    sweep_here: Sweep, tmp_path: Path
+) -> None:
+    files = predictions(tmp_path, record())
+    for names in ((files[0], "typo.json"), ("typo.json", files[1])):
+        done = sweep_here("compare", *names, "--gate")
+        assert done.exit_code == 2
+        assert "typo.json: cannot be read: No such file or directory" in done.stderr
+
+
+def test_the_largest_change_is_of_those_that_are_known(sweep_here: Sweep, tmp_path: Path) -> None:
+    less = changed(peak=-100, roles={"temporary": -100}, modules={})
+    done = sweep_here("compare", *predictions(tmp_path, less), "--gate")
+    assert "peak memory at most 1% more in 1 of 1 cell (largest change -10.0%)" in done.stdout
+    unknown = record(peak_allocated_bytes=None, reason="no data")
+    done = sweep_here("compare", *predictions(tmp_path, unknown), "--gate")
+    assert "peak memory at most 1% more in 0 of 1 cell\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
@@ -188,4 +208,19 @@ def test_two_cells_on_a_busy_cpu_are_undecided_and_say_what_to_do(
     assert "UNDECIDED: 2 of 2 cells were not decided" in lines
     assert "undecided: 2 cells: a step on the CPU takes longer when anything else runs" in lines
     assert lines.count("sweep run CONFIG --repeat 20 --out ") == 2
+    assert "peak memory of 2 cells is not judged: it was not measured" in lines
     assert sweep_here("compare", *folders).exit_code == 0
+
+
+def test_models_of_two_sources_are_two_programs(
+    sweep_here: Sweep, tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    folders = []
+    for name in ("a", "b"):
+        cell = make_outcome(step_ms=(10.0,) * 7)
+        cell = replace(cell, facts={**cell.facts, "model_source": f"source {name}"})
+        folders.append(write(tmp_path / name, cell).folder)
+    assert "same program" in sweep_here("compare", folders[0], folders[0]).stdout
+    printed = sweep_here("compare", *folders).stdout
+    assert "model_source: source a → source b" in printed
+    assert "same program" not in printed

@@ -23,10 +23,10 @@ WHERE: dict[str, Sequence[object]] = {
 }
 
 
-def sentences(steps: Mapping[str, Speed], **changes: object) -> list[str]:
+def sentences(steps: Mapping[str, Speed], confirm: int = 0, **changes: object) -> list[str]:
     """Return the lines below the table of a group, of the candidates with these steps."""
     request = resolve(ROOT / "configs" / "full.yaml", Selection(where=WHERE), Path("run"))
-    goal = Goal(("precision", "compile"))
+    goal = Goal(("precision", "compile"), confirm=confirm)
     group = make_groups(request.expansion.cells, goal)[0]
     entrants = []
     for one in group.entrants:
@@ -106,6 +106,24 @@ def test_no_candidate_fits() -> None:
     ]
 
 
+def test_too_few_steps_and_a_busy_machine_are_named() -> None:
+    few = replace(step(0.5, 0.5, 0.5), coverage=0.5, is_contended=True)
+    lines = sentences({"fp32 eager": step(1.0, 1.0, 1.0), "bf16 eager": few})
+    sentence = next(line for line in lines if line.startswith("best: the default"))
+    assert sentence.endswith("not surely faster: fewer than 6 steps have no interval at 95 %")
+    assert (
+        "1 of 2 measured candidates ran while other processes used their cores, and their times may "
+        "be too long: search again in another folder when the machine is quiet"
+    ) in lines
+
+
+def test_there_is_nothing_to_confirm_if_nothing_is_faster() -> None:
+    steps = {"fp32 eager": step(1.0, 1.0, 1.0), "bf16 eager": step(2.0, 2.0, 2.0)}
+    line = "nothing to confirm: --confirm measures the default and a faster candidate again"
+    assert line in sentences(steps, confirm=3)
+    assert line not in sentences(steps)
+
+
 def test_what_was_measured_alternately_decides() -> None:
     default = replace(step(1.0, 1.0, 1.0), rounds=(1.0, 1.01, 0.99))
     sure = replace(step(0.99, 0.98, 1.2), rounds=(0.9, 0.91, 0.9))
@@ -123,8 +141,8 @@ def test_what_was_measured_alternately_decides() -> None:
     )
     assert (
         "measured 3 more times each: precision=bf16 compile=eager takes 94.4 % of the time "
-        "of the default, at most 107 % with 95 % confidence: undecided, because less than 98 % is "
-        "surely faster"
+        "of the default, at most 107 % with 95 % confidence: undecided, which is surely faster only "
+        "below 98 %"
     ) in lines
     assert (
         "to decide it: --confirm 6 measures both 3 more times, which takes about 1 min 00 s"
