@@ -23,7 +23,7 @@ from orchestrator.store.run import INCOMPLETE
 from tasks.spec.messages import assignments
 from tasks.spec.status import Status
 
-MEMORY = "memory"
+STATUS, MEMORY = "status", "memory"
 _OOM = (Status.OOM, Status.OOM_INFERRED, Status.HOST_OOM)
 _COUNTS = {
     "graph breaks": ("compile_graph_breaks", "graph_breaks"),
@@ -149,22 +149,9 @@ def exact_checks(
 ) -> Iterator[Check]:
     """Yield the checks of a cell's status, peak memory, graph breaks and recompilations."""
     first, second = (str(row["status"]) for row in rows)
-    if INCOMPLETE in (first, second):
-        side = "A" if first == INCOMPLETE else "B"
-        reason = f"some of its rows are missing in {side}"
-        yield Check(cell, settings, "status", Verdict.UNDECIDED, reason=reason)
-        return
-    if first == Status.OK != second:
-        action = policy.status.oom if second in _OOM else policy.status.failed
-        verdict = Verdict.WORSE if action == "fail" else Verdict.SAME
-        yield Check(cell, settings, "status", verdict, reason=f"{first} → {second}")
-    elif second == Status.OK != first:
-        yield Check(cell, settings, "status", Verdict.BETTER, reason=f"{first} → {second}")
-    elif not {first, second} <= {Status.OK, Status.SKIPPED, *_OOM}:
-        yield Check(cell, settings, "status", Verdict.UNDECIDED, reason=f"{first} → {second}")
+    yield _status_check(cell, settings, (first, second), policy)
     if not first == second == Status.OK:
         return
-    yield Check(cell, settings, "status", Verdict.SAME)
     if all(has_value(row, "peak_allocated_bytes") for row in rows):
         peaks = (float(rows[0]["peak_allocated_bytes"]), float(rows[1]["peak_allocated_bytes"]))
         yield memory_check(cell, settings, peaks, policy.memory)
@@ -175,6 +162,25 @@ def exact_checks(
             if b > a + getattr(policy.compile, limit):
                 verdict = Verdict.WORSE
             yield Check(cell, settings, gate, verdict, a, b, "count", f"{a} → {b}")
+
+
+def _status_check(
+    cell: str, settings: Mapping[str, str], statuses: tuple[str, str], policy: Policy
+) -> Check:
+    first, second = statuses
+    verdict, reason = Verdict.UNDECIDED, f"{first} → {second}"
+    if INCOMPLETE in statuses:
+        reason = f"some of its rows are missing in {'A' if first == INCOMPLETE else 'B'}"
+    elif first == second == Status.OK:
+        verdict, reason = Verdict.SAME, ""
+    elif first == Status.OK:
+        action = policy.status.oom if second in _OOM else policy.status.failed
+        verdict = Verdict.WORSE if action == "fail" else Verdict.SAME
+    elif second == Status.OK:
+        verdict = Verdict.BETTER
+    elif set(statuses) <= {Status.SKIPPED, *_OOM}:
+        verdict = Verdict.SAME
+    return Check(cell, settings, STATUS, verdict, reason=reason)
 
 
 def memory_check(

@@ -29,7 +29,7 @@ from orchestrator.analysis.time_checks import CellPair, time_checks
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
-from orchestrator.common.text import shell_path
+from orchestrator.common.text import cell_count, shell_path
 from orchestrator.store.layout import CACHE
 from orchestrator.store.run import INCOMPLETE, Run, find_cell
 
@@ -86,6 +86,9 @@ def compare_runs(
             )
         )
     if not any(_is_measured(row) for pair in pairs for row in pair.rows):
+        if pairs:
+            problem = f"{a} and {b}: none of their {cell_count(len(pairs))} in common was measured"
+            raise RunError(problem, "`sweep status` says why")
         problem = f"{a} and {b}: have no measured cell in common"
         raise RunError(problem, f"Name cells as RUN:CELL; {_TRACES}")
     require_matching(policy, [_values(pair.rows[0], first.results.axes) for pair in pairs])

@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 
 from orchestrator.analysis.axes import has_value
-from orchestrator.analysis.checks import MEMORY, Check, Comparison
+from orchestrator.analysis.checks import MEMORY, STATUS, Check, Comparison
 from orchestrator.analysis.comparison import cell_labels
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import Results, load_results
@@ -130,7 +130,10 @@ def _exact(comparison: Comparison) -> Iterator[str]:
             parts.append(f"{gate} not worse in {good} of {len(checks)}")
     if parts:
         yield f"exact: {'; '.join(parts)}"
-    measured = {one.cell for one in comparison.exact if one.verdict is Verdict.SAME}
+    same = [one for one in by_gate.get(STATUS, []) if one.verdict is Verdict.SAME]
+    for reason, count in Counter(one.reason for one in same if one.reason).items():
+        yield f"status of {cell_count(count)}: {reason}"
+    measured = {one.cell for one in same if not one.reason}
     without = len(measured - {check.cell for check in by_gate.get(MEMORY, [])})
     if without:
         yield (

@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.orchestrator.analysis.test_comparison import gpu_cell, on, write
 from tests.orchestrator.analysis.test_memory_gate import changed, record
 
@@ -210,6 +211,22 @@ def test_two_cells_on_a_busy_cpu_are_undecided_and_say_what_to_do(
     assert lines.count("sweep run CONFIG --repeat 20 --out ") == 2
     assert "peak memory of 2 cells is not judged: it was not measured" in lines
     assert sweep_here("compare", *folders).exit_code == 0
+
+
+def test_a_cell_that_runs_out_of_memory_in_both_is_counted(
+    sweep_here: Sweep, tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    ok, oom = make_outcome(), make_outcome(Status.OOM, batch_size=8)
+    folder = write(tmp_path / "a", ok, oom).folder
+    printed = " ".join(sweep_here("compare", folder, folder).stdout.split())
+    assert "1 of 2 cells were not decided" in printed
+    assert "status of 1 cell: oom → oom" in printed
+    alone = write(tmp_path / "b", oom).folder
+    done = sweep_here("compare", alone, alone)
+    assert (done.exit_code, "none of their 1 cell in common was measured" in done.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_models_of_two_sources_are_two_programs(
