@@ -17,6 +17,7 @@ import pandas as pd
 from orchestrator.analysis.axes import Row, axis_text, axis_texts, each, key_axes, sort_cells
 from orchestrator.analysis.cell_timing import CellTiming, RunTimings, load_timings
 from orchestrator.analysis.checks import (
+    STATUS,
     Check,
     Comparison,
     exact_checks,
@@ -139,7 +140,7 @@ def _missing(
 ) -> Iterator[Check]:
     for cell, row in rows[0].items():
         if _is_measured(row) and cell not in rows[1]:
-            check = Check(cell, settings[cell], "status", Verdict.WORSE, reason="is not in B")
+            check = Check(cell, settings[cell], STATUS, Verdict.WORSE, reason="is not in B")
             yield replace(check, accepted=policy.acceptance(_values(row, axes)))
 
 
