@@ -1,4 +1,4 @@
-"""The width of texts on a screen."""
+"""Tests of the width of texts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,3 @@ def test_the_width_is_that_of_columns_and_of_files_without_it(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert Screen.of_stdout().width == width
-
-
-def test_a_command_stays_in_one_line() -> None:
-    command = f"  sweep run CONFIG --where {'x' * 60}"
-    assert Screen(40).text(command) == command
-    assert "\n" in Screen(40).text(command.replace("sweep", "words"))
