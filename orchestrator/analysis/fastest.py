@@ -260,6 +260,18 @@ def _changed(one: Contender, other: Contender) -> list[str]:
     return [name for name, value in one.options.items() if value != other.options.get(name)]
 
 
+def times_as_fast(one: Contender, other: Contender) -> tuple[float, float, float]:
+    """Return how many times as fast one is as the other, and the ends of the interval.
+
+    The ends are those of both intervals. Without one of these, they are 0 and infinity.
+    """
+    gained = other.pace_s / one.pace_s
+    (low_s, high_s), (other_low_s, other_high_s) = one.pace_interval_s, other.pace_interval_s
+    if math.inf in (high_s, other_high_s):
+        return gained, 0.0, math.inf
+    return gained, other_low_s / high_s, other_high_s / low_s
+
+
 def is_surely_faster(one: Contender, other: Contender) -> bool:
     """Return True if the difference is above what differs between processes and between steps."""
     is_above_noise = one.pace_s <= sure_share(one, other) * other.pace_s

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from orchestrator.analysis.fastest import SURELY_FASTER, Confirmation, sure_share
+from orchestrator.analysis.fastest import (
+    SURELY_FASTER,
+    Confirmation,
+    sure_share,
+    times_as_fast,
+)
 from orchestrator.cli.text.changes import changes_of
 from orchestrator.common.text import counted, format_seconds, shell_path, value_text
 from orchestrator.config.cell_labels import CellLabels
@@ -193,13 +199,9 @@ def _verdict(group: SearchGroup, best: Entrant, default: Entrant, goal: Goal) ->
         if default.speed is None:
             yield f"{line}; the default has no measured step to compare with"
             return
-        # From the ends of both intervals.
-        low = default.pace_interval_s[0] / best.pace_interval_s[1]
-        high = default.pace_interval_s[1] / best.pace_interval_s[0]
-        yield (
-            f"{line}: {ratio(default.pace_s / best.pace_s)} [{ratio(low)}, {ratio(high)}] as fast as "
-            f"the default, {_words(default)}"
-        )
+        gained, low, high = times_as_fast(best, default)
+        ends = f" [{ratio(low)}, {ratio(high)}]" if high < math.inf else ""
+        yield f"{line}: {ratio(gained)}{ends} as fast as the default, {_words(default)}"
     elif challenger is None:
         yield f"best: the default, {_words(default)}; no measured candidate is faster"
         if goal.confirm:
@@ -231,7 +233,7 @@ def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> It
     if found.is_faster:
         yield f"{line}: confirmed, less than {limit}"
     elif found.is_undecided:
-        yield f"{line}: undecided, which is surely faster only below {limit}"
+        yield f"{line}: undecided, because only less than {limit} is surely faster"
         if found.rounds < _MOST_ROUNDS:
             yield _deciding(challenger, default, min(2 * found.rounds, _MOST_ROUNDS))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.analysis.fastest import StoredSearch, stored_searches
+from orchestrator.analysis.fastest import StoredSearch, stored_searches, times_as_fast
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.report.findings.finding import Finding, least_gain
@@ -32,10 +32,8 @@ def _answer(search: StoredSearch) -> Finding | None:
     elif default.speed is None:
         conclusion = f"{words} is the fastest. The default has no measured step to compare with."
     else:
-        gained, again = default.pace_s / best.pace_s, search.confirmation
-        low = default.pace_interval_s[0] / best.pace_interval_s[1]
-        high = default.pace_interval_s[1] / best.pace_interval_s[0]
-        if again:
+        gained, low, high = times_as_fast(best, default)
+        if again := search.confirmation:
             gained, low, high = 1 / again.ratio, 1 / again.upper, 1 / again.lower
         shown, gain = interval(low, high), least_gain(low, high)
         conclusion = f"{words} is {ratio(gained)} as fast as the default, {its_words}."

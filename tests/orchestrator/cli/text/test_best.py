@@ -117,6 +117,16 @@ def test_too_few_steps_and_a_busy_machine_are_named() -> None:
     ) in lines
 
 
+def test_rounds_may_confirm_what_has_too_few_steps_for_an_interval() -> None:
+    few = replace(step(0.5, 0.4, 0.6), coverage=0.5, rounds=(0.5, 0.5, 0.51))
+    default = replace(step(1.0, 1.0, 1.0), rounds=(1.0, 1.0, 1.01))
+    lines = sentences({"fp32 eager": default, "bf16 eager": few})
+    assert (
+        "best: precision=bf16 compile=eager: 2.00× as fast as the default, precision=fp32 compile=eager"
+        in lines
+    )
+
+
 def test_there_is_nothing_to_confirm_if_nothing_is_faster() -> None:
     steps = {"fp32 eager": step(1.0, 1.0, 1.0), "bf16 eager": step(2.0, 2.0, 2.0)}
     line = "nothing to confirm: --confirm measures the default and a faster candidate again"
@@ -141,8 +151,8 @@ def test_what_was_measured_alternately_decides() -> None:
     )
     assert (
         "measured 3 more times each: precision=bf16 compile=eager takes 94.4 % of the time "
-        "of the default, at most 107 % with 95 % confidence: undecided, which is surely faster only "
-        "below 98 %"
+        "of the default, at most 107 % with 95 % confidence: undecided, because only less than 98 % "
+        "is surely faster"
     ) in lines
     assert (
         "to decide it: --confirm 6 measures both 3 more times, which takes about 1 min 00 s"
