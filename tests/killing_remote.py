@@ -70,7 +70,7 @@ def kill_one(folder: Path, environment: dict[str, str], cells: int, after_s: flo
 
 
 def rows_there() -> tuple[Rows, int]:
-    """Those in the bucket, and how many cells are there twice or have no samples."""
+    """Return the rows in the bucket, and how many cells are there twice or have no samples."""
     run = open_run(ADDRESS)
     found = [
         ((cell, number), wall_s)

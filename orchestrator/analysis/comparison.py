@@ -88,7 +88,7 @@ def compare_runs(
         )
     if not any(_is_measured(row) for pair in pairs for row in pair.rows):
         if pairs:
-            problem = f"{a} and {b}: none of their {cell_count(len(pairs))} in common was measured"
+            problem = f"{a} and {b}: have {cell_count(len(pairs))} in common, and none was measured"
             raise RunError(problem, "`sweep status` says why")
         problem = f"{a} and {b}: have no measured cell in common"
         raise RunError(problem, f"Name cells as RUN:CELL; {_TRACES}")
@@ -207,7 +207,7 @@ def _differing_fingerprints(
 
 def _model_sources(run: RunTimings, cells: Sequence[str]) -> str:
     """Return the digests of the models that the shown attempts of these cells ran."""
-    attempts = run.results.read_table("attempts").merge(run.results.cells[["cell", "attempt"]])
+    attempts = run.results.attempts()
     facts = attempts.loc[attempts["cell"].isin(cells), "facts"].map(json.loads)
     return ", ".join(sorted({str(one[_MODEL]) for one in facts if one.get(_MODEL)})) or "none"
 

@@ -64,6 +64,10 @@ class Results:
         """The ids of the cells that have no result because some of their rows are missing."""
         return list(self.cells.loc[self.cells["status"] == INCOMPLETE, "cell"])
 
+    def attempts(self) -> pd.DataFrame:
+        """Return the attempt that `cells` shows of each cell."""
+        return self._shown_rows("attempts")
+
     def kernels(self) -> pd.DataFrame:
         """Return the kernels of the attempt that `cells` shows of each cell.
 

@@ -73,6 +73,7 @@ def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterat
             ratios = [one.ratio for one in checks if one.ratio]
             yield f"by {judged}: {_counts(checks)}{f'; {_range(ratios)}' if ratios else ''}"
     yield from _exact(comparison)
+    yield from _without_memory(comparison)
     yield from _information(comparison.times)
     yield from _power(comparison)
     only_a, only_b = comparison.only
@@ -130,11 +131,16 @@ def _exact(comparison: Comparison) -> Iterator[str]:
             parts.append(f"{gate} not worse in {good} of {len(checks)}")
     if parts:
         yield f"exact: {'; '.join(parts)}"
-    same = [one for one in by_gate.get(STATUS, []) if one.verdict is Verdict.SAME]
+
+
+def _without_memory(comparison: Comparison) -> Iterator[str]:
+    """Yield how many cells have no result to judge, and how many have one without a peak."""
+    statuses = [check for check in comparison.exact if check.gate == STATUS]
+    same = [check for check in statuses if check.verdict is Verdict.SAME]
     for reason, count in Counter(one.reason for one in same if one.reason).items():
         yield f"status of {cell_count(count)}: {reason}"
     measured = {one.cell for one in same if not one.reason}
-    without = len(measured - {check.cell for check in by_gate.get(MEMORY, [])})
+    without = len(measured - {check.cell for check in comparison.exact if check.gate == MEMORY})
     if without:
         yield (
             f"peak memory of {cell_count(without)} is not judged: it was not measured, or is that of a"

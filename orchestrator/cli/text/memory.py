@@ -207,9 +207,9 @@ def _explain_memory(
         formula = Entry(formulas.get(role, NOTHING))
         rows.append(({"role": role}, _by_role(by_formula.get(role), at_peak.get(role), formula)))
     # Without moments, the terms are those of the parameters alone, and their sum is not the peak.
-    is_whole = bool(found.moments) or not found.terms
-    total = (sum(by_formula.values()) or None) if is_whole else None
-    rows.append(({"role": "in all"}, _by_role(total, sum(at_peak.values()) or None, MISSING)))
+    total = sum(by_formula.values()) if found.moments or not found.terms else 0
+    sums = _by_role(total or None, sum(at_peak.values()) or None, MISSING)
+    rows.append(({"role": "in all"}, sums))
     yield f"\n{label}: memory at the peak"
     yield folded_table_text(text_table("Memory by role", rows), screen)
     if found.moments:

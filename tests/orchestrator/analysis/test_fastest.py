@@ -85,7 +85,7 @@ def test_a_step_that_the_cpu_may_limit_must_be_30_percent_faster(
 def test_a_few_steps_do_not_show_what_is_faster_unless_they_lost(
     is_beaten: bool, winner: str
 ) -> None:
-    """Of five steps there is no interval at 95 %, but each of a beaten candidate was too slow."""
+    """Five steps have no interval at 95 %, but each step of a beaten candidate was too slow."""
     few = Speed(1.0, 1.0, 1.0, False, None, is_beaten=is_beaten, coverage=0.9375)
     entrants = (
         Contender({"x": "a"}, 1, few),

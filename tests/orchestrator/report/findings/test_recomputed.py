@@ -237,7 +237,7 @@ def test_the_answer_of_a_search_is_a_ratio_of_tokens_per_second() -> None:
     finding = next(one for one in found(SEARCH) if one.label == "best over default")
     (best,), (default,) = finding.basis
     assert close_to(finding.number, pace(run, default) / pace(run, best))
-    everything = stored(SEARCH.parent / "candidates")  # all 96, measured afterwards
+    everything = stored(SEARCH.parent / "candidates")  # all 96 were measured too
     fastest = min(everything.params, key=lambda cell: pace(everything, cell))
     searched = ("precision", "compile", "optimizer", "attention", "batch_size")
     for axis in searched:

@@ -1,4 +1,4 @@
-"""What a report says of a search: its answer against the default."""
+"""Finding on a search: its answer against the default."""
 
 from __future__ import annotations
 
