@@ -9,8 +9,10 @@ be one number with either sign, and in one of 2^rounds comparisons all signs wou
 which no test can tell from a change.
 
 gate_noise.csv has the medians of these processes, from all runs that were published at commit
-67bcc56, on 15 machines; those with another GPU clock are left out. Half of the 40 cells of a
-comparison are judged by the step time of GPU-bound cells, half by the kernel time of CPU-bound ones.
+67bcc56, on 15 machines; those with another GPU clock are left out. Runs whose names begin with `ab-`
+are sides of `sweep ab configs/gate.yaml` on two more machines; all processes of such a run had one
+compilation, and each of its cells one GPU. Half of the 40 cells of a comparison are judged by the
+step time of GPU-bound cells, half by the kernel time of CPU-bound ones.
 With a change, one cell of either kind is slower. Seeds are fixed.
 
     python benchmarks/gate.py [--families N] [--seed N]
@@ -28,7 +30,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.time_checks import KERNEL_NOISE
+from orchestrator.analysis.time_checks import (
+    KERNEL_NOISE_OTHER_MACHINE,
+    KERNEL_NOISE_SAME_MACHINE,
+)
 from orchestrator.analysis.verdicts import UNKNOWN, Floats, Rounds, Verdict, decide
 
 NOISE = Path(__file__).with_name("gate_noise.csv")
@@ -39,7 +44,10 @@ _CLOCK_TOLERANCE = 0.01
 _BANDWIDTH = 1.06  # in standard deviations, for one value; Silverman's rule for normal values
 SEED = 1
 KINDS = ["step"] * (CELLS // 2) + ["kernels"] * (CELLS // 2)
-PRIORS = {"step": UNKNOWN, "kernels": KERNEL_NOISE.of_ratio()}
+PRIORS = {
+    "same": KERNEL_NOISE_SAME_MACHINE.of_ratio(),
+    "other": KERNEL_NOISE_OTHER_MACHINE.of_ratio(),
+}
 Pool = list[Floats]  # for each real cell, the logarithms of the times of its processes
 
 
@@ -58,14 +66,16 @@ def processes(rows: pd.DataFrame, column: str, keys: Sequence[str]) -> Pool:
 def pools(machines: str) -> tuple[Pool, Pool]:
     """Return the pools of step times of GPU-bound cells and kernel times of CPU-bound ones.
 
-    machines: `same` or `other`. Kernel times were seldom measured twice on one machine, so theirs
-    are always of several machines.
+    machines: `same` or `other`. Only `sweep ab` measured kernel times twice on one machine.
     """
     rows = pd.read_csv(NOISE)
-    keys = ["cell", "machine"] if machines == "same" else ["cell"]
-    is_gpu_bound = rows["cpu_bound"] == 0
-    steps = processes(rows[is_gpu_bound], "step_ms", keys)
-    return steps, processes(rows[~is_gpu_bound], "kernel_ms", ["cell"])
+    is_gpu_bound, is_ab = rows["cpu_bound"] == 0, rows["run"].str.startswith("ab-")
+    gpu_bound, cpu_bound = rows[is_gpu_bound & ~is_ab], rows[~is_gpu_bound & ~is_ab]
+    if machines == "same":
+        in_turn = rows[~is_gpu_bound & is_ab]
+        kernels = processes(in_turn, "kernel_ms", ["cell", "machine", "run"])
+        return processes(gpu_bound, "step_ms", ["cell", "machine"]), kernels
+    return processes(gpu_bound, "step_ms", ["cell"]), processes(cpu_bound, "kernel_ms", ["cell"])
 
 
 def drawn(rng: np.random.Generator, pool: Pool, cells: int, rounds: int) -> Floats:
@@ -119,7 +129,8 @@ class Rule:
         for row, kind in zip(ratios, KINDS, strict=True):
             is_in_doubt = np.abs(row[: self.first]).max() > np.log1p(self.threshold) / 2
             measured = tuple(row if is_in_doubt else row[: self.first])
-            cells.append(Rounds(measured, self.threshold, kind, PRIORS[kind]))
+            prior = UNKNOWN if kind == "step" else PRIORS[self.machines]
+            cells.append(Rounds(measured, self.threshold, kind, prior))
         return [one.verdict for one in decide(cells, FALSE_ALARM)]
 
 
@@ -133,7 +144,7 @@ class StoredBaseline(Rule):
         return drawn(rng, pools[1], CELLS, 1)
 
     def verdicts(self, ratios: Floats) -> list[Verdict]:
-        prior = PRIORS["kernels"]
+        prior = PRIORS[self.machines]
         cells = [Rounds(tuple(row), self.threshold, "kernels", prior) for row in ratios]
         return [one.verdict for one in decide(cells, FALSE_ALARM)]
 

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from orchestrator.analysis.checks import Comparison
 from orchestrator.analysis.comparison import compare_runs
 from orchestrator.analysis.gate_policy import Policy
-from orchestrator.analysis.time_checks import CPU_ROUNDS, KERNEL_NOISE, KERNELS, STEP, STEP_NOISE
+from orchestrator.analysis.time_checks import (
+    CPU_ROUNDS,
+    KERNEL_NOISE_SAME_MACHINE,
+    KERNELS,
+    STEP,
+    STEP_NOISE,
+)
 from orchestrator.analysis.verdicts import Rounds, median_noise, power_of_plan, rounds_needed
 from orchestrator.cli.text.comparison import describe_comparison
 from orchestrator.cli.text.plan import describe_cost
@@ -60,7 +66,7 @@ def _power(request: SweepRequest, policy: Policy, runs: tuple[Run, Run]) -> Iter
     count, last = len(request.expansion.cells), policy.rounds.first + policy.rounds.more
     known = (
         (STEP, STEP_NOISE, policy.step.gpu_bound),
-        (KERNELS, KERNEL_NOISE, policy.kernels.same_machine),
+        (KERNELS, KERNEL_NOISE_SAME_MACHINE, policy.kernels.same_machine),
     )
     checks = compare_runs(*runs, policy).times if all(run.exists for run in runs) else []
     for gate, usual, threshold in known:

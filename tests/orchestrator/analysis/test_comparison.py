@@ -215,6 +215,45 @@ def test_compiled_code_of_a_cpu_is_not_chosen_by_timing(
     assert len(only_time(*runs, policy).log_ratios) == 20
 
 
+def test_compiled_cells_without_the_instrument_timing_are_judged_as_one_round(
+    tmp_path: Path, gpu: Outcome
+) -> None:
+    """Whether their code was in the cache is not on record."""
+    cell = make_cell(
+        gpu.attempt.cell.task, {**gpu.attempt.cell.params.non_default, "compile": "blocks"}
+    )
+    own = replace(gpu, attempt=replace(gpu.attempt, cell=cell), samples=())
+    runs = [
+        write(
+            tmp_path / name,
+            *(
+                replace(
+                    own,
+                    attempt=replace(own.attempt, number=number),
+                    samples=watched([ms * factor for factor in STEPS]),
+                )
+                for number in (1, 2, 3)
+            ),
+        )
+        for name, ms in (("a", 10.0), ("b", 10.26))
+    ]
+    check = only_time(*runs)
+    assert (check.gate, check.verdict, len(check.log_ratios)) == ("kernels", Verdict.SAME, 1)
+
+
+def test_a_few_rounds_of_kernel_times_have_the_noise_of_one_machine_or_of_two(
+    tmp_path: Path, gpu: Outcome
+) -> None:
+    kernels = {"same_machine": "1%", "other_machine": "1%"}
+    policy = PolicyFile.model_validate({"gate": {"kernels": kernels}}).gate
+    before = write(tmp_path / "a", *gpu_cell(gpu, (40.0,), (10.0,), 0.1))
+    found = {}
+    for host in ("one", "two"):
+        after = write(tmp_path / host, *gpu_cell(gpu, (40.0,), (10.12,), 0.1, host=host))
+        found[host] = only_time(before, after, policy).verdict
+    assert found == {"one": Verdict.SLOWER, "two": Verdict.UNDECIDED}
+
+
 def test_a_cell_that_compiles_in_each_round_has_rounds(tmp_path: Path, gpu: Outcome) -> None:
     params = {"compile": "blocks", "compile_cache": "cold"}
     cell = make_cell(gpu.attempt.cell.task, {**gpu.attempt.cell.params.non_default, **params})
