@@ -10,8 +10,9 @@ which no test can tell from a change.
 
 gate_noise.csv has the medians of these processes, from all runs that were published at commit
 67bcc56, on 15 machines; those with another GPU clock are left out. Runs whose names begin with `ab-`
-are sides of `sweep ab configs/gate.yaml` on two more machines; all processes of such a run had one
-compilation, and each of its cells one GPU. Half of the 40 cells of a comparison are judged by the
+are sides of `sweep ab configs/gate.yaml` on two more machines, also with the model of slow_model.py
+without a slow-down; all processes of such a run had one compilation, and each of its cells one GPU.
+Half of the 40 cells of a comparison are judged by the
 step time of GPU-bound cells, half by the kernel time of CPU-bound ones.
 With a change, one cell of either kind is slower. Seeds are fixed.
 
@@ -31,6 +32,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.time_checks import (
+    KERNEL_NOISE_COMPILED_TWICE,
     KERNEL_NOISE_OTHER_MACHINE,
     KERNEL_NOISE_SAME_MACHINE,
 )
@@ -47,6 +49,7 @@ KINDS = ["step"] * (CELLS // 2) + ["kernels"] * (CELLS // 2)
 PRIORS = {
     "same": KERNEL_NOISE_SAME_MACHINE.of_ratio(),
     "other": KERNEL_NOISE_OTHER_MACHINE.of_ratio(),
+    "compiled": KERNEL_NOISE_COMPILED_TWICE.of_ratio(),
 }
 Pool = list[Floats]  # for each real cell, the logarithms of the times of its processes
 
@@ -66,11 +69,16 @@ def processes(rows: pd.DataFrame, column: str, keys: Sequence[str]) -> Pool:
 def pools(machines: str) -> tuple[Pool, Pool]:
     """Return the pools of step times of GPU-bound cells and kernel times of CPU-bound ones.
 
-    machines: `same` or `other`. Only `sweep ab` measured kernel times twice on one machine.
+    machines: `same`, `other`, or `compiled`: twice. Only `sweep ab` measured kernel times twice on
+    one machine.
     """
     rows = pd.read_csv(NOISE)
     is_gpu_bound, is_ab = rows["cpu_bound"] == 0, rows["run"].str.startswith("ab-")
     gpu_bound, cpu_bound = rows[is_gpu_bound & ~is_ab], rows[~is_gpu_bound & ~is_ab]
+    if machines == "compiled":
+        keys = ["cell", "run", "cpu_bound"]
+        compilations = rows[rows["compiled"] == 1].groupby(keys).median(numeric_only=True)
+        return [], processes(compilations.reset_index(), "kernel_ms", ["cell"])
     if machines == "same":
         in_turn = rows[~is_gpu_bound & is_ab]
         kernels = processes(in_turn, "kernel_ms", ["cell", "machine", "run"])
@@ -106,7 +114,7 @@ def smoothed(rng: np.random.Generator, values: Floats, rounds: int) -> Floats:
 class Rule:
     """A rule, and the noise that it is tried on.
 
-    machines: `same` or `other`, see `pools`. Cells in doubt get `more` rounds after the first ones.
+    machines: see `pools`. Cells in doubt get `more` rounds after the first ones.
     """
 
     machines: str
@@ -188,6 +196,7 @@ RULES = [
     Rule("other", 0.01, 3, 4),
     Rule("same", 0.02, 1),
     StoredBaseline("other", 0.03, 1),
+    StoredBaseline("compiled", 0.03, 1),
 ]
 
 

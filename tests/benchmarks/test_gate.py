@@ -25,7 +25,7 @@ def test_few_simulated_comparisons_have_the_shape_of_the_table(gate: Any) -> Non
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(9))
 def test_at_most_one_of_a_hundred_comparisons_of_equal_cells_has_a_false_alarm(
     gate: Any, number: int
 ) -> None:
