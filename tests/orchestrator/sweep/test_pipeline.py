@@ -845,12 +845,12 @@ def test_repetitions_do_not_change_the_number_of_cells(
         return outcome_of(attempt)
 
     result = go(request_of(), FakeScheduler(once), RunOptions(repeat=3))
-    assert (result.measured_cells, result.queue.remaining) == (4, 4)
+    assert (len(result.measured), result.queue.remaining) == (4, 4)
     status = status_lines(request_of().run)
     assert status[1] == (
         "left to measure: 4 of 4 cells, 8 times in all. To continue: "
         f"sweep run c.yaml --repeat 3 --out {request_of().run}"
     )
     result = go(request_of(), FakeScheduler(outcome_of), RunOptions(repeat=3))
-    assert (result.measured_cells, result.counts, result.queue.remaining) == (4, {Status.OK: 8}, 0)
+    assert (len(result.measured), result.counts, result.queue.remaining) == (4, {Status.OK: 8}, 0)
     assert status_lines(request_of().run)[-1] == "nothing is left to measure of 4 cells"
