@@ -293,7 +293,7 @@ def _deciding(challenger: Entrant, default: Entrant, rounds: int) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:,.0f} %" if share >= 10 else f"{100 * share:.3g} %"
 
 
 def _contributions(group: SearchGroup, best: Entrant) -> Iterator[str]:
