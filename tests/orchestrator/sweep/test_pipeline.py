@@ -809,7 +809,7 @@ def test_the_status_has_the_command_for_cells_that_failed_too_often(
     last = status_lines(request_of().run)[-1]
     start = "nothing is left to measure of 4 cells; 4 cells failed too often. To try again: sweep"
     assert last.startswith(start)
-    assert last.endswith(" --retry failed")
+    assert last.endswith(f" --retry failed --out {request_of().run}")
 
 
 def test_the_status_counts_cells_that_the_last_command_did_not_select(

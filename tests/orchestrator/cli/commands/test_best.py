@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from click.testing import Result
 
 from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
 from orchestrator.config.selection import Selection
+from orchestrator.planning.invocation import command_with
+from orchestrator.store.run import Run
 from tests.conftest import ROOT
 
 Sweep = Callable[..., Result]
@@ -181,7 +186,7 @@ def test_candidates_that_all_fail_are_no_success(sweep_here: Sweep, tmp_path: Pa
     (tmp_path / "broken.py").write_text("def model(vocab_size):\n    raise RuntimeError\n")
     text = TINY.replace("size: tiny", "model: 'broken:model'")
     config, best = tmp_path / "tiny.yaml", tmp_path / "best.yaml"
-    config.write_text(text.replace("attention: [naive, sdpa], ", ""))
+    config.write_text("limits: {attempts: 1}" + text.replace("attention: [naive, sdpa], ", ""))
     words = ["best", str(config), "--over", "optimizer", "--scheduler", "serial"]
     result = sweep_here(*words, "--out", str(tmp_path / "run"), "--write", str(best))
     assert result.exit_code == 1, result.output
@@ -189,6 +194,12 @@ def test_candidates_that_all_fail_are_no_success(sweep_here: Sweep, tmp_path: Pa
     assert "no candidate has a measured step. What failed:\n  sweep status" in result.stdout
     assert not best.exists()
     assert f"did not write {best}: there is no answer" in result.output
+    # The command that tries again is a sweep: a search has no --retry.
+    printed = sweep_here("status", str(tmp_path / "run")).stdout
+    command = shlex.split(printed.partition("To try again: ")[2])
+    assert command[:3] == ["sweep", "run", str(config)]
+    result = sweep_here(*command[1:], "--scheduler", "serial")
+    assert "measured 2 cells: 2 failed" in result.stdout, result.output
 
 
 def test_a_config_is_written_only_where_it_finds_its_model(
@@ -235,6 +246,11 @@ def test_a_search_measures_once_and_writes_a_config_of_its_answer(
     grid = config.grids[0].fixed
     assert f"attention={grid['attention']} optimizer={grid['optimizer']}" in printed
     again = sweep_here(*words)
+    measured = re.search(r"measured (\d) of 4 candidates", first.stdout)
+    assert measured
+    repeated = shlex.split(command_with(Run(tmp_path / "run"), ["--repeat", "2"]))
+    assert sweep_here(*repeated[1:], "--scheduler", "serial").exit_code == 0
+    assert len(pd.read_parquet(tmp_path / "run" / "attempts")) == 2 * int(measured[1])
     assert "[1/1]" in first.stdout
     assert "[1/1]" not in again.stdout  # every decision follows from the rows
     assert [line for line in again.stdout.splitlines() if line.startswith("best: ")] == [
