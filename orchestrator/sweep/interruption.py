@@ -6,6 +6,7 @@ that a second Ctrl-C does not interrupt the saving of results.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -75,16 +76,18 @@ class Interruption(ExitStack):
 
     @contextmanager
     def timer(self) -> Iterator[None]:
-        """Let a signal come at the deadline, within `stops_here`, or stop for an earlier one.
+        """Let a signal come at the deadline, within `stops_here`.
 
-        It is not part of that one, because the deadline may be over: a signal that comes before its
-        body would not be caught.
+        The body does not begin if the deadline is over, or if a signal came before. This is separate
+        from `stops_here`, which catches only what is raised within its body.
         """
+        left_s = math.inf if self.deadline is None else self.deadline - time.monotonic()
+        if left_s <= 0:
+            self.reason = self.reason or StopReason.TIME_LIMIT
         if self.reason is not None:
             raise KeyboardInterrupt
         if self.deadline is not None:
-            left_s = self.deadline - time.monotonic()
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s))
+            signal.setitimer(signal.ITIMER_REAL, left_s)
         yield
 
     def until_stopped(self, outcomes: Iterable[Item]) -> Iterator[Item]:
