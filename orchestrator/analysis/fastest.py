@@ -218,6 +218,14 @@ class Ranking(Generic[C]):
         best = self.challenger
         return confirm(best, self.entrants[self.default]) if best else None
 
+    @property
+    def rounds(self) -> int | None:
+        """The number of rounds of the challenger and the default, None without two of them."""
+        best, default = self.challenger, self.entrants[self.default]
+        if best is None or best.speed is None or default.speed is None:
+            return None
+        return min(len(best.speed.rounds), len(default.speed.rounds))
+
     def alike(self, best: C) -> list[C]:
         """Return the entrants that are about as fast as this one, and this one."""
         found = []
@@ -263,8 +271,11 @@ def _changed(one: Contender, other: Contender) -> list[str]:
 def times_as_fast(one: Contender, other: Contender) -> tuple[float, float, float]:
     """Return how many times as fast one is as the other, and the ends of the interval.
 
-    The ends are those of both intervals. Without one of these, they are 0 and infinity.
+    The rounds decide, if both have some. Otherwise the ends are those of both intervals. Without one
+    of these, they are 0 and infinity.
     """
+    if again := confirm(one, other):
+        return 1 / again.ratio, 1 / again.upper, 1 / again.lower
     gained = other.pace_s / one.pace_s
     (low_s, high_s), (other_low_s, other_high_s) = one.pace_interval_s, other.pace_interval_s
     if math.inf in (high_s, other_high_s):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -205,7 +206,7 @@ def _grid_cells(
             problem = config_error(error, source, locate, explain)
             if refused is None:
                 raise problem from error
-            refused.append(({"task": grid.task, **_nested({**defaults, **values})}, problem))
+            refused.append((_refused_values(grid, {**defaults, **values}), problem))
             continue
         yield cell, overridden
 
@@ -225,6 +226,14 @@ def _nested(values: Values) -> Values:
 def _condition_values(cell: Cell) -> Values:
     values = {**cell.params.values(), "task": cell.task, CELL: cell.id}
     return values | {TOKENS: getattr(cell.params, "tokens", None)}
+
+
+def _refused_values(grid: Grid, values: Values) -> Values:
+    """Return the values of an impossible combination that a condition may name."""
+    nested, tokens = _nested(values), None
+    with suppress(TypeError):  # the impossible value may be no number
+        tokens = getattr(task_params(grid).model_construct(**nested), "tokens", None)
+    return {**nested, "task": grid.task, TOKENS: tokens}
 
 
 def _place_in_file(grid: Grid, at: KeyPath, written: Values, loc: KeyPath) -> KeyPath:

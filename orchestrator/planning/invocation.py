@@ -12,12 +12,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.common.text import (
     path_argument,
     shell_command,
+    value_text,
     without_options,
     without_separator,
 )
@@ -178,11 +180,21 @@ def last_command(run: Run) -> str:
 
 
 def command_with(run: Run, options: Sequence[str]) -> str:
-    """Return the command line of the last sweep with these options, which replace equal ones."""
+    """Return the command line of the last sweep with these options, which replace equal ones.
+
+    The options are those of `sweep run`. After searches alone, which lack them, it is a sweep of the
+    cells that were measured, or of those with the statuses of --retry.
+    """
     if not read_invocations(run):  # a folder that no command of this program measured into
         return shell_command(["sweep", "run", "CONFIG", *options, "--out", path_argument(run)])
     replaced = {word: True for word in options if word.startswith("-")}
-    arguments = without_options(_last_arguments(run), replaced)
+    arguments = _last_arguments(run)
+    if last_sweep(run).command[:1] in _SEARCHES:
+        statuses = [word for name, word in pairwise(options) if name == "--retry"] or ["ok"]
+        arguments = _sweep_of_search(run)
+        for status in statuses:
+            arguments += ["--only", status]
+    arguments = without_options(arguments, replaced)
     return shell_command(["sweep", *arguments, *options, *_out_option(run)])
 
 
@@ -200,6 +212,17 @@ def _last_arguments(run: Run) -> list[str]:
     last = last_sweep(run)
     arguments = last.command or ("run", path_argument(run.read_manifest()["config_path"]))
     return without_options(arguments, {**REPEATS_WORK, "--out": True})
+
+
+def _sweep_of_search(run: Run) -> list[str]:
+    """Return the arguments of a sweep of the cells among which the last search has chosen."""
+    manifest = run.read_manifest()
+    selection, arguments = manifest["selection"], ["run", path_argument(manifest["config_path"])]
+    for option, separator in (("set", ","), ("where", "|")):
+        for name, values in selection[option].items():
+            text = separator.join(map(value_text, values))
+            arguments += [f"--{option}", f"{name}={text}"]
+    return arguments
 
 
 def _out_option(run: Run) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from orchestrator.analysis.fastest import SURELY_FASTER, speeds_of
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import ConfigError
+from orchestrator.common.output import ProgressLine
 from orchestrator.common.text import cells_and_verb
 from orchestrator.config.grid import Expansion
 from orchestrator.hardware.gpu_catalog import GpuModel, peak_tflops
@@ -173,7 +174,8 @@ def find_best(
     groups = predict_groups(groups, gpu, request.import_paths)
     # A plan may be for another GPU than the one that the folder has results of.
     planned = gpu if runtime is None else None
-    groups = _with_speeds(request, groups, gpu=planned)
+    with ProgressLine("reading the results"):
+        groups = _with_speeds(request, groups, gpu=planned)
     untimed = {
         one.cell.id
         for group in groups
@@ -187,7 +189,7 @@ def find_best(
             "Measure them with `sweep run` and --retry ok, or name another --out",
         )
     running = _RunningSearch(request, goal, slots, groups)
-    result = run_search(runtime, running.next_step) if runtime is not None else None
+    result = None if runtime is None else run_search(request, runtime, running.next_step)
     search = BestSearch(running.groups, goal)
     ends = tuple(search.next(number).reason for number in range(len(groups)))
     found = BestFound(tuple(running.groups), ends, gpu, result)
@@ -283,12 +285,11 @@ def next_round(groups: Iterable[SearchGroup], goal: Goal, last: int) -> tuple[in
     """
     pairs: dict[int, list[Cell]] = {}  # by the number of rounds that are done
     for group in groups:
-        pair = [one for one in (group.challenger, group.entrants[group.default]) if one]
-        rounds = [len(one.speed.rounds) for one in pair if one.speed]
-        if len(rounds) == 2 and last <= min(rounds) < goal.confirm:
+        rounds, best = group.rounds, group.challenger
+        if best is not None and rounds is not None and last <= rounds < goal.confirm:
             # A B B A: of two GPUs, which may differ, each measures both.
-            ordered = pair[::-1] if min(rounds) % 2 else pair
-            pairs.setdefault(min(rounds), []).extend(one.cell for one in ordered)
+            pair = [best.cell, group.entrants[group.default].cell]
+            pairs.setdefault(rounds, []).extend(pair[::-1] if rounds % 2 else pair)
     if not pairs:
         return last, []
     done = min(pairs)

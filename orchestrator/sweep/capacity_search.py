@@ -44,7 +44,8 @@ def find_limits(
         return Found(groups, gpu)
     for group in groups:
         group.begin_measuring()
-    return Found(groups, gpu, run_search(runtime, partial(_next_step, request, groups)))
+    next_step = partial(_next_step, request, groups)
+    return Found(groups, gpu, run_search(request, runtime, next_step))
 
 
 def _open_groups(expansion: Expansion, bounds: Bounds) -> list[Limit]:

@@ -6,6 +6,7 @@ that a second Ctrl-C does not interrupt the saving of results.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -33,12 +34,15 @@ class StopReason(StrEnum):
 class Interruption(ExitStack):
     """Owns the signal handlers of a sweep, and restores the earlier ones at the end.
 
+    is_shared: several sweeps use it, one after the other. A signal between two of them is recorded,
+    and the next one then measures nothing.
     deadline: monotonic time at which cells must end, so that saving ends within the time limit.
     reason: what stopped the sweep; None: nothing did.
     """
 
-    def __init__(self, time_limit_s: float | None) -> None:
+    def __init__(self, time_limit_s: float | None, is_shared: bool = False) -> None:
         super().__init__()
+        self.is_shared = is_shared
         self.reason: StopReason | None = None
         self.deadline: float | None = None
         if time_limit_s is not None:
@@ -67,19 +71,23 @@ class Interruption(ExitStack):
         except KeyboardInterrupt:
             if self.reason is None:
                 raise
-        if self.reason is None:
+        if self.reason is None and not self.is_shared:
             self._restore()
 
     @contextmanager
     def timer(self) -> Iterator[None]:
         """Let a signal come at the deadline, within `stops_here`.
 
-        It is not part of that one, because the deadline may be over: a signal that comes before its
-        body would not be caught.
+        The body does not begin if the deadline is over, or if a signal came before. This is separate
+        from `stops_here`, which catches only what is raised within its body.
         """
+        left_s = math.inf if self.deadline is None else self.deadline - time.monotonic()
+        if left_s <= 0:
+            self.reason = self.reason or StopReason.TIME_LIMIT
+        if self.reason is not None:
+            raise KeyboardInterrupt
         if self.deadline is not None:
-            left_s = self.deadline - time.monotonic()
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s))
+            signal.setitimer(signal.ITIMER_REAL, left_s)
         yield
 
     def until_stopped(self, outcomes: Iterable[Item]) -> Iterator[Item]:

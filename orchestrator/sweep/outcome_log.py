@@ -104,7 +104,7 @@ class SweepResult:
 
     folder: the results folder as the command line names it.
     counts: stored outcomes by status; with repetitions, a cell has several.
-    measured_cells: cells that were measured at least once.
+    measured: ids of the cells that were measured at least once.
     queue: what was left.
     excluded: cells that the preflight excluded.
     before: cells by status before the sweep. exhausted: cells that had failed too often before.
@@ -115,7 +115,7 @@ class SweepResult:
 
     folder: str = ""
     counts: Mapping[Status, int] = field(default_factory=dict)
-    measured_cells: int = 0
+    measured: frozenset[str] = frozenset()
     queue: QueueState = field(default_factory=QueueState)
     excluded: tuple[Exclusion, ...] = ()
     before: Mapping[str, int] = field(default_factory=dict)
@@ -124,6 +124,22 @@ class SweepResult:
     recovered: int = 0
     stop_reason: StopReason | None = None
     error: SweepError | None = None
+
+    def followed_by(self, step: SweepResult) -> SweepResult:
+        """Return the result of a search with one more step.
+
+        It counts no cells that are left: only some of those of a search were asked for.
+        """
+        return replace(
+            step,
+            counts=Counter(self.counts) + Counter(step.counts),
+            measured=self.measured | step.measured,
+            queue=replace(
+                step.queue, remaining=0, inferred=self.queue.inferred + step.queue.inferred
+            ),
+            excluded=(*self.excluded, *step.excluded),
+            recovered=self.recovered + step.recovered,
+        )
 
     @property
     def is_cut_short(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
@@ -61,18 +61,24 @@ def open_scheduler(
 
 @dataclass(frozen=True)
 class Runtime:
-    """The console and the scheduler of a sweep. Tests replace both."""
+    """The console and the scheduler of a sweep. Tests replace both.
+
+    interruption: that of several sweeps, or None for one sweep.
+    """
 
     console: Console
     open_scheduler: OpenScheduler = open_scheduler
+    interruption: Interruption | None = None
 
 
 def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
     """Measure the cells that the plan selects. Every finished cell is stored, however it ends."""
-    notify = runtime.console.notify
+    notify, shared = runtime.console.notify, runtime.interruption
     # The interruption is outermost: a second Ctrl-C may not interrupt the upload of a remote run.
     with (
-        Interruption(request.execution.time_limit_s) as interruption,
+        nullcontext(shared)
+        if shared
+        else Interruption(request.execution.time_limit_s) as interruption,
         open_for_writing(request.run, request.execution.take_over) as writer,
     ):
         recovered = recover_attempts(writer, notify)
@@ -123,7 +129,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
         return SweepResult(
             folder=str(request.run),
             counts=dict(log.counts),
-            measured_cells=len(log.measured),
+            measured=frozenset(log.measured),
             queue=queue.state(),
             excluded=preflight.excluded,
             before=plan.statuses(),

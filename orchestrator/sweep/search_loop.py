@@ -6,13 +6,12 @@ and a cell that the run has a result of is not measured again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.output import Notify
+from orchestrator.common.output import Notify, ProgressLine
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.invocation import ExecutionOptions
@@ -21,6 +20,7 @@ from orchestrator.planning.preflight import smallest_gpu
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.cell_state import read_states
+from orchestrator.sweep.interruption import Interruption
 from orchestrator.sweep.outcome_log import SweepResult
 from orchestrator.sweep.pipeline import OpenScheduler, Runtime, run_sweep
 from tasks.prediction.records import predictable
@@ -50,28 +50,24 @@ class _SharedScheduler(ExitStack):
         return nullcontext(self._scheduler)
 
 
-def run_search(runtime: Runtime, next_step: NextStep) -> SweepResult | None:
-    """Measure step after step. Return the result of the last one, or None if there was none."""
-    started_s, result = time.monotonic(), None
-    tried: set[str] = set()
-    with _SharedScheduler(runtime.open_scheduler) as scheduler:
-        shared = replace(runtime, open_scheduler=scheduler.opened)
-        while (step := next_step(tried)) is not None:
-            if result is not None and result.is_cut_short:
-                break
-            execution = _with_time_left(step.execution, started_s)
-            result = run_sweep(replace(step, execution=execution, is_search=True), shared)
+def run_search(request: SweepRequest, runtime: Runtime, next_step: NextStep) -> SweepResult:
+    """Measure step after step, and return the result of all of them."""
+    result, tried = SweepResult(folder=str(request.run)), set[str]()
+    with (
+        Interruption(request.execution.time_limit_s, is_shared=True) as interruption,
+        _SharedScheduler(runtime.open_scheduler) as scheduler,
+    ):
+        interruption.install()
+        shared = replace(runtime, open_scheduler=scheduler.opened, interruption=interruption)
+        while True:
+            with ProgressLine("choosing the next cells"):
+                step = next_step(tried)
+            if step is None or result.is_cut_short:
+                return result
+            result = result.followed_by(run_sweep(replace(step, is_search=True), shared))
             tried.update(cell.id for cell in step.expansion.cells)
             if result.is_cut_short:  # cells that did not start are left to another command
                 tried.intersection_update(read_states(step.run))
-    return result
-
-
-def _with_time_left(execution: ExecutionOptions, started_s: float) -> ExecutionOptions:
-    if execution.time_limit_s is None:
-        return execution
-    elapsed_s = time.monotonic() - started_s
-    return replace(execution, time_limit_s=execution.time_limit_s - elapsed_s)
 
 
 def this_gpu(cells: Iterable[Cell], measures: bool) -> GpuModel | None:

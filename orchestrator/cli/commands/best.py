@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,13 @@ from orchestrator.cli.commands.options import (
 )
 from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
-from orchestrator.common.output import say
+from orchestrator.common.output import ProgressLine, say
 from orchestrator.common.text import counted, shell_path, value_text
 
 if TYPE_CHECKING:
     from orchestrator.hardware.gpu_catalog import GpuModel
     from orchestrator.planning.request import SweepRequest
+    from orchestrator.sweep.best_groups import Goal
     from orchestrator.sweep.best_search import BestFound
     from tasks.spec.cell import Cell
 
@@ -124,25 +126,21 @@ def _require_one_search(largest: str | None) -> None:
 
 def _print_best(chosen: Chosen) -> None:
     """Find and print the fastest configurations, and exit with 1 if there is none for a group."""
-    from orchestrator.cli.text.best import describe_best
-    from orchestrator.config.selection import parse_selection
-    from orchestrator.config.yaml_source import Source
-    from orchestrator.planning.named_modules import require_modules
-    from orchestrator.report.formats.terminal import Screen
-    from orchestrator.sweep.best_groups import Goal
-    from orchestrator.sweep.best_search import find_best
-    from orchestrator.sweep.console import SweepConsole
-    from orchestrator.sweep.pipeline import Runtime
-
     config, write, is_plan = chosen["config"], chosen["write"], chosen["is_plan"]
-    if write is not None and (not write.parent.is_dir() or write.resolve() == config.resolve()):
-        raise ConfigError(
-            f"--write {write}: its folder does not exist, or it is CONFIG", "Name another file"
-        )
-    names, request = _searched(chosen)
-    if write is not None:  # a model next to CONFIG may not be found from there
-        paths = replace(request, config_path=write).search_path
-        require_modules(request.expansion.cells, paths, Source(str(write), {}))
+    with ProgressLine("reading the config"):
+        from orchestrator.cli.text.best import describe_best
+        from orchestrator.config.selection import parse_selection
+        from orchestrator.report.formats.terminal import Screen
+        from orchestrator.sweep.best_groups import Goal
+        from orchestrator.sweep.best_search import find_best
+        from orchestrator.sweep.console import SweepConsole
+        from orchestrator.sweep.pipeline import Runtime
+
+        names, request, left_out = _searched(chosen)
+        if write is not None:
+            _require_usable(write, request)
+    if left_out:
+        say(left_out)
     if "timing" not in request.config.instruments:
         raise ConfigError(f"{config}: does not time the steps", "Add timing to instruments")
     if refused := request.expansion.refused:
@@ -164,7 +162,7 @@ def _print_best(chosen: Chosen) -> None:
         click.echo(screen.text(line))
     winners = [group.winner for group in found.groups]
     if write is not None:
-        say(_write(write, request, found))
+        say(_write(write, request, found, goal))
     if found.result is not None and found.result.is_cut_short:
         end_with(found.result)
     if not is_plan:
@@ -173,14 +171,39 @@ def _print_best(chosen: Chosen) -> None:
             sys.exit(EXIT_FAILURES)
 
 
-def _write(file: Path, request: SweepRequest, found: BestFound) -> str:
+def _require_usable(file: Path, request: SweepRequest) -> None:
+    """Raise ConfigError if a config cannot be written there, or would not find the same models."""
+    from orchestrator.config.yaml_source import Source
+    from orchestrator.planning.named_modules import require_modules
+
+    if not file.parent.is_dir() or file.resolve() == request.config_path.resolve():
+        raise ConfigError(
+            f"--write {file}: its folder does not exist, or it is CONFIG", "Name another file"
+        )
+    written = replace(request, config_path=file)
+    remedy = f"Write it to {request.config_path.parent}"
+    try:
+        require_modules(request.expansion.cells, written.search_path, Source(f"--write {file}", {}))
+    except ConfigError as error:
+        raise ConfigError(error.message, remedy) from error
+    found = written.model_sources()
+    for model, digest in request.model_sources().items():
+        if found[model] != digest:
+            problem = f"--write {file}: the model {model!r} is another one from there"
+            raise ConfigError(problem, remedy)
+
+
+def _write(file: Path, request: SweepRequest, found: BestFound, goal: Goal) -> str:
     """Write a config with the answers, and return a line that says so."""
-    from orchestrator.cli.text.best import config_text
+    from orchestrator.cli.text.best import config_text, what_is_open
 
     if not any(group.winner for group in found.groups):
         return f"did not write {file}: there is no answer"
-    file.write_text(config_text(request, found))
-    return f"wrote {file}. To run it: sweep run {shell_path(file)}"
+    file.write_text(config_text(request, found, goal))
+    pairs = zip(found.groups, found.ends, strict=True)
+    still_open = [text for group, end in pairs if (text := what_is_open(group, end, goal))]
+    suffix = f", but the search is {still_open[0]}" if still_open else ""
+    return f"wrote {file}{suffix}. To run it: sweep run {shell_path(file)}"
 
 
 def _resources(request: SweepRequest, chosen: Chosen) -> tuple[GpuModel | None, int]:
@@ -201,8 +224,11 @@ def _resources(request: SweepRequest, chosen: Chosen) -> tuple[GpuModel | None, 
     return gpu, 1 if chosen["scheduler"] == "serial" else slots
 
 
-def _searched(chosen: Chosen) -> tuple[tuple[str, ...], SweepRequest]:
-    """Return the axes of --over, and the request with all their values. Raise ConfigError."""
+def _searched(chosen: Chosen) -> tuple[tuple[str, ...], SweepRequest, str]:
+    """Return the axes of --over, the request with all their values, and what --hold leaves out.
+
+    Raise ConfigError.
+    """
     from tasks.spec.axes import words_of
 
     names: list[str] = []
@@ -226,17 +252,17 @@ def _searched(chosen: Chosen) -> tuple[tuple[str, ...], SweepRequest]:
             # The config's own value first, which is the default.
             words = tuple(dict.fromkeys([value_text(cells[0].params.values()[name]), *words]))
             sets.append(f"{name}={','.join(words)}")
-    request = parse_request({**chosen, "sets": sets})
+    request, left_out = parse_request({**chosen, "sets": sets}), ""
     if chosen["hold"] is not None:
         names.append("gradient_accumulation")
-        request = _held(request, {**chosen, "sets": sets})
-    return tuple(dict.fromkeys(names)), request
+        request, left_out = _held(request, {**chosen, "sets": sets})
+    return tuple(dict.fromkeys(names)), request, left_out
 
 
-def _held(request: SweepRequest, chosen: Chosen) -> SweepRequest:
+def _held(request: SweepRequest, chosen: Chosen) -> tuple[SweepRequest, str]:
     """Return the request with as many micro-batches as an update of constant tokens needs.
 
-    Raise ConfigError if no cell can have it.
+    The text is about the cells that have no such number. Raise ConfigError if none has one.
     """
     from orchestrator.config.selection import TOKENS
     from tasks.spec.axes import select
@@ -245,7 +271,7 @@ def _held(request: SweepRequest, chosen: Chosen) -> SweepRequest:
     axis, tokens = "gradient_accumulation", chosen["hold"]
     if any(text.partition("=")[0].strip() == axis for text in chosen["sets"]):
         raise ConfigError(f"--hold: chooses {axis} itself", f"Leave {axis} out")
-    counts, left_out = dict[int, None](), dict[str, None]()
+    counts, left_out = dict[int, None](), Counter[str]()
     for cell in request.expansion.cells:
         params = cell.params
         own = getattr(params, "tokens", 0) // getattr(params, axis, 1)
@@ -253,20 +279,19 @@ def _held(request: SweepRequest, chosen: Chosen) -> SweepRequest:
             counts[tokens // own] = None
         else:
             shown = select(params.values(), ("batch_size", "context_length"))
-            left_out[" ".join(assignments(shown))] = None
+            left_out[" ".join(assignments(shown))] += 1
     if not counts:
         raise ConfigError(
             f"--hold {TOKENS}={tokens}: no candidate divides it", "Name a multiple of their tokens"
         )
+    text = ""
     if left_out:
-        say(f"left out, because {tokens:,} tokens are no multiple of theirs: {'; '.join(left_out)}")
-    return parse_request(
-        {
-            **chosen,
-            "sets": [*chosen["sets"], f"{axis}={','.join(map(str, counts))}"],
-            "wheres": [*chosen["wheres"], f"{TOKENS}={tokens}"],
-        }
-    )
+        count = counted(left_out.total(), "combination")
+        text = f"left out {count}, because {tokens:,} tokens are no multiple of theirs: "
+        text += "; ".join(left_out)
+    sets = [*chosen["sets"], f"{axis}={','.join(map(str, counts))}"]
+    wheres = [*chosen["wheres"], f"{TOKENS}={tokens}"]
+    return parse_request({**chosen, "sets": sets, "wheres": wheres}), text
 
 
 def _require_choices(names: Iterable[str], cells: Iterable[Cell]) -> None:

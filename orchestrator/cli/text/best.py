@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.analysis.fastest import (
     SURELY_FASTER,
-    Confirmation,
+    confirm,
     sure_share,
     times_as_fast,
 )
@@ -54,17 +54,18 @@ def describe_best(
         expected_s = search.expected_s(number)
         yield dense_table_text(_candidates(group, expected_s, goal), screen, "search fewer axes")
         best, step = group.winner, search.next(number)
+        folder = shell_path(str(request.run))
         if best:
             yield from _sentences(group, best, found.ends[number], goal)
-            folder = shell_path(str(request.run))
-            yield f"its parameters and measurements: sweep show {folder} {best.cell.id}"
+            yield "its parameters and measurements:"
+            yield f"  sweep show {folder} {best.cell.id}"
         if step.entrant is not None:
             yield _not_yet(request, group.entrants[step.entrant], group, goal, found.gpu)
         elif best:
             continue
         elif any(one.status not in (PENDING, *OUT_OF_MEMORY) for one in group.entrants):
-            folder = shell_path(str(request.run))
-            yield f"no answer: no candidate has a measured step. See sweep status {folder}"
+            yield "no answer: no candidate has a measured step. What failed:"
+            yield f"  sweep status {folder}"
         elif has_explained:  # each takes up to 20 predictions
             yield "no candidate surely fits. For what would fit, choose this model with --where"
         else:
@@ -74,7 +75,19 @@ def describe_best(
         yield f"memory predicted for: {found.gpu.name}"
 
 
-def config_text(request: SweepRequest, found: BestFound) -> str:
+def what_is_open(group: SearchGroup, end: str, goal: Goal) -> str:
+    """Return what the command would still measure for an answer; empty if there is nothing.
+
+    end: why the search of the group ended; empty if it did not.
+    """
+    if not end:
+        return f"not finished: {_may_be_measured(group, goal)}"
+    if group.rounds is not None and group.rounds < goal.confirm:
+        return f"not confirmed: {group.rounds} of {goal.confirm} rounds were measured"
+    return ""
+
+
+def config_text(request: SweepRequest, found: BestFound, goal: Goal) -> str:
     """Return a config in YAML with a grid for the best configuration of each group."""
     config = request.config
     lines = [
@@ -84,16 +97,21 @@ def config_text(request: SweepRequest, found: BestFound) -> str:
     # JSON is YAML.
     settings = config.model_dump(mode="json", include={"instruments", "limits", "env"})
     lines += [*(f"{name}: {json.dumps(value)}" for name, value in settings.items()), "grids:"]
-    winners = {group.winner.cell.id: group.winner for group in found.groups if group.winner}
-    for best in winners.values():
-        if best.speed is None:
+    written = set()
+    for group, end in zip(found.groups, found.ends, strict=True):
+        best = group.winner
+        if best is None or best.speed is None or best.cell.id in written:
             continue
+        written.add(best.cell.id)
         low, middle, high = (
             f"{1e3 * seconds:.2f}"
             for seconds in (best.speed.low_s, best.speed.step_s, best.speed.high_s)
         )
         evidence = f"cell {best.cell.id}, {middle} ms [{low}, {high}]"
-        lines += [f"  # {evidence}", f"  - task: {best.cell.task}", "    fixed:"]
+        rounds = _confirmed(group)
+        comments = [evidence, what_is_open(group, end, goal) or rounds]
+        lines += [f"  # {comment}" for comment in comments if comment]
+        lines += [f"  - task: {best.cell.task}", "    fixed:"]
         values = {**best.cell.params.non_default, **best.options}
         lines += [f"      {name}: {json.dumps(value)}" for name, value in values.items()]
     return "\n".join(lines) + "\n"
@@ -118,7 +136,9 @@ def _candidates(group: SearchGroup, expected_s: Sequence[float], goal: Goal) -> 
             step = milliseconds(1e3 * one.speed.step_s)
             step = step._replace(spread=HOST_MARK) if _has_mark(one) else step
             if default.speed:
-                against = quantity(default.pace_s / one.pace_s, ".2f")
+                against = quantity(times_as_fast(one, default)[0], ".2f")
+                if one is not default and confirm(one, default):
+                    words.append("× default: of the rounds")
         has_expectation = not one.speed and (one.is_scale_known or group.measured)
         peak = one.speed.peak_bytes if one.speed else None
         predicted = one.prediction.peak_bytes("peak_allocated_bytes") if one.prediction else None
@@ -140,10 +160,8 @@ def _not_yet(
     request: SweepRequest, first: Entrant, group: SearchGroup, goal: Goal, gpu: GpuModel | None
 ) -> str:
     """Return how many candidates may be measured, and how long the next one is expected to take."""
-    count = sum(may_run(one, goal) for one in group.entrants)
     line = "not finished" if group.measured else "no answer yet"
-    line += f": {count} of {counted(len(group.entrants), 'candidate')} may be measured"
-    line += f"; next: {_words(first)}"
+    line += f": {_may_be_measured(group, goal)}; next: {_words(first)}"
     states = read_states(request.run) if request.run.exists else {}
     conditions = DurationConditions.of(request.settings, gpu.device if gpu else None)
     estimator = DurationEstimator(request.expansion.cells, states, conditions)
@@ -152,9 +170,15 @@ def _not_yet(
     return line
 
 
+def _may_be_measured(group: SearchGroup, goal: Goal) -> str:
+    count = sum(may_run(one, goal) for one in group.entrants)
+    return f"{count} of {counted(len(group.entrants), 'candidate')} may be measured"
+
+
 def _sentences(group: SearchGroup, best: Entrant, end: str, goal: Goal) -> Iterator[str]:
     default = group.entrants[group.default]
-    yield from _verdict(group, best, default, goal)
+    yield _answer(group, best, default)
+    yield from _confirmation(group, best, end, goal)
     contended = sum(one.speed is not None and one.speed.is_contended for one in group.measured)
     if contended:
         yield (
@@ -162,7 +186,8 @@ def _sentences(group: SearchGroup, best: Entrant, end: str, goal: Goal) -> Itera
             "processes used their cores, and their times may be too long: search again in another "
             "folder when the machine is quiet"
         )
-    others = [one for one in group.alike(best) if one is not best]
+    # A best candidate other than the default is surely faster than that.
+    others = [one for one in group.alike(best) if one is not best and one is not default]
     if best.is_cpu_bound and others and best is group.measured[0]:
         names = "; ".join(_words(one) for one in others)
         yield f"within the noise of this CPU, as fast: {names}"
@@ -192,38 +217,57 @@ def _has_mark(one: Entrant) -> bool:
     return is_known and one.cell.params.device == "cuda"
 
 
-def _verdict(group: SearchGroup, best: Entrant, default: Entrant, goal: Goal) -> Iterator[str]:
-    challenger, confirmation = group.challenger, group.confirmation
+def _answer(group: SearchGroup, best: Entrant, default: Entrant) -> str:
+    """Return the answer: what is best, and how it compares with the default."""
     if best is not default:
         line = f"best: {_words(best)}"
         if default.speed is None:
-            yield f"{line}; the default has no measured step to compare with"
-            return
+            return f"{line}; the default has no measured step to compare with"
         gained, low, high = times_as_fast(best, default)
         ends = f" [{ratio(low)}, {ratio(high)}]" if high < math.inf else ""
-        yield f"{line}: {ratio(gained)}{ends} as fast as the default, {_words(default)}"
-    elif challenger is None:
-        yield f"best: the default, {_words(default)}; no measured candidate is faster"
-        if goal.confirm:
+        return f"{line}: {ratio(gained)}{ends} as fast as the default, {_words(default)}"
+    line, challenger = f"best: the default, {_words(default)}", group.challenger
+    if challenger is None:
+        return f"{line}; no measured candidate is faster"
+    if group.confirmation:
+        return line
+    taken, limit = challenger.pace_s / default.pace_s, sure_share(challenger, default)
+    reason = f"only less than {_percent(limit)} is"
+    if taken <= limit:
+        reason = "their intervals overlap"
+    if not all(one.speed and one.speed.has_interval for one in (challenger, default)):
+        reason = "fewer than 6 steps have no interval at 95 %"
+    line += f". {_words(challenger)} took {_percent(taken)} of its time"
+    return f"{line}, which is not surely faster: {reason}"
+
+
+def _confirmation(group: SearchGroup, best: Entrant, end: str, goal: Goal) -> Iterator[str]:
+    """Yield what the rounds show, or how many would decide it.
+
+    If this command has something left to measure, then that comes first, and no rounds are advised.
+    """
+    default, challenger, found = group.entrants[group.default], group.challenger, group.confirmation
+    if challenger is None:
+        if goal.confirm and end:
             yield "nothing to confirm: --confirm measures the default and a faster candidate again"
-    else:
-        taken, limit = challenger.pace_s / default.pace_s, sure_share(challenger, default)
-        reason = f"only less than {_percent(limit)} is"
-        if taken <= limit:
-            reason = "their intervals overlap"
-        if not all(one.speed and one.speed.has_interval for one in (challenger, default)):
-            reason = "fewer than 6 steps have no interval at 95 %"
-        line = f"best: the default, {_words(default)}. {_words(challenger)} took {_percent(taken)} of its time"
-        if confirmation:
-            yield line
-        else:
-            yield f"{line}, which is not surely faster: {reason}"
-            yield _deciding(challenger, default, 3)
-    if challenger and confirmation:
-        yield from _confirmed(challenger, default, confirmation)
+        return
+    still_open = what_is_open(group, end, goal)
+    line = still_open if still_open and end else _confirmed(group)
+    if line:
+        yield line
+    if still_open:
+        return
+    if found is None and best is default:
+        yield _deciding(challenger, default, 3)
+    elif found and found.is_undecided and found.rounds < _MOST_ROUNDS:
+        yield _deciding(challenger, default, min(2 * found.rounds, _MOST_ROUNDS))
 
 
-def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> Iterator[str]:
+def _confirmed(group: SearchGroup) -> str:
+    """Return what the rounds show; empty without rounds."""
+    challenger, found = group.challenger, group.confirmation
+    if challenger is None or found is None:
+        return ""
     line = (
         f"measured {found.rounds} more times each: {_words(challenger)} takes "
         f"{_percent(found.ratio)} of the time of the default, at most {_percent(found.upper)} with "
@@ -231,13 +275,10 @@ def _confirmed(challenger: Entrant, default: Entrant, found: Confirmation) -> It
     )
     limit = _percent(SURELY_FASTER)
     if found.is_faster:
-        yield f"{line}: confirmed, less than {limit}"
-    elif found.is_undecided:
-        yield f"{line}: undecided, because only less than {limit} is surely faster"
-        if found.rounds < _MOST_ROUNDS:
-            yield _deciding(challenger, default, min(2 * found.rounds, _MOST_ROUNDS))
-    else:
-        yield f"{line}: not less than {limit}"
+        return f"{line}: confirmed, less than {limit}"
+    if found.is_undecided:
+        return f"{line}: undecided, because only less than {limit} is surely faster"
+    return f"{line}: not less than {limit}"
 
 
 def _deciding(challenger: Entrant, default: Entrant, rounds: int) -> str:
@@ -252,7 +293,7 @@ def _deciding(challenger: Entrant, default: Entrant, rounds: int) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:,.0f} %" if share >= 10 else f"{100 * share:.3g} %"
 
 
 def _contributions(group: SearchGroup, best: Entrant) -> Iterator[str]:
@@ -260,7 +301,7 @@ def _contributions(group: SearchGroup, best: Entrant) -> Iterator[str]:
     for name, other in group.without_options(best):
         yield (
             f"{name}={value_text(best.options[name])} instead of {value_text(other.options[name])}: "
-            f"{ratio(other.pace_s / best.pace_s)} as fast"
+            f"{ratio(times_as_fast(best, other)[0])} as fast"
         )
 
 
@@ -285,6 +326,8 @@ def _nothing_fits(
         if peak:
             peaks[number] = peak
     line = "no candidate surely fits"
+    if all(one.status in OUT_OF_MEMORY for one in group.entrants):
+        line = "every candidate ran out of memory"
     nearest = group.entrants[min(peaks, key=peaks.__getitem__)] if peaks else None
     if nearest:
         line += (

@@ -15,7 +15,7 @@ from orchestrator.hardware.host import gpus_of
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.cell_decisions import Decision, Plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
-from orchestrator.planning.invocation import command_in_copy, last_command
+from orchestrator.planning.invocation import command_in_copy, command_with, last_command
 from orchestrator.planning.preflight import known_fingerprints
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.cell_state import PENDING
@@ -254,9 +254,9 @@ def _given_up(run: Run, plan: Plan) -> str:
     if not exhausted:
         return ""
     statuses = sorted({str(plan.state(cell).since_mark.status) for cell in exhausted})
-    retry = " ".join(f"--retry {status}" for status in statuses)
+    retry = [word for status in statuses for word in ("--retry", status)]
     failed = f"{text.cell_count(len(exhausted))} failed too often"
-    return f"; {failed}. To try again: {last_command(run)} {retry}"
+    return f"; {failed}. To try again: {command_with(run, retry)}"
 
 
 def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:

@@ -44,13 +44,14 @@ def conclude(result: SweepResult, command: str, again: str) -> tuple[list[str], 
     again: the same without its own options that measure cells again.
     """
     lines = _counts(result)
-    remaining = cell_count(result.queue.remaining)
+    remaining = result.queue.remaining
+    left = f" with {cell_count(remaining)} left" if remaining else ""
     if result.error:
-        return [*lines, f"{remaining} left. To continue: {command}"], EXIT_USER
+        return [*lines, f"stopped{left}. To continue: {command}"], EXIT_USER
     if result.stop_reason == "time limit" or (result.is_cut_short and not result.stop_reason):
-        return [*lines, *_out_of_time(result, command)], EXIT_TIME_LIMIT
+        return [*lines, *_out_of_time(result, left, command)], EXIT_TIME_LIMIT
     if result.stop_reason:
-        stopped = f"stopped by {result.stop_reason} with {remaining} left. To continue: {command}"
+        stopped = f"stopped by {result.stop_reason}{left}. To continue: {command}"
         return [*lines, stopped], EXIT_INTERRUPTED
     folder = shell_path(result.folder)
     for flag, (note, options) in _FLAGS.items():
@@ -82,8 +83,8 @@ def _counts(result: SweepResult) -> list[str]:
         total = cell_count(sum(result.before.values()))
         return [*lines, f"nothing to measure: of {total} {before}; results in {folder}"]
     counts = result.measured_counts
-    measured = f"measured {cell_count(result.measured_cells)}"
-    if sum(counts.values()) > result.measured_cells:
+    measured = f"measured {cell_count(len(result.measured))}" if counts else "measured nothing new"
+    if sum(counts.values()) > len(result.measured):
         measured += f", {sum(counts.values())} times in all"
     if counts:
         measured += f": {format_counts(counts.items())}"
@@ -92,8 +93,8 @@ def _counts(result: SweepResult) -> list[str]:
     return [*lines, f"{measured}; results in {folder}"]
 
 
-def _out_of_time(result: SweepResult, command: str) -> list[str]:
-    out_of_time = f"out of time with {cell_count(result.queue.remaining)} left"
+def _out_of_time(result: SweepResult, left: str, command: str) -> list[str]:
+    out_of_time = f"out of time{left}"
     if result.queue.shortest_skipped_s:
         shortest = format_seconds(result.queue.shortest_skipped_s)
         out_of_time += f"; the shortest is expected to take {shortest}"

@@ -33,8 +33,6 @@ def _answer(search: StoredSearch) -> Finding | None:
         conclusion = f"{words} is the fastest. The default has no measured step to compare with."
     else:
         gained, low, high = times_as_fast(best, default)
-        if again := search.confirmation:
-            gained, low, high = 1 / again.ratio, 1 / again.upper, 1 / again.lower
         shown, gain = interval(low, high), least_gain(low, high)
         conclusion = f"{words} is {ratio(gained)} as fast as the default, {its_words}."
     measured = f"{len(search.measured)} of {counted(len(search.entrants), 'candidate')} measured"

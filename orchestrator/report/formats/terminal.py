@@ -86,6 +86,9 @@ class Screen:
             legacy_windows=False,
         )
         for part in parts:
+            # A command stays in one line, however narrow the screen, so that it can be copied.
+            if isinstance(part, str) and part.lstrip().startswith("sweep "):
+                part = Text(part, no_wrap=True, overflow="ignore")
             # Console.print joins texts and would lose how they wrap.
             look = (part.no_wrap, part.overflow) if isinstance(part, Text) else (None, None)
             console.print(part, no_wrap=look[0], overflow=look[1], crop=look[1] != "ignore")
@@ -108,7 +111,6 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     parts: list[RenderableType] = [title, view.caption, _rich_table(view, _GAP), ""]
     parts += view.numbered_notes
     if view.hidden_rows or view.hidden_measures:
-        # A command stays in one line, however narrow the screen, so that it can be copied.
         hidden = ((view.hidden_rows, "more row"), (len(view.hidden_measures), "more column"))
         what = " and ".join(counted(count, noun) for count, noun in hidden if count)
         parts.append(Text(f"{what}: {command}", no_wrap=True, overflow="ignore"))

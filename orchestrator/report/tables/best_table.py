@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from orchestrator.analysis.axes import axis_text, key_axes
-from orchestrator.analysis.fastest import StoredCandidate, StoredSearch, stored_searches
+from orchestrator.analysis.fastest import (
+    StoredCandidate,
+    StoredSearch,
+    stored_searches,
+    times_as_fast,
+)
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables import layouts
 from orchestrator.report.tables.formatters import to_gib
@@ -14,12 +19,12 @@ from orchestrator.report.tables.table import (
     Entry,
     Table,
     TableGrid,
+    axis_entry,
     milliseconds,
     quantity,
 )
 from orchestrator.report.text.numbers import number, ratio
 from orchestrator.store.manifest import BEST
-from tasks.spec.messages import assignments
 
 
 def _best_rows(results: Results) -> TableGrid:
@@ -30,7 +35,7 @@ def _best_rows(results: Results) -> TableGrid:
         best = search.winner
         if best is not None and best.row is not None:
             found.append((best.row, _entries(search, best)))
-    return layouts.grid_of(key_axes(results, without=over), found, label="best")
+    return layouts.grid_of(key_axes(results, without=over), found)
 
 
 def _entries(search: StoredSearch, best: StoredCandidate) -> dict[str, Entry]:
@@ -39,14 +44,11 @@ def _entries(search: StoredSearch, best: StoredCandidate) -> dict[str, Entry]:
     step = milliseconds(1e3 * speed.step_s)
     if speed.has_interval:
         step = step._replace(spread=f" [{number(1e3 * speed.low_s)}, {number(1e3 * speed.high_s)}]")
-    faster, confirmation = MISSING, search.confirmation
-    if default.speed:
-        faster = quantity(default.pace_s / best.pace_s, ".2f")
-        if confirmation and best is not default:
-            faster = quantity(1 / confirmation.ratio, ".2f")
+    faster = quantity(times_as_fast(best, default)[0], ".2f") if default.speed else MISSING
+    confirmation = search.confirmation
     added = [
         f"{name}={axis_text(best.options[name])} instead of {axis_text(other.options[name])} "
-        f"{ratio(other.pace_s / best.pace_s)}"
+        f"{ratio(times_as_fast(best, other)[0])}"
         for name, other in search.without_options(best)
     ]
     counts = Counter(
@@ -56,10 +58,10 @@ def _entries(search: StoredSearch, best: StoredCandidate) -> dict[str, Entry]:
     )
     unmeasured = [f"{count}: {reason}" for reason, count in counts.most_common()]
     return {
-        "best": Entry(" ".join(assignments(best.options))),
+        **{name: axis_entry(value) for name, value in best.options.items()},
         "step ms": step,
-        "tokens/s": quantity(1 / best.pace_s, ",.0f") if best.tokens > 1 else MISSING,
         "× default": faster,
+        "tokens/s": quantity(1 / best.pace_s, ",.0f") if best.tokens > 1 else MISSING,
         "peak GiB": to_gib(speed.peak_bytes),
         "measured": quantity(len(search.measured), "d"),
         "candidates": quantity(len(search.entrants), "d"),
@@ -73,9 +75,9 @@ BEST_TABLE = Table(
     "best",
     "The fastest configurations",
     "The answers of the last `sweep best`, one for each group of cells that differ along the"
-    " searched axes alone. The first attempt of a cell counts; [ ]: 95 % interval of its median."
-    " Rounds: how often the best and the default were measured again, which the ratio is then"
-    " of. Each option adds: times as fast as the measured candidate that differs in it alone.",
+    " searched axes alone. The columns of the searched axes have the answer. The first attempt of a"
+    " cell counts, with the 95 % interval of its median. Rounds: how often the best and the default"
+    " were measured again, which their ratio is then of. Each option adds: times as fast as the measured candidate that differs in it alone.",
     _best_rows,
     is_default=True,
 )

@@ -27,6 +27,7 @@ from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 from tests.conftest import ROOT, watched, with_samples
+from tests.support.widths import widest
 
 pytestmark = pytest.mark.usefixtures("derive_once")
 # Three runs of 40 cells, each repeated three times, one run after the other on one H200.
@@ -747,10 +748,11 @@ def test_a_comparison_fits_the_screen_and_is_whole_as_csv(
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", str(columns))
-    lines = sweep_here("compare", folder, folder).stdout.splitlines()
-    assert max(map(len, lines)) <= (columns or 100)
-    assert sum("UNDECIDED  1.0000" in line for line in lines) == 3
-    assert ("more columns: --format csv" in "\n".join(lines)) is (columns == 50)
+    text = sweep_here("compare", folder, folder).stdout
+    assert widest(text) <= (columns or 100)
+    assert sum("UNDECIDED  1.0000" in line for line in text.splitlines()) == 3
+    assert ("more columns: --format csv" in text) is (columns == 50)
+    assert any(line.endswith(f"--out {folder}") for line in text.splitlines())
     head, *rows = sweep_here("compare", folder, folder, "--format", "csv").stdout.splitlines()
     assert head.endswith("verdict,b_a,note,a_ms,b_ms,status")
     assert len(rows) == 3

@@ -56,11 +56,12 @@ def test_a_deadline_after_the_last_cell_stops_nothing() -> None:
     assert interruption.reason is None
 
 
-def test_a_deadline_that_is_over_ends_the_body_however_early_its_signal_comes(
+def test_a_deadline_ends_the_body_however_early_its_signal_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(signal, "setitimer", lambda *_: os.kill(os.getpid(), signal.SIGALRM))
-    with Interruption(0.0) as interruption, interruption.stops_here(), interruption.timer():
+    limit_s = SAVING_S + 100.0
+    with Interruption(limit_s) as interruption, interruption.stops_here(), interruption.timer():
         pytest.fail("the body was entered")
     assert interruption.reason is StopReason.TIME_LIMIT
 
@@ -88,3 +89,20 @@ def test_saving_has_a_share_of_the_time_limit() -> None:
     assert Interruption(None).deadline is None
     left_s = Interruption(60.0).deadline - time.monotonic()
     assert left_s == pytest.approx(60.0 - SAVING_S, abs=1.0)
+
+
+@pytest.mark.parametrize(("limit_s", "number"), [(0.0, None), (None, signal.SIGINT)])
+def test_nothing_begins_after_the_deadline_or_a_signal(
+    limit_s: float | None, number: int | None
+) -> None:
+    """An exception in the middle of what opens a connection would leave it open."""
+    steps = []
+    with Interruption(limit_s, is_shared=True) as interruption:
+        interruption.install()
+        if number is not None:
+            os.kill(os.getpid(), number)
+        with interruption.stops_here(), interruption.timer():
+            steps.append("begun")
+    assert not steps
+    expected = StopReason.SIGINT if number else StopReason.TIME_LIMIT
+    assert interruption.reason is expected

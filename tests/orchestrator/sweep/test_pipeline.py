@@ -809,7 +809,7 @@ def test_the_status_has_the_command_for_cells_that_failed_too_often(
     last = status_lines(request_of().run)[-1]
     start = "nothing is left to measure of 4 cells; 4 cells failed too often. To try again: sweep"
     assert last.startswith(start)
-    assert last.endswith(" --retry failed")
+    assert last.endswith(f" --retry failed --out {request_of().run}")
 
 
 def test_the_status_counts_cells_that_the_last_command_did_not_select(
@@ -845,12 +845,12 @@ def test_repetitions_do_not_change_the_number_of_cells(
         return outcome_of(attempt)
 
     result = go(request_of(), FakeScheduler(once), RunOptions(repeat=3))
-    assert (result.measured_cells, result.queue.remaining) == (4, 4)
+    assert (len(result.measured), result.queue.remaining) == (4, 4)
     status = status_lines(request_of().run)
     assert status[1] == (
         "left to measure: 4 of 4 cells, 8 times in all. To continue: "
         f"sweep run c.yaml --repeat 3 --out {request_of().run}"
     )
     result = go(request_of(), FakeScheduler(outcome_of), RunOptions(repeat=3))
-    assert (result.measured_cells, result.counts, result.queue.remaining) == (4, {Status.OK: 8}, 0)
+    assert (len(result.measured), result.counts, result.queue.remaining) == (4, {Status.OK: 8}, 0)
     assert status_lines(request_of().run)[-1] == "nothing is left to measure of 4 cells"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from click.testing import Result
 
 from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
 from orchestrator.config.selection import Selection
+from orchestrator.planning.invocation import command_with
+from orchestrator.store.run import Run
 from tests.conftest import ROOT
 
 Sweep = Callable[..., Result]
@@ -181,14 +186,20 @@ def test_candidates_that_all_fail_are_no_success(sweep_here: Sweep, tmp_path: Pa
     (tmp_path / "broken.py").write_text("def model(vocab_size):\n    raise RuntimeError\n")
     text = TINY.replace("size: tiny", "model: 'broken:model'")
     config, best = tmp_path / "tiny.yaml", tmp_path / "best.yaml"
-    config.write_text(text.replace("attention: [naive, sdpa], ", ""))
+    config.write_text("limits: {attempts: 1}" + text.replace("attention: [naive, sdpa], ", ""))
     words = ["best", str(config), "--over", "optimizer", "--scheduler", "serial"]
     result = sweep_here(*words, "--out", str(tmp_path / "run"), "--write", str(best))
     assert result.exit_code == 1, result.output
     assert "ended as failed" in result.stdout
-    assert "no answer: no candidate has a measured step. See sweep status" in result.stdout
+    assert "no candidate has a measured step. What failed:\n  sweep status" in result.stdout
     assert not best.exists()
     assert f"did not write {best}: there is no answer" in result.output
+    # The command that tries again is a sweep: a search has no --retry.
+    printed = sweep_here("status", str(tmp_path / "run")).stdout
+    command = shlex.split(printed.partition("To try again: ")[2])
+    assert command[:3] == ["sweep", "run", str(config)]
+    result = sweep_here(*command[1:], "--scheduler", "serial")
+    assert "measured 2 cells: 2 failed" in result.stdout, result.output
 
 
 def test_a_config_is_written_only_where_it_finds_its_model(
@@ -201,8 +212,20 @@ def test_a_config_is_written_only_where_it_finds_its_model(
     words = ["best", str(config), "--over", "attention", "--plan", "--write"]
     result = sweep_here(*words, str(tmp_path / "best.yaml"))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{tmp_path}/best.yaml: model 'gpt_inside:model': there is no module" in result.stderr
+    assert result.stderr == (
+        f"sweep: --write {tmp_path}/best.yaml: model 'gpt_inside:model': there is no module"
+        f" 'gpt_inside'. Write it to {config.parent}\n"
+    )
     assert sweep_here(*words, str(config.parent / "best.yaml")).exit_code == 0
+    # Another file of this name would be another model.
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "gpt_inside.py").write_text("def model(vocab_size):\n    return 1\n")
+    result = sweep_here(*words, str(tmp_path / "outer" / "best.yaml"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        f"sweep: --write {tmp_path}/outer/best.yaml: the model 'gpt_inside:model' is another one"
+        f" from there. Write it to {config.parent}"
+    ]
 
 
 @pytest.mark.process
@@ -218,11 +241,16 @@ def test_a_search_measures_once_and_writes_a_config_of_its_answer(
     assert "best: " in first.stdout
     config, source = load_config(best)
     (cell,) = expand(config, source, Selection()).cells
+    assert f"\n  sweep show {tmp_path}/run {cell.id}\n" in first.stdout
     printed = " ".join(first.stdout.split())  # a long line is wrapped
-    assert f"sweep show {tmp_path}/run {cell.id}" in printed
     grid = config.grids[0].fixed
     assert f"attention={grid['attention']} optimizer={grid['optimizer']}" in printed
     again = sweep_here(*words)
+    measured = re.search(r"measured (\d) of 4 candidates", first.stdout)
+    assert measured
+    repeated = shlex.split(command_with(Run(tmp_path / "run"), ["--repeat", "2"]))
+    assert sweep_here(*repeated[1:], "--scheduler", "serial").exit_code == 0
+    assert len(pd.read_parquet(tmp_path / "run" / "attempts")) == 2 * int(measured[1])
     assert "[1/1]" in first.stdout
     assert "[1/1]" not in again.stdout  # every decision follows from the rows
     assert [line for line in again.stdout.splitlines() if line.startswith("best: ")] == [
@@ -237,7 +265,7 @@ def test_the_tokens_of_an_update_are_held(sweep_here: Sweep, tmp_path: Path) -> 
     result = sweep_here(*words, "--set", "optimizer=fused")
     assert result.exit_code == 0, result.output
     assert (
-        "left out, because 64 tokens are no multiple of theirs: "
+        "left out 2 combinations, because 64 tokens are no multiple of theirs: "
         "batch_size=3 context_length=16; batch_size=8 context_length=16"
     ) in result.output
     rows = [line.split()[:2] for line in result.stdout.splitlines()]
@@ -250,6 +278,39 @@ def test_the_tokens_of_an_update_are_held(sweep_here: Sweep, tmp_path: Path) -> 
         *("--where", "attention=sdpa,optimizer=fused"),
     )
     assert "3 cells" in result.stdout, result.output
+
+
+def test_impossible_combinations_are_counted_also_with_held_tokens(
+    sweep_here: Sweep, tmp_path: Path
+) -> None:
+    """Of 4 batches in one step or several, two need an optimizer step after the last of them."""
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["best", str(tmp_path / "tiny.yaml"), "--plan", "--where", "attention=sdpa"]
+    words += ["--set", "optimizer=fused", "--hold", "tokens_per_update=64"]
+    words += ["--over", "batch_size=1,2,4", "--over", "optimizer_step=after,in_backward"]
+    result = sweep_here(*words)
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("left out")]
+    assert line.startswith("left out 2 impossible combinations, such as: ")
+    assert "gradient_accumulation: 4 cannot be combined with optimizer_step: in_backward" in line
+    assert "4 of 4 candidates may be measured" in result.stdout
+
+
+@pytest.mark.process
+def test_a_config_that_is_written_early_says_so(sweep_here: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    config, file = str(tmp_path / "tiny.yaml"), tmp_path / "best.yaml"
+    out = ["--scheduler", "serial", "--out", str(tmp_path / "run")]
+    one = ["--where", "optimizer=fused,attention=naive"]
+    assert sweep_here("run", config, *one, *out).exit_code == 0
+    words = ["--over", "attention", "--where", "optimizer=fused", "--until", "0%"]
+    result = sweep_here("best", config, *words, *out, "--plan", "--write", str(file))
+    assert result.exit_code == 0, result.output
+    still_open = "not finished: 1 of 2 candidates may be measured"
+    assert f"  # {still_open}\n" in file.read_text()
+    assert f"wrote {file}, but the search is {still_open}. To run it:" in result.stdout
+    assert sweep_here("best", config, *words, *out, "--write", str(file)).exit_code == 0
+    assert "not finished" not in file.read_text()
 
 
 def test_the_largest_value_is_that_of_the_other_commands(sweep_here: Sweep) -> None:

@@ -25,7 +25,7 @@ from tasks.spec.status import Status
 
 TABLES = "tables: sweep report out"
 CELL = make_cell("train_step", {"device": "cpu", "size": "tiny"})
-TWO_OK = {"counts": {Status.OK: 2}, "measured_cells": 2}
+TWO_OK = {"counts": {Status.OK: 2}, "measured": frozenset("ab")}
 
 
 def ended(**fields: Any) -> SweepResult:
@@ -35,7 +35,7 @@ def ended(**fields: Any) -> SweepResult:
 CASES: dict[str, tuple[SweepResult, list[str], int]] = {
     "all measured": (ended(**TWO_OK), ["measured 2 cells: 2 ok; results in out", TABLES], 0),
     "repetitions": (
-        ended(counts={Status.OK: 6, Status.OOM: 1}, measured_cells=3),
+        ended(counts={Status.OK: 6, Status.OOM: 1}, measured=frozenset("abc")),
         ["measured 3 cells, 7 times in all: 6 ok, 1 oom; results in out", TABLES],
         0,
     ),
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[SweepResult, list[str], int]] = {
     "inferred": (
         ended(
             counts={Status.OK: 1, Status.OOM: 1, Status.OOM_INFERRED: 2},
-            measured_cells=2,
+            measured=frozenset("ab"),
             queue=QueueState(inferred=2),
         ),
         [
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[SweepResult, list[str], int]] = {
         0,
     ),
     "a cell failed": (
-        ended(counts={Status.OK: 1, Status.CRASHED: 1}, measured_cells=2),
+        ended(counts={Status.OK: 1, Status.CRASHED: 1}, measured=frozenset("ab")),
         [
             "measured 2 cells: 1 ok, 1 crashed; results in out",
             TABLES,
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[SweepResult, list[str], int]] = {
     "nothing was measured in time": (
         ended(queue=QueueState(remaining=3), stop_reason=StopReason.TIME_LIMIT),
         [
-            "measured 0 cells; results in out",
+            "measured nothing new; results in out",
             "out of time with 3 cells left. To continue: sweep run c.yaml",
             "nothing was measured within the time limit: if the next start takes as long,"
             " only a longer limit helps",
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[SweepResult, list[str], int]] = {
         ended(**TWO_OK, queue=QueueState(remaining=1), error=NoGpuLeft("no GPU is left")),
         [
             "measured 2 cells: 2 ok; results in out",
-            "1 cell left. To continue: sweep run c.yaml",
+            "stopped with 1 cell left. To continue: sweep run c.yaml",
         ],
         2,
     ),
@@ -178,5 +178,7 @@ def test_a_sweep_ends_with_the_models_that_ran_out_of_memory(
         writer.append(make_outcome(Status.OOM, context_length=64), None)
     counts: dict[Status, int] = {Status.OOM: 1}
     with pytest.raises(SystemExit):
-        end_with(SweepResult(folder=str(tmp_path), before={}, counts=counts, measured_cells=1))
+        end_with(
+            SweepResult(folder=str(tmp_path), before={}, counts=counts, measured=frozenset("a"))
+        )
     assert re.search(r"^  tiny +1 of 1 +1 backward +64$", capsys.readouterr().out, re.MULTILINE)

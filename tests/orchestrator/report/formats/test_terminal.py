@@ -1,10 +1,11 @@
-"""Tests of the width of texts."""
+"""The width of texts on a screen."""
 
 from __future__ import annotations
 
 import pytest
 
 from orchestrator.report.formats.terminal import Screen
+from tests.support.widths import widest
 
 
 @pytest.mark.parametrize(
@@ -16,3 +17,12 @@ def test_the_width_is_that_of_columns_and_of_files_without_it(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert Screen.of_stdout().width == width
+
+
+def test_a_command_stays_in_one_line_and_a_sentence_does_not() -> None:
+    command = f"  sweep run CONFIG --where {'x' * 60}"
+    sentence = f"a sentence about sweep run {'x' * 60}"
+    text = Screen(40).text(command, sentence)
+    assert text.splitlines()[0] == command
+    assert len(text.splitlines()) > 2
+    assert widest(text) <= 40
