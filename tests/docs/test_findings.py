@@ -72,7 +72,7 @@ def test_the_commands_of_the_findings_page_parse(command: str) -> None:
 def test_the_summary_is_what_the_report_finds(published: Path) -> None:
     """The page, the terminal and answers.md show the same findings with the same marks."""
     short = PAGE.partition("## In short")[2].split("\n## ", 1)[0]
-    found = first_screen(findings(_read(published / PUBLISHED / "h200")), 8)
+    found = first_screen(findings(_read(published / PUBLISHED / "h200")), 10)
     assert [line for line in short.splitlines() if line.startswith("- ")] == [
         f"- {one.label}, {' '.join(filter(None, (one.marked_number, one.interval)))}:"
         f" {one.sentence}"
@@ -87,6 +87,12 @@ def test_the_programs_of_the_findings_page_run(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+    # A program that prints rows of a table prints all of those on the page, without the reasons.
+    printed = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    before = PAGE.partition(f"```python\n{program}")[0].rpartition("\n```")[2]
+    rows = [line for line in before.splitlines() if line.startswith("| ")][1:] if printed else []
+    assert len(rows) == len(printed)
+    assert all(row.startswith(line) for row, line in zip(rows, printed, strict=True))
 
 
 @pytest.fixture(scope="module")
