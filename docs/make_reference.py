@@ -247,9 +247,13 @@ def grouped_columns() -> Iterator[str]:
     for column in cell_columns():
         matching = (one for one, names in QUESTIONS.items() if re.fullmatch(names, column.name))
         groups[next(matching, "Others")].append(column)
+    groups = {question: columns for question, columns in groups.items() if columns}
+    yield ""
+    for question in groups:
+        anchor = re.sub(r"[^\w -]", "", question).lower().replace(" ", "-")
+        yield f"- [{question}](#{anchor})"
     for question, columns in groups.items():
-        if columns:
-            yield from ("", f"### {question}", "", *column_table("column", columns))
+        yield from ("", f"### {question}", "", *column_table("column", columns))
 
 
 CELLS = """

@@ -1,12 +1,12 @@
-"""All that is published of the H200, measured on the GPUs that are here: one study after the other, and then one folder of them.
+"""Measure the studies of results/published/h200 on the GPUs of this machine, and publish them in one folder.
 
     python examples/publication.py --out results/mine --minutes 480
     python examples/publication.py --out results/mine --publish results/published/mine
     python examples/publication.py --out results/mine --only kernels,numerics -- --address auto
 
-Each study is a `sweep run` into a folder of its own, as `examples/publication.yaml` says; what follows `--` is given to each.
-Whatever ends this, it is called again and does what is missing: exit code 75 says that the minutes were over. `--publish` then
-puts all studies that are there into a folder that others may have.
+Each study is a `sweep run` into its own folder, with the options in `examples/publication.yaml` and those after `--`. After an
+interruption, the same command measures what is missing; exit code 75: the minutes are over. `--publish` copies all studies that
+exist into a folder for others.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def measure(words: Sequence[str], out: Path, ends: float) -> None:
-    """ends: as time.monotonic() tells it. Ends this program where a sweep does not come to its end."""
+    """Run a study until `ends`, a time of time.monotonic(). Exit if the sweep does not complete."""
     left_s = ends - time.monotonic()
     if left_s <= 0:
         sys.exit(EXIT_TIME_LIMIT)
@@ -93,7 +93,7 @@ def measure(words: Sequence[str], out: Path, ends: float) -> None:
 
 
 def sweep(*words: str) -> int:
-    """Calls it as a user does, and lets it end in order where it is interrupted."""
+    """Run `sweep` as a user does, pass signals on to it, and return its exit code."""
     stopped: list[int] = []
     process = subprocess.Popen([sys.executable, "-m", "orchestrator", *words])
 
@@ -112,7 +112,7 @@ def sweep(*words: str) -> int:
 
 
 def _read(path: Path) -> dict[str, list[str]]:
-    """What `sweep run` is given for each study. Ends this program where that is not said."""
+    """Return the arguments of `sweep run` for each study. Exit if the file is not valid."""
     try:
         said = YAML(typ="safe").load(path)
     except (OSError, YAMLError) as error:
@@ -137,7 +137,7 @@ def _words(path: Path, name: str, text: object) -> list[str]:
 
 
 def _require_cells(name: str, words: list[str]) -> None:
-    """That a study could begin: sooner than after hours of those before it."""
+    """Exit if a study could not begin, before hours of measuring the studies before it."""
     with _refusing(f"{name}: "):
         asked = sweep_run.make_context(name, words).params
         if asked["out"]:
@@ -158,7 +158,7 @@ def _require_cells(name: str, words: list[str]) -> None:
 
 @contextmanager
 def _refusing(where: str = "") -> Iterator[None]:
-    """Ends this program in one line where the user has something to mend."""
+    """Turn errors that the user can fix into one line and an exit code."""
     try:
         yield
     except click.exceptions.Exit as asked:  # of --help

@@ -256,6 +256,13 @@ def four() -> Iterator[Ranks]:
         yield ranks
 
 
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Ranks]:
+    """Eight ranks on the CPU."""
+    with closing(Ranks(8)) as ranks:
+        yield ranks
+
+
 @pytest.fixture
 def make_outcome(make_attempt: Callable[..., Attempt]) -> Callable[..., Outcome]:
     """A finished attempt, as if measured: for what comes after measuring."""

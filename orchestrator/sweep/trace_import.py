@@ -29,7 +29,13 @@ from orchestrator.sweep.outcome_log import store_cells
 from tasks.snapshots.attribution import attribute as label
 from tasks.snapshots.read_pickle import read_snapshot
 from tasks.snapshots.replay import Record, replay
-from tasks.snapshots.summary import AT_END_OF_RECORD, PEAK, to_curve, unlabelled_bytes
+from tasks.snapshots.summary import (
+    AT_END_OF_RECORD,
+    PEAK,
+    largest_of_parts,
+    to_curve,
+    unlabelled_bytes,
+)
 from tasks.snapshots.summary import to_rows as to_allocations
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -298,7 +304,8 @@ def _of_record(record: Record) -> _Measured:
         Sample("memory_snapshot", "unlabelled_bytes", "bytes", unlabelled_bytes(rows)),
         Sample("memory_snapshot", "events", "events", record.entries),
     ]
-    return _Measured(samples, (), rows, to_curve(record, labelled), notes)
+    in_step = largest_of_parts(record, labelled) if record.entries else []
+    return _Measured(samples, (), rows + in_step, to_curve(record, labelled), notes)
 
 
 def _outcome(attempt: Attempt, own: _Measured, started_at: float, wall_s: float) -> Outcome:

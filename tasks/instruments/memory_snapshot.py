@@ -29,7 +29,14 @@ from tasks.harness.workload import Workload
 from tasks.process import clock
 from tasks.snapshots.attribution import AT_BEGIN, AT_END, Holding, Role, attribute
 from tasks.snapshots.replay import Record, Snapshot, replay, vanished
-from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
+from tasks.snapshots.summary import (
+    OUT_OF_MEMORY,
+    PEAK,
+    largest_of_parts,
+    to_curve,
+    to_rows,
+    unlabelled_bytes,
+)
 from tasks.spec.attempt import artifact_name
 from tasks.spec.messages import error_text
 from tasks.spec.tables import Sample
@@ -153,7 +160,7 @@ def _analyse(
     # The record has requested sizes; the allocator's peak counts whole blocks.
     slack_bytes = (peaks.get("peak_allocated_bytes") or replayed_bytes) - replayed_bytes
     rows = to_rows(labelled, at, PEAK, record.phase_at(at), slack_bytes)
-    session.allocations += rows
+    session.allocations += rows + largest_of_parts(record, labelled)
     session.live += to_curve(record, labelled)
     for metric, value in peaks.items():
         yield _sample(metric, "bytes", value)

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise, takewhile
 from tasks.snapshots.attribution import Labelled, Role, RoleEvidence
 from tasks.snapshots.frames import call_chain
 from tasks.snapshots.replay import Frames, Record
-from tasks.spec.tables import AllocationRow, LiveRow
+from tasks.spec.tables import WHOLE_STEP, AllocationRow, LiveRow
 
 # The moments that rows describe.
 PEAK, OUT_OF_MEMORY, AT_END_OF_RECORD = "peak", "out of memory", "end of the record"
@@ -51,6 +51,26 @@ def to_rows(
         row = AllocationRow(*when, str(role), part, str(how), made_in, chain, size, n, size * n)
         rows.append(row)
     return sorted(rows, key=lambda row: -row.total_bytes)
+
+
+def largest_of_parts(record: Record, labelled: Sequence[Labelled]) -> list[AllocationRow]:
+    """Return the largest allocation of each role and part that lives in the last step, whenever.
+
+    Count and total size of these rows are 0, so that sums over all rows are those of the peak.
+    """
+    largest: dict[tuple[Role, str], Labelled] = {}
+    for one in labelled:
+        allocation, key = one.allocation, (one.role, one.part)
+        if allocation.start < record.entries and allocation.end > record.begin:
+            known = largest.setdefault(key, one)
+            if allocation.size_bytes > known.allocation.size_bytes:
+                largest[key] = one
+    rows = []
+    for (role, part), one in largest.items():
+        evidence = (str(one.how), one.made_in, call_chain(one.allocation.frames))
+        size = one.allocation.size_bytes
+        rows.append(AllocationRow(WHOLE_STEP, "", str(role), part, *evidence, size, 0, 0))
+    return sorted(rows, key=lambda row: -row.size_bytes)
 
 
 def _forward_chains(labelled: Sequence[Labelled]) -> dict[str, str]:

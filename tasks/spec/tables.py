@@ -151,8 +151,11 @@ ROLE_EVIDENCE: Mapping[str, str] = {
     "phase": "the phase that made it",
     "none": "nothing",
 }
+# The moment of rows that are about no moment but about all of the step.
+WHOLE_STEP = "whole step"
 MOMENTS: Mapping[str, str] = {
     "peak": "the peak of the recorded steady step",
+    WHOLE_STEP: "at any time in the recorded step: the largest allocation of each role and part",
     "out of memory": "the moment at which memory ran out and ended the attempt",
     "end of the record": "an imported snapshot without a record, when it was taken",
 }
@@ -240,7 +243,8 @@ class AllocationRow:
     """Allocations alive at one moment that agree in role, part, size and place in the code.
 
     The role `slack` is the difference between the allocator's blocks and the requested sizes; its
-    count is 0.
+    count is 0. Rows of the moment `whole step` are single allocations, whose count and total size
+    are 0, so that they add nothing to a sum.
     """
 
     moment: Annotated[str, Field("moment at which they are alive", values=MOMENTS)]
@@ -253,7 +257,7 @@ class AllocationRow:
         str, Field("`file:line function`, then its callers after ` < `; `backward of` those")
     ]
     size_bytes: Annotated[int, Field("requested size of each", unit="bytes")]
-    count: Annotated[int, Field("number of allocations; 0 for `slack`")]
+    count: Annotated[int, Field("number of allocations; 0 for `slack` and `whole step`")]
     total_bytes: Annotated[int, Field("total size", unit="bytes")]
 
 

@@ -138,38 +138,44 @@ def about_trust(results: Results) -> Iterator[Finding]:
     cells = results.cells
     steps = select(cells, cells[TIME].notna()) if TIME in cells else cells.iloc[:0]
     bound = bound_by(steps)
-    # Label, what is found, the rest of the sentence, and what --retry calls it if it can be mended.
+    contended, concurrent = is_true(steps, "cpu_contended"), ran_with_others(steps)
+    others = [
+        *(["--retry cpu-contended"] if contended.any() else []),
+        *(["--scheduler serial --fresh"] if concurrent.any() else []),
+    ]
+    # Label, what is found, the rest of the sentence, and the options that measure these cells again.
     kinds = [
-        ("GPU-bound", bound == BoundBy.GPU, "GPU-bound: another machine with this GPU agrees", ""),
-        ("CPU-bound", bound == BoundBy.CPU, "CPU-bound: such a time holds for this CPU only", ""),
+        ("GPU-bound", bound == BoundBy.GPU, "GPU-bound: another machine with this GPU agrees", []),
+        ("CPU-bound", bound == BoundBy.CPU, "CPU-bound: such a time holds for this CPU only", []),
         (
             "wide intervals",
             is_true(steps, "interval_wide"),
             "so unsteady that the interval is wider than 5% of the median",
-            "interval-wide",
+            ["--retry interval-wide"],
         ),
         (
             "power-limited",
             is_true(steps, "power_capped_ns"),
             "slowed down by the power limit, which lowered the clock",
-            "",
+            [],
         ),
         (
             "disturbed",
-            is_true(steps, "cpu_contended") | ran_with_others(steps),
+            contended | concurrent,
             "disturbed by other processes or cells on the same CPU",
-            "disturbed",
+            others,
         ),
     ]
-    for name, found, what, retry in kinds:
+    for name, found, what, options in kinds:
         if found.any():
+            again = " and ".join(f"`sweep run CONFIG {option}`" for option in options)
             count, total = int(found.sum()), counted(len(steps), "timed cell")
             yield Finding(
                 name,
                 f"{count:,}",
                 f"of {total}",
                 f"{count:,} of {total} {'is' if count == 1 else 'are'} {what}.",
-                f"To measure again: `sweep run CONFIG --retry {retry}`." if retry else "",
-                gain=count / len(steps) if retry else 0.0,
+                f"To measure again: {again}." if again else "",
+                gain=count / len(steps) if again else 0.0,
                 basis=finding.basis_of_cells(steps[found]),
             )

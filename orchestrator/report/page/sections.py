@@ -108,7 +108,10 @@ QUESTIONS: tuple[Question, ...] = (
     Question("compile", "Compiling", "What does compiling change?", ("compile",)),
     Question(
         "memory", "Memory", "What fits, and where does the memory go?",
-        ("oom-map", "memory", "memory-parts", "composition", "saved-tensors", "allocations"),
+        (
+            "oom-map", "memory", "memory-parts", "composition", "saved-tensors", "allocations",
+            "allocations-by-part",
+        ),
     ),
     Question(
         "attention", "Attention", "Which attention should I use?",

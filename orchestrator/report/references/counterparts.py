@@ -24,7 +24,7 @@ from orchestrator.report.references.matching import dimensions_of, is_first_forw
 from orchestrator.report.references.records import ReferenceNumber
 from orchestrator.report.tables.layouts import having
 from orchestrator.report.text.numbers import format_ms
-from tasks.spec.tables import UNKNOWN_CLASS
+from tasks.spec.tables import UNKNOWN_CLASS, WHOLE_STEP
 
 # A published kernel table may cover several phases of ours.
 _PASSES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}
@@ -85,8 +85,16 @@ class Figures:
     @cached_property
     def allocations(self) -> Mapping[str, pd.DataFrame]:
         """The allocations at the peak, the largest first."""
+        return self._allocations("peak")
+
+    @cached_property
+    def largest_of_parts(self) -> Mapping[str, pd.DataFrame]:
+        """The largest allocation of each role and part in a step; older runs have none."""
+        return self._allocations(WHOLE_STEP)
+
+    def _allocations(self, moment: str) -> Mapping[str, pd.DataFrame]:
         rows = self.results.allocations()
-        rows = rows[rows["count"].notna() & (rows["moment"] == "peak")]
+        rows = rows[rows["count"].notna() & (rows["moment"] == moment)]
         recorded = having("snapshot_peak_allocated_bytes")(self.results.cells)
         rows = rows[rows["cell"].isin(recorded["cell"])]
         rows = rows.sort_values("size_bytes", ascending=False, kind="stable")
@@ -191,15 +199,20 @@ def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) ->
 
 
 def _allocation(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    """Return the bytes of the allocation of a rank, 1 for the largest, or of a part's largest one."""
+    """Return the bytes of the allocation of a rank at the peak, 1 for the largest.
+
+    Without a rank it is the largest of a part in the step, in older runs at the peak.
+    """
     rows = figures.allocations.get(row["cell"])
     if rows is None:
         return None
     rank = int(number.labels.get("rank", 1))
     if "rank" not in number.labels and "part" in number.labels:
+        rows = figures.largest_of_parts.get(row["cell"], rows)
         roles, module = _ALLOCATED.get(number.labels["part"], ((), None))
         rows = rows[rows["role"].isin(roles)]
         rows = rows[rows["part"] == module] if module else rows
+        return float(rows["size_bytes"].iloc[0]) if len(rows) else None
     # A row stands for as many allocations as it counts.
     largest = rows[rows["count"].cumsum() >= rank]["size_bytes"]
     return float(largest.iloc[0]) if len(largest) else None

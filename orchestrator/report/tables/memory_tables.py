@@ -17,7 +17,7 @@ from orchestrator.report.tables.formatters import Value, predicted, to_gib, to_m
 from orchestrator.report.tables.layouts import Measure
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 from tasks.spec.status import OUT_OF_MEMORY
-from tasks.spec.tables import ROLES
+from tasks.spec.tables import ROLES, WHOLE_STEP
 
 _LENGTH = "context_length"
 _TOP = 10
@@ -68,8 +68,24 @@ def largest_allocations(results: Results) -> TableGrid:
     )
 
 
+def largest_by_part(results: Results) -> TableGrid:
+    """Return the largest allocation of each role and part, whenever it lives in a step."""
+    rows = results.allocations()
+    rows = rows[rows["moment"] == WHOLE_STEP]
+    rows = rows.sort_values("size_bytes", ascending=False, kind="stable")
+    columns = (
+        _PART,
+        ("role", predicted("role", _name)),
+        ("MiB", predicted("size_bytes", to_mib)),
+        ("made in", predicted("allocated_in", _name)),
+        ("call chain", predicted("call_chain", _name)),
+    )
+    return layouts.child_rows(results, rows, columns, ("part",))
+
+
 def _with_moments(allocations: pd.DataFrame) -> pd.DataFrame:
     """Return allocations with all bytes of their moment, its order and its text: `peak, backward`."""
+    allocations = allocations[allocations["moment"] != WHOLE_STEP]
     by_moment = allocations.groupby(["cell", "moment"], sort=False)
     moment, phase = allocations["moment"], by_moment["phase"].transform("first")
     return allocations.assign(
@@ -284,6 +300,13 @@ MEMORY_TABLES: tuple[Table, ...] = (
         " without Python frames: its chain is that of its module's forward pass. Slack is in the"
         " order too.",
         largest_allocations,
+    ),
+    Table(
+        "allocations-by-part",
+        "Largest allocation of each part, over a step",
+        "The largest single allocation of each role and part of the model at any time of the recorded"
+        " step, with the phase that made it and its call chain. They need not live at the same time.",
+        largest_by_part,
     ),
     Table(
         "saved-tensors",

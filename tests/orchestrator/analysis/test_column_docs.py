@@ -27,7 +27,7 @@ from tasks.snapshots.summary import AT_END_OF_RECORD, OUT_OF_MEMORY, PEAK
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import name_pattern
 from tasks.spec.metrics import PREDICTED_METRICS, metric_named
-from tasks.spec.tables import KERNEL_CLASSES, MOMENTS, ROLES, STORED_TABLES
+from tasks.spec.tables import KERNEL_CLASSES, MOMENTS, ROLES, STORED_TABLES, WHOLE_STEP
 from tasks.traces.kernel_classes import CLASSES
 from tests.conftest import ROOT
 
@@ -170,7 +170,7 @@ def test_declared_values_are_those_of_the_program() -> None:
     assert set(ROLES) == set(Role)
     assert set(KERNEL_CLASSES) - set(CLASSES) == {"embedding"}  # in stored rows
     assert set(CLASSES) < set(KERNEL_CLASSES)
-    assert set(MOMENTS) == {PEAK, OUT_OF_MEMORY, AT_END_OF_RECORD}
+    assert set(MOMENTS) == {PEAK, WHOLE_STEP, OUT_OF_MEMORY, AT_END_OF_RECORD}
 
 
 def test_every_stored_metric_is_declared_with_its_unit(run_of_every_kind: Run) -> None:

@@ -6,11 +6,14 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pynvml
 import pytest
 from click.testing import Result
@@ -36,6 +39,7 @@ from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.ray_task import SweepHosts, supervise
 from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.run import Run
+from orchestrator.sweep.outcome_log import SweepResult
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.axes import axis
 from tasks.spec.cell import Cell
@@ -433,3 +437,108 @@ def overlapping(outcomes: list[Outcome]) -> Iterator[tuple[int, int]]:
                 first, second = sorted((one, other), key=lambda each: each.started_at)
                 if first.started_at + first.wall_s > second.started_at:
                     yield one.attempt.number, other.attempt.number
+
+
+@pytest.mark.ray
+def test_a_sweep_on_two_nodes_uses_both_and_loses_nothing_with_one(
+    write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run cells of 1, 2 and 4 GPUs on nodes with two fake GPUs each, of which one goes away.
+
+    A cell with 4 GPUs is left to another run. The node goes away under a cell with 2 GPUs, which
+    the next run measures on the other node, and no other cell.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    doomed, begun = tmp_path / "doomed", tmp_path / "begun"
+
+    def say_where(
+        attempt: Attempt, cpus: int, gpus: object, mark: str
+    ) -> Iterator[AttemptStarted | Outcome]:
+        import socket
+        import time
+
+        import ray
+
+        here, began = ray.get_runtime_context(), time.time()
+        names = here.get_accelerator_ids()["GPU"]
+        yield AttemptStarted(attempt, socket.gethostname(), "", 0.0)
+        if len(names) == 2 and doomed.exists() and doomed.read_text() == here.get_node_id():
+            begun.touch()
+            time.sleep(600)
+        time.sleep(0.3)
+        facts = {"node": here.get_node_id(), "gpus": names}
+        done = outcome_of(attempt)
+        took_s = time.time() - began
+        yield replace(done, facts=facts, started_at=began, wall_s=took_s)
+
+    monkeypatch.setattr("orchestrator.scheduling.ray_scheduler.supervise", say_where)
+    monkeypatch.setattr(RayScheduler, "import_ahead", lambda scheduler, attempt: None)
+    # A fake GPU has no driver that could be asked about it.
+    pair = (GpuInfo("NVIDIA H200", 1, "a"), GpuInfo("NVIDIA H200", 1, "b"))
+    known = [
+        HostInfo(name=name, gpus=pair, fingerprints={"cuda": [{"gpu": "NVIDIA H200"}]})
+        for name in ("first", "second")
+    ]
+    monkeypatch.setattr(RayScheduler, "hosts", lambda scheduler: known)
+    path = write_config(CONFIG.replace("[0, 1]", "[0, 1, 2, 3]"))
+    run = Run(tmp_path / "out")
+
+    def sweep(*seeds: int) -> SweepResult:
+        chosen = f"seed={','.join(map(str, seeds))}"
+        request = request_for(path, [chosen], [], tmp_path / "out")
+        return go(request, RayScheduler(print, cluster.address), messages=messages)
+
+    def measured() -> pd.DataFrame:
+        attempts = run.read("attempts")
+        params, facts = (attempts[name].map(json.loads) for name in ("params", "facts"))
+        columns = {"gpus": params.str["gpus"].fillna(1), "node": facts.str["node"]}
+        return attempts.assign(**columns, names=facts.str["gpus"])
+
+    messages: list[str] = []
+    with own_temporary_folder(tmp_path) as environment:
+        monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the task is in this file
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 2})
+        try:
+            other = cluster.add_node(num_cpus=4, num_gpus=2)
+            result = sweep(0, 1)
+            assert result.counts == {Status.OK: 4}
+            assert conclude(result, "again", "again")[1] == 0
+            line = "2 cells need more GPUs than one host has: 4 GPUs (at most 2)"
+            assert f"skipped: {line}. The same command measures them on such a host" in messages
+            rows = measured()
+            assert sorted(rows["gpus"]) == [1, 1, 2, 2]
+            assert rows["names"].map(len).tolist() == rows["gpus"].tolist()
+            assert rows["node"].nunique() == 2
+            doomed.write_text(other.node_id)
+            remover = threading.Thread(target=remove_once, args=(cluster, other, begun))
+            remover.start()
+            result = sweep(2, 3)
+            remover.join()
+            assert result.counts == {Status.OK: 3, Status.LOST: 1}
+            doomed.unlink()
+            before = measured()
+            (lost,) = before[before["status"] == "lost"].to_dict("records")
+            assert lost["gpus"] == 2
+            assert re.search("its (supervisor|node) went away", lost["evidence"])
+            assert sweep(2, 3).counts == {Status.OK: 1}
+            after = measured()
+            (again,) = after[after["cell"].eq(lost["cell"]) & after["attempt"].eq(2)].to_dict(
+                "records"
+            )
+            assert (again["status"], again["gpus"]) == ("ok", 2)
+            assert again["node"] != other.node_id
+            assert len(after) == len(before) + 1 == 9  # no finished cell was measured again
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def remove_once(cluster: Any, node: Any, begun: Path) -> None:
+    """Remove a node from its cluster once a cell has begun there."""
+    deadline = time.monotonic() + 120
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    cluster.remove_node(node, allow_graceful=False)

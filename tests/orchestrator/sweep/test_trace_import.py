@@ -519,7 +519,8 @@ def test_a_snapshot_becomes_allocations(tmp_path: Path, sweep_here: SweepHere) -
     assert done.exit_code == 0, done.stderr
     rows = load("run").allocations
     assert rows["total_bytes"].sum() == 5096  # the slack of that moment is unknown
-    assert set(rows["phase"]) == {"forward"}
+    assert set(rows.loc[rows["moment"] == "peak", "phase"]) == {"forward"}
+    assert "whole step" in set(rows["moment"])
     assert set(rows["call_chain"]) == {"me/train.py:7 step"}
     assert "Largest allocations at the peak" in done.stdout
 

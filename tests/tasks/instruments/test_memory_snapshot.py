@@ -17,7 +17,7 @@ from tasks.harness.model_parts import parts_named
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot as instrument
 from tasks.process.phase_file import Progress
-from tasks.spec.tables import Sample
+from tasks.spec.tables import WHOLE_STEP, Sample
 from tasks.train_step import build
 from tasks.training.parameters import TrainStepParams
 from tests.support.allocator import RecordedAllocator, RecordedDevice, see_all
@@ -27,7 +27,9 @@ TINY: dict[str, Any] = {"device": "cpu", "size": "tiny", "context_length": 32, "
 
 class Watched:
     def __init__(self, session: Session, samples: list[Sample]) -> None:
-        self.rows, self.live = session.allocations, session.live
+        rows, self.live = session.allocations, session.live
+        self.rows = [row for row in rows if row.moment == "peak"]
+        self.largest = [row for row in rows if row.moment == WHOLE_STEP]
         self.samples = {sample.metric: sample for sample in samples}
         self.workload = session.workload
 
@@ -223,13 +225,31 @@ def test_a_hidden_tensor_is_unlabelled(session_of: Any) -> None:
     with allocator:
         samples = {sample.metric: sample.value for sample in instrument.take_snapshot(session)}
     assert samples["unlabelled_bytes"] == 12_345
-    (row,) = (row for row in session.allocations if row.role == "unlabelled")
+    row, in_step = (row for row in session.allocations if row.role == "unlabelled")
     assert (row.size_bytes, row.count, row.attributed_by, row.allocated_in) == (
         12_345,
         1,
         "none",
         "",
     )
+    assert (in_step.moment, in_step.size_bytes, in_step.total_bytes) == (WHOLE_STEP, 12_345, 0)
+
+
+def test_the_largest_allocation_of_a_part_is_that_of_the_step_not_of_its_peak(watch: Any) -> None:
+    step = watch(context_length=64)
+    sizes = {(row.role, row.part): row.size_bytes for row in step.largest}
+    assert len(sizes) == len(step.largest)
+    assert all(row.count == row.total_bytes == 0 for row in step.largest)
+    batch, heads, itemsize = 2, 2, 4
+    for part in ("scores", "softmax"):
+        square = max(size for (_, own), size in sizes.items() if own == part)
+        assert square == batch * heads * 64**2 * itemsize
+    at_peak = [row for row in step.rows if row.role != "slack"]
+    assert all(sizes[row.role, row.part] >= row.size_bytes for row in at_peak)
+    # Activations are gone at the peak, which is in the optimizer.
+    assert {row.phase for row in at_peak} == {"optimizer"}
+    elsewhere = sizes.keys() - {(row.role, row.part) for row in at_peak}
+    assert ("activations", "softmax") in elsewhere
 
 
 def test_a_record_that_is_too_short_says_so(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

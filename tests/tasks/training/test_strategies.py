@@ -116,13 +116,23 @@ def test_training_options_combine_with_every_strategy(case: str, parallel: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["bucketed", "zero1", "fsdp2"])
+@pytest.mark.parametrize("parallel", STRATEGIES)
 @pytest.mark.parametrize("values", [PLAIN, ODD], ids=["built-in", "own"])
 def test_four_ranks_train_like_one_process(
     parallel: str, values: dict[str, Any], four: Ranks
 ) -> None:
     for rank in four(train, cell(parallel, 4, values)):
         require_same(alone(four, values), rank)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", STRATEGIES)
+def test_eight_ranks_train_like_one_process(parallel: str, eight: Ranks) -> None:
+    values = {**PLAIN, "batch_size": 8}
+    trained = eight(train, cell(parallel, 8, values))
+    assert len(trained) == 8
+    for rank in trained:
+        require_same(alone(eight, values), rank)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis.results import Results
+from orchestrator.cli.main import main
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
+from orchestrator.planning.invocation import QUALITY_FLAGS
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import findings, first_screen
 from orchestrator.report.formats.files import findings_to_markdown
@@ -547,6 +550,33 @@ def test_trust_counts_each_reason_for_doubt() -> None:
         " clock",
     }
     assert shown["disturbed"].gain == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("doubts", "options"),
+    [
+        ({"cpu_contended": True}, {"--retry cpu-contended"}),
+        ({"cpu_bound": True, "concurrent_attempts": 2.0}, {"--scheduler serial --fresh"}),
+        (
+            {"cpu_contended": True, "cpu_bound": True, "concurrent_attempts": 2.0},
+            {"--retry cpu-contended", "--scheduler serial --fresh"},
+        ),
+        ({"interval_wide": True}, {"--retry interval-wide"}),
+    ],
+)
+def test_the_commands_of_doubts_are_valid_and_measure_these_cells(
+    doubts: dict[str, object], options: set[str]
+) -> None:
+    advice = " ".join(one.detail for one in found(step(10, **doubts)) if one.section == "trust")
+    commands = re.findall(r"`sweep run CONFIG ([^`]+)`", advice)
+    assert set(commands) == options
+    for command in commands:
+        words = ["configs/demo.yaml", *command.split()]
+        with main.commands["run"].make_context("run", words) as context:  # type: ignore[attr-defined]
+            asked = context.params
+        retried = {QUALITY_FLAGS[name] for name in asked["retry"]}
+        assert retried <= doubts.keys()
+        assert bool(retried) is not asked["fresh"]
 
 
 def test_predictions_are_compared_with_the_peaks_of_the_same_cells() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.reference_devices import ALL
-from orchestrator.report.references.counterparts import _TENSORS, COUNTERPARTS
+from orchestrator.report.references.counterparts import _TENSORS, COUNTERPARTS, Figures
 from orchestrator.report.references.records import ReferenceNumber, published, writeups
 from orchestrator.report.references.tables import NAME, reference_tables
 from orchestrator.report.tables.registry import lay_out
@@ -19,7 +21,7 @@ from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
-from tasks.spec.tables import AllocationRow, KernelRow, Sample
+from tasks.spec.tables import WHOLE_STEP, AllocationRow, KernelRow, Sample
 from tests.conftest import ROOT
 from tests.orchestrator.report.references.transcription import Metric
 from tests.support.tables import texts_of
@@ -382,6 +384,25 @@ def test_every_published_table_has_a_row_in_reference(page: RenderedTable) -> No
         if not any(text.startswith((f"{source} (", f"{source}: ")) for text in sources):
             without.append(source)
     assert not without
+
+
+def test_the_largest_allocation_of_a_part_is_that_of_the_step(tmp_path: Path) -> None:
+    """In older runs, which have the peak alone, that of the peak."""
+    by_part = (one for one in published() if one.metric == "allocation" and "part" in one.labels)
+    number = next(one for one in by_part if one.labels["part"] == "AttnScores")
+    outcome = outcome_of(number)
+    larger = replace(
+        outcome.allocations[PARTS.index("scores")],
+        moment=WHOLE_STEP, size_bytes=2**21, count=0, total_bytes=0,
+    )  # fmt: skip
+    for folder, more, wanted in (("old", (), 2**20), ("new", (larger,), 2**21)):
+        run = Run(tmp_path / folder)
+        with open_for_writing(run) as writer:
+            writer.write_manifest({"name": "ours"})
+            writer.append(replace(outcome, allocations=(*outcome.allocations, *more)), None)
+        results = load_results(run)
+        (row,) = results.cells.to_dict("records")
+        assert COUNTERPARTS["allocation"].ours(number, row, Figures(results)) == wanted
 
 
 def test_a_row_has_a_ratio_if_it_is_comparable(page: RenderedTable) -> None:

@@ -18,12 +18,13 @@ from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
-from tasks.spec.tables import AllocationRow, LiveRow, Sample
+from tasks.spec.tables import WHOLE_STEP, AllocationRow, LiveRow, Sample
 from tests.conftest import with_samples
 from tests.support.tables import texts_of
 
 MakeOutcome = Callable[..., Outcome]
 GIB, MIB = 1024**3, 1024**2
+BY_PART = "allocations-by-part"
 
 
 def alike(
@@ -67,6 +68,29 @@ def results_of(tmp_path: Path, make_outcome: MakeOutcome) -> Callable[..., Resul
 def table(results: Results, name: str) -> list[dict[str, str]]:
     pages = lay_out(results, [name])
     return [dict(zip(page.header, row, strict=True)) for page in pages for row in texts_of(page)]
+
+
+IN_STEP = tuple(
+    replace(
+        alike(role, part, size, 1, "forward", "calls"), moment=WHOLE_STEP, count=0, total_bytes=0
+    )
+    for role, part, size in [("activations", "scores", 128), ("temporary", "scores", 256)]
+)
+
+
+def test_the_largest_allocations_of_parts_are_a_table_and_no_part_of_the_peak(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
+    results = results_of(replace(make_outcome(), allocations=(*STEP, *IN_STEP)))
+    columns = ("part", "role", "MiB", "made in", "call chain")
+    assert [tuple(row[name] for name in columns) for row in table(results, BY_PART)] == [
+        ("scores", "temporary", "256.00", "forward", "calls"),
+        ("scores", "activations", "128.00", "forward", "calls"),
+    ]
+    without = results_of(replace(make_outcome(number=2), allocations=STEP))
+    for name in ("composition", "allocations"):
+        assert "scores" not in {row["part"] for row in table(results, name)}
+        assert table(results, name) == table(without, name)[: len(table(results, name))]
 
 
 def test_the_composition_adds_up(
