@@ -50,8 +50,9 @@ def describe_decision(
         yield "to decide, measure into another folder:"
     if policy:
         words += ["--policy", str(policy)]
-    other = next(path for number in count(2) if not (path := Path(f"{out}-{number}")).exists())
-    yield f"  {shell_command(['sweep', *words, '--out', path_argument(other)])}"
+    others = (Path(f"{out}-{number}") for number in count(2))
+    free = next(other for other in others if not other.exists())
+    yield f"  {shell_command(['sweep', *words, '--out', path_argument(free)])}"
 
 
 def _limits_that_decide(comparison: Comparison) -> dict[str, dict[str, object]]:
@@ -59,7 +60,8 @@ def _limits_that_decide(comparison: Comparison) -> dict[str, dict[str, object]]:
     rounds = comparison.policy.rounds
     repeated = [one for one in comparison.undecided if one.remedy.startswith("--repeat ")]
     limits: dict[str, dict[str, object]] = {}
-    if any(check.threshold is None for check in repeated):  # on a CPU
+    # A step on a CPU, which the policy of the comparison does not judge.
+    if any(check.threshold is None and check.gate == STEP for check in repeated):
         limits["step"] = {"cpu_bound": "10%"}
     counts = [int(one.remedy.split()[1]) for one in repeated if one.threshold is not None]
     if counts:
