@@ -15,7 +15,7 @@ import numpy as np
 
 from orchestrator.analysis.axes import NOTHING, Row, axis_text, has_value
 from orchestrator.analysis.cpu_bound import BoundBy
-from orchestrator.analysis.gate_policy import CellLimits, Policy, limits_match
+from orchestrator.analysis.gate_policy import Action, CellLimits, Policy, limits_match
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import EXIT_FAILURES, EXIT_UNDECIDED, ConfigError
 from orchestrator.common.suggestions import suggestion
@@ -93,14 +93,14 @@ class Comparison:
     """Comparison of two runs, two cells or two predictions.
 
     differences: parameters of two named cells, and how the runs were measured.
-    only: number of cells that only A has, and that only B has. is_same: both are one program, so
-        that each failure is a false alarm.
+    only: labels of the cells that only A has, and of those that only B has.
+    is_same: both are one program, so that each failure is a false alarm.
     """
 
     checks: tuple[Check, ...]
     policy: Policy
     differences: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    only: tuple[int, int] = (0, 0)
+    only: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     is_same: bool = False
 
     @cached_property
@@ -175,11 +175,17 @@ def _status_check(
         verdict, reason = Verdict.SAME, ""
     elif first == Status.OK:
         action = policy.status.oom if second in _OOM else policy.status.failed
-        verdict = Verdict.WORSE if action == "fail" else Verdict.SAME
+        return lost_check(cell, settings, action, reason)
     elif second == Status.OK:
         verdict = Verdict.BETTER
     elif set(statuses) <= {Status.SKIPPED, *_OOM}:
         verdict = Verdict.SAME
+    return Check(cell, settings, STATUS, verdict, reason=reason)
+
+
+def lost_check(cell: str, settings: Mapping[str, str], action: Action, reason: str) -> Check:
+    """Return the check of a cell that has a result in A and none in B, for this reason."""
+    verdict = Verdict.WORSE if action == "fail" else Verdict.SAME
     return Check(cell, settings, STATUS, verdict, reason=reason)
 
 

@@ -8,8 +8,8 @@ graph breaks and recompilations hardly vary, and are compared without statistics
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import pandas as pd
@@ -17,17 +17,15 @@ import pandas as pd
 from orchestrator.analysis.axes import Row, axis_text, axis_texts, each, key_axes, sort_cells
 from orchestrator.analysis.cell_timing import CellTiming, RunTimings, load_timings
 from orchestrator.analysis.checks import (
-    STATUS,
-    Check,
     Comparison,
     exact_checks,
+    lost_check,
     require_matching,
     settings_label,
 )
 from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.results import Results
 from orchestrator.analysis.time_checks import CellPair, time_checks
-from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.common.text import cell_count, shell_path
@@ -40,38 +38,49 @@ _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PRO
 _MODEL = "model_source"  # a digest of the code of a model of your own
 
 
+@dataclass(frozen=True)
+class Extent:
+    """The part of two runs that is compared.
+
+    rounds: number of the first ones; None: all. cells: ids of cells; None: all.
+    """
+
+    rounds: int | None = None
+    cells: Collection[str] | None = None
+
+
 def compare_runs(
     a: Run,
     b: Run,
     policy: Policy | None = None,
     cells: tuple[str, str] | None = None,
-    rounds: int | None = None,
+    extent: Extent | None = None,
 ) -> Comparison:
     """Compare every cell that both runs have, or two cells.
 
     cells: how the id of each cell begins, the first in `a` and the second in `b`.
-    rounds: compare the first ones only; None: all.
+    extent: what is compared of them; None: all.
     Raise RunError if there is nothing to compare.
     """
-    policy = policy or Policy()
+    policy, extent = policy or Policy(), extent or Extent()
     first, second = load_timings(a.require()), load_timings(b.require())
-    rows = [{row["cell"]: row for row in each(one.results.cells)} for one in (first, second)]
+    rows = [_rows(one.results, extent) for one in (first, second)]
     for run, measured in zip((a, b), rows, strict=True):
         _require_measured(run, measured)
     parameters: dict[str, tuple[str, str]] = {}
+    alone: list[list[str]] = [[], []]
     if cells:
         kind = "measured cell"
         known = [[cell for cell, row in one.items() if _is_measured(row)] for one in rows]
         named = (find_cell(cells[0], known[0], a, kind), find_cell(cells[1], known[1], b, kind))
-        ids, only = [named], (0, 0)
+        ids = [named]
         parameters = _differing_parameters(first.results, second.results, named)
         settings = cell_settings(first.results, parameters)
     else:
         settings = cell_settings(first.results)
-        ids = [(cell, cell) for cell in settings if cell in rows[1]]
+        ids = [(cell, cell) for cell in settings if cell in rows[0] and cell in rows[1]]
         common = {cell for cell, _ in ids}
-        alone = [[cell for cell in one if cell not in common] for one in rows]
-        only = (len(alone[0]), len(alone[1]))
+        alone = [[str(cell) for cell in one if cell not in common] for one in rows]
     pairs, machine_facts, shares_cache = [], _machine_facts(a, b), _shares_cache(a, b)
     for one, other in ids:
         values = _values(rows[0][one], first.results.axes)
@@ -79,7 +88,7 @@ def compare_runs(
             CellPair(
                 settings[one],
                 (rows[0][one], rows[1][other]),
-                (_timing(first, one, rounds), _timing(second, other, rounds)),
+                (_timing(first, one, extent), _timing(second, other, extent)),
                 policy.of_cell(values),
                 policy.acceptance(values),
                 machine_facts,
@@ -92,15 +101,30 @@ def compare_runs(
             raise RunError(problem, "`sweep status` says why")
         problem = f"{a} and {b}: have no measured cell in common"
         raise RunError(problem, f"Name cells as RUN:CELL; {_TRACES}")
-    require_matching(policy, [_values(pair.rows[0], first.results.axes) for pair in pairs])
+    require_matching(policy, [_values(row, first.results.axes) for row in rows[0].values()])
     checks = [*time_checks(pairs, policy)]
     for pair in pairs:
         found = exact_checks(pair.cell, pair.settings, pair.rows, pair.policy)
         checks += [replace(one, accepted=pair.accepted) for one in found]
-    if policy.status.missing == "fail" and not cells:
-        checks += _missing(rows, settings, first.results.axes, policy)
+    if policy.status.missing == "fail":
+        lost = {cell: rows[0][cell] for cell in alone[0] if _is_measured(rows[0][cell])}
+        for cell, row in lost.items():
+            accepted = policy.acceptance(_values(row, first.results.axes))
+            check = lost_check(cell, settings[cell], "fail", "is not in B")
+            checks.append(replace(check, accepted=accepted))
     differences = parameters | _differing_fingerprints(first, second, ids)
+    only = _labels(first.results, alone[0]), _labels(second.results, alone[1])
     return Comparison(tuple(checks), policy, differences, only)
+
+
+def _labels(results: Results, cells: Sequence[str]) -> tuple[str, ...]:
+    labels = cell_labels(results) if cells else {}
+    return tuple(labels[cell] for cell in cells)
+
+
+def _rows(results: Results, extent: Extent) -> dict[str, Row]:
+    rows = {str(row["cell"]): row for row in each(results.cells)}
+    return {cell: row for cell, row in rows.items() if extent.cells is None or cell in extent.cells}
 
 
 def _require_measured(run: Run, rows: Mapping[str, Row]) -> None:
@@ -124,24 +148,12 @@ def _shares_cache(a: Run, b: Run) -> bool:
     return folders[0] == folders[1] or is_contest
 
 
-def _timing(run: RunTimings, cell: str, rounds: int | None) -> CellTiming:
-    return run.timings.get(cell, CellTiming()).first(rounds)
+def _timing(run: RunTimings, cell: str, extent: Extent) -> CellTiming:
+    return run.timings.get(cell, CellTiming()).first(extent.rounds)
 
 
 def _is_measured(row: Row) -> bool:
     return bool(row["status"] == "ok")
-
-
-def _missing(
-    rows: Sequence[Mapping[str, Row]],
-    settings: Mapping[str, Mapping[str, str]],
-    axes: Sequence[str],
-    policy: Policy,
-) -> Iterator[Check]:
-    for cell, row in rows[0].items():
-        if _is_measured(row) and cell not in rows[1]:
-            check = Check(cell, settings[cell], STATUS, Verdict.WORSE, reason="is not in B")
-            yield replace(check, accepted=policy.acceptance(_values(row, axes)))
 
 
 def _values(row: Row, axes: Sequence[str]) -> dict[str, object]:

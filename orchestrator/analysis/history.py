@@ -23,9 +23,13 @@ BEFORE, LAST, LIMIT = 8, 3, 0.02
 
 @dataclass(frozen=True)
 class Point:
-    """The median kernel time of a step of one cell in one run. commit: of the measuring program."""
+    """The median kernel time of a step of one cell in one run.
+
+    started_at: when it was measured, as in ISO 8601. commit: of the measuring program.
+    """
 
     run: Run
+    started_at: str
     commit: str
     ms: float
 
@@ -64,7 +68,7 @@ def cell_histories(runs: Sequence[Run]) -> list[CellHistory]:
     """
     gpus: set[str] = set()
     settings: dict[str, dict[str, str]] = {}
-    points: dict[str, list[tuple[str, Point]]] = {}
+    points: dict[str, list[Point]] = {}
     for run in runs:
         timed = load_timings(run.require())
         settings |= cell_settings(timed.results)
@@ -74,15 +78,13 @@ def cell_histories(runs: Sequence[Run]) -> list[CellHistory]:
             if timing is not None and timing.kernels_ms:
                 gpus |= {str(row["gpu"])} if has_value(row, "gpu") else set()
                 commit = str(row["commit"]) if has_value(row, "commit") else ""
-                point = Point(run, commit, median(timing.kernels_ms))
-                points.setdefault(cell, []).append((str(row["started_at"]), point))
+                point = Point(run, str(row["started_at"]), commit, median(timing.kernels_ms))
+                points.setdefault(cell, []).append(point)
     if len(gpus) > 1:
         problem = f"the runs have several kinds of GPU: {', '.join(sorted(gpus))}"
         raise RunError(problem, "Name runs of one kind")
     return [
-        CellHistory(
-            cell, own, tuple(point for _, point in sorted(points[cell], key=lambda one: one[0]))
-        )
+        CellHistory(cell, own, tuple(sorted(points[cell], key=lambda one: one.started_at)))
         for cell, own in settings.items()
         if len(points.get(cell, ())) > 1
     ]

@@ -1,22 +1,28 @@
 """Comparison of predicted memory in two states of a program, on a machine without a GPU.
 
 The output of `sweep plan --memory --format json` in both states enters. A check names what grew: the
-role at the peak, and the modules and operations whose tensors or parameters grew.
+role at the peak, and the modules and operations whose tensors or parameters grew. A cell that A
+predicts and B does not is a failure, like one that no longer runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from orchestrator.analysis.axes import axis_text
 from orchestrator.analysis.checks import (
     MEMORY,
     Check,
     Comparison,
+    lost_check,
     memory_check,
     require_matching,
+    settings_label,
 )
 from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.verdicts import Verdict
@@ -26,69 +32,114 @@ _NAMED = 3  # modules and operations that a check names
 _PARAMETER, _TEMPORARY = "parameter ", "temporary"  # how the names of module_bytes begin
 _ALWAYS_SHOWN = ("task", "model", "size", "context_length")
 _MIB = 2**20
-Record = Mapping[str, Any]  # an object of `sweep plan --memory --format json`
+Bytes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PredictedMemory(TypedDict):
+    """The key `memory` of an object of `sweep plan --memory --format json`."""
+
+    verdict: str | None
+    limit_bytes: Bytes | None
+    peak_allocated_bytes: Bytes | None
+    how: str
+    reason: str
+    torch: NotRequired[str]  # earlier programs did not write these three
+    at_peak_bytes: NotRequired[dict[str, float]]
+    module_bytes: NotRequired[dict[str, float]]
+
+
+class PredictionRecord(TypedDict):
+    """An object of `sweep plan --memory --format json`."""
+
+    cell: str
+    task: str
+    params: dict[str, Any]
+    memory: PredictedMemory
 
 
 def compare_predictions(
-    before: Sequence[Record], after: Sequence[Record], policy: Policy
+    before: Sequence[PredictionRecord], after: Sequence[PredictionRecord], policy: Policy
 ) -> Comparison:
-    """Compare the predicted memory of the cells that both have.
+    """Compare the predicted memory of the cells that both have, and name the others.
 
     Raise RunError if no cell is in both, and ConfigError for limits of cells that match none.
     """
-    earlier = {record["cell"]: record for record in before}
-    common = [record for record in after if record["cell"] in earlier]
+    sides = [{record["cell"]: record for record in side} for side in (before, after)]
+    common = [cell for cell in sides[1] if cell in sides[0]]
     if not common:
         problem = "the predictions have no cell in common"
         raise RunError(problem, "Predict the same config in both states of the code")
-    values = {record["cell"]: {"task": record["task"], **record["params"]} for record in common}
+    values = {
+        cell: {"task": record["task"], **record["params"]}
+        for side in sides
+        for cell, record in side.items()
+    }
     require_matching(policy, list(values.values()))
-    shown = _varying(list(values.values()))
-    checks = []
-    for record in common:
-        cell = record["cell"]
-        settings = {name: axis_text(values[cell].get(name)) for name in shown}
-        own = policy.of_cell(values[cell])
-        check = _predicted_check(cell, settings, (earlier[cell], record), own)
-        checks.append(replace(check, accepted=policy.acceptance(values[cell])))
-    only = (len(earlier) - len(common), len(after) - len(common))
-    return Comparison(tuple(checks), policy, only=only)
+    names = _varying(list(values.values()))
+    settings = {
+        cell: {name: axis_text(one.get(name)) for name in names} for cell, one in values.items()
+    }
+    checks: list[Check] = []
+    for cell in common:
+        memory = sides[0][cell]["memory"], sides[1][cell]["memory"]
+        checks += _predicted_checks(cell, settings[cell], memory, policy.of_cell(values[cell]))
+    alone = [[cell for cell in sides[side] if cell not in sides[1 - side]] for side in (0, 1)]
+    if policy.status.missing == "fail":
+        checks += [lost_check(cell, settings[cell], "fail", "is not in B") for cell in alone[0]]
+    checks = [replace(one, accepted=policy.acceptance(values[one.cell])) for one in checks]
+    only_a, only_b = (tuple(settings_label(settings[cell]) for cell in side) for side in alone)
+    return Comparison(tuple(checks), policy, _differing_torch(before, after), (only_a, only_b))
 
 
-def _predicted_check(
-    cell: str, settings: Mapping[str, str], records: tuple[Record, Record], policy: Policy
-) -> Check:
-    before, after = (record.get("memory") or {} for record in records)
-    open_check = Check(cell, settings, MEMORY, Verdict.UNDECIDED, unit="bytes")
-    for name, memory in (("A", before), ("B", after)):
-        if memory.get("peak_allocated_bytes") is None:
-            reason = memory.get("reason") or "it was made without --memory"
-            return replace(open_check, reason=f"no peak is predicted in {name}: {reason}")
-    limits = [memory["limit_bytes"] for memory in (before, after) if memory.get("limit_bytes")]
-    if len(set(limits)) > 1:
-        sizes = " and ".join(f"{limit / 2**30:.2f} GiB" for limit in limits)
-        return replace(open_check, reason=f"predicted for two GPUs, with {sizes}")
-    if before["how"] != after["how"]:
+def _differing_torch(
+    before: Sequence[PredictionRecord], after: Sequence[PredictionRecord]
+) -> dict[str, tuple[str, str]]:
+    """Return the versions of torch in both, if they differ."""
+    versions = []
+    for side in (before, after):
+        found = {record["memory"].get("torch", "unknown") for record in side}
+        versions.append(", ".join(sorted(found)))
+    return {"torch": (versions[0], versions[1])} if versions[0] != versions[1] else {}
+
+
+def _predicted_checks(
+    cell: str,
+    settings: Mapping[str, str],
+    memory: tuple[PredictedMemory, PredictedMemory],
+    policy: Policy,
+) -> Iterator[Check]:
+    before, after = memory
+    a, b = (one["peak_allocated_bytes"] for one in memory)
+    reason, limit = "", _gib(before["limit_bytes"])
+    if a is None:
+        reason = f"no peak is predicted in A: {before['reason']}"
+    elif b is None:
+        reason = f"predicted in A, not in B: {after['reason']}"
+        yield lost_check(cell, settings, policy.status.failed, reason)
+        return
+    elif before["limit_bytes"] != after["limit_bytes"]:
+        reason = f"predicted for two limits: {limit} and {_gib(after['limit_bytes'])}"
+    elif before["how"] != after["how"]:
         reason = f"predicted in two ways: {before['how']} and {after['how']}"
-        return replace(open_check, reason=reason)
-    peaks = (float(before["peak_allocated_bytes"]), float(after["peak_allocated_bytes"]))
-    check, reasons = memory_check(cell, settings, peaks, policy.memory), []
+    if a is None or b is None or reason:
+        yield Check(cell, settings, MEMORY, Verdict.UNDECIDED, unit="bytes", reason=reason)
+        return
+    check = memory_check(cell, settings, (a, b), policy.memory)
+    grown = _grown(before, after, 1 if b > a else -1)
     if before["verdict"] != "oom" == after["verdict"]:
-        check = replace(check, verdict=Verdict.WORSE)
-        reasons = [f"{before['verdict']} → oom in {limits[0] / 2**30:.2f} GiB"]
-    if check.verdict is Verdict.SAME:
-        return check
-    reasons += _grown(before, after, 1 if peaks[1] > peaks[0] else -1)
-    return replace(check, reason="; ".join(reasons))
+        reason = "; ".join([f"{before['verdict']} → oom in {limit}", *grown])
+        yield lost_check(cell, settings, policy.status.oom, reason)
+    yield check if check.verdict is Verdict.SAME else replace(check, reason="; ".join(grown))
 
 
-def _grown(before: Record, after: Record, sign: int) -> list[str]:
+def _gib(limit_bytes: float | None) -> str:
+    return f"{limit_bytes / 2**30:.2f} GiB" if limit_bytes else "none"
+
+
+def _grown(before: PredictedMemory, after: PredictedMemory, sign: int) -> list[str]:
     """Return what grew, or shrank if the sign is -1: a role at the peak, modules and operations."""
-    # Programs before this one did not write them.
-    roles, modules = (
-        _changes(before.get(name, {}), after.get(name, {}), sign)
-        for name in ("at_peak_bytes", "module_bytes")
-    )
+    roles = _changes(before.get("at_peak_bytes", {}), after.get("at_peak_bytes", {}), sign)
+    modules = _changes(before.get("module_bytes", {}), after.get("module_bytes", {}), sign)
     kind = _kind(roles[0][0]) if roles else ""
     named = [one for one in modules if _kind(one[0]) == kind] or modules
     shown = dict([*roles[:1], *named[:_NAMED]])

@@ -173,7 +173,9 @@ def _question(pair: CellPair) -> Rounds | Check | None:
         quantity, threshold = STEP, max(limits.step.gpu_bound, limits.kernels.other_machine)
     else:
         return _undecided(pair, STEP, *_without_kernels(pair))
-    return Rounds(_log_ratios(pair, quantity), threshold, quantity, prior.of_ratio())
+    times = pair.both(quantity)
+    assert times is not None
+    return Rounds(_log_ratios(pair, times), threshold, quantity, prior.of_ratio())
 
 
 def _without_times(pair: CellPair) -> Check | None:
@@ -187,15 +189,13 @@ def _without_times(pair: CellPair) -> Check | None:
     return _undecided(pair, STEP, "no time was measured in both", "")
 
 
-def _log_ratios(pair: CellPair, quantity: str) -> tuple[float, ...]:
-    """Return the log ratio of each round.
+def _log_ratios(pair: CellPair, times: tuple[Sequence[float], ...]) -> tuple[float, ...]:
+    """Return the log ratio of each round from the times of A and of B.
 
     Another machine, and other compiled code, differ in the same way in all rounds, so that they are
     one round.
     """
-    both = pair.both(quantity)
-    assert both is not None
-    logs = [np.log(values) for values in both]
+    logs = [np.log(values) for values in times]
     if not pair.has_rounds:
         return (float(np.median(logs[1]) - np.median(logs[0])),)
     rounds = min(map(len, logs))
@@ -258,6 +258,7 @@ def _check(
         UNITS[quantity],
         reason,
         remedy,
+        _log_ratios(pair, times) if times else (),
         bound_by=pair.bound_by,
         is_same_machine=pair.is_same_machine,
         step_ratio=_middle(steps[1]) / _middle(steps[0]) if steps and quantity != STEP else None,
@@ -274,7 +275,6 @@ def _decided(
     count = len(rounds.log_ratios)
     check = replace(
         _check(pair, rounds.kind, decision.verdict),
-        log_ratios=rounds.log_ratios,
         interval=decision.interval,
         threshold=rounds.threshold,
         detectable=detectable(decision, count, rounds.threshold),

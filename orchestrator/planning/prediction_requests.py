@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -17,10 +18,12 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from queue import LifoQueue
 
+from orchestrator.common.errors import ConfigError
 from orchestrator.common.files import cache_folder
 from orchestrator.common.hashing import sha256
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.provenance import SOURCE_ROOT
+from orchestrator.common.text import cell_count
 from orchestrator.common.units import GIB
 from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, nccl_bytes
@@ -77,6 +80,14 @@ def predict_memory(
     """Return a prediction for each cell, by its id. One without a peak has the reason for it."""
     with predicting(gpu, import_paths) as predict:
         return predict(cells)
+
+
+def require_prediction(cells: Sequence[Cell], predictions: Mapping[str, Prediction]) -> None:
+    """Raise ConfigError with the most common reason if all cells that can be predicted lack one."""
+    asked = [predictions[cell.id] for cell in predictable(cells)]
+    if asked and not any(one.how for one in asked):
+        ((reason, _),) = Counter(one.reason for one in asked).most_common(1)
+        raise ConfigError(f"none of {cell_count(len(asked))} could be predicted: {reason}")
 
 
 @contextmanager
@@ -192,12 +203,17 @@ def _capability(gpu: GpuModel | None) -> float:
 
 def _key(cell: Cell, gpu: GpuModel | None, import_paths: tuple[str, ...]) -> str:
     # Another version of torch may allocate differently, and so may another model of this program.
-    identity = [memory_identity(cell), _workspace_bytes(gpu), _code_digest(), _version("torch")]
+    identity = [
+        memory_identity(cell),
+        _workspace_bytes(gpu),
+        _code_digest(),
+        package_version("torch"),
+    ]
     identity += [_capability(gpu)]
     model = str(cell.params.values().get("model"))
     if model.startswith(HUB):
         config = None if _is_preset(cell) else source_digest(model, [*sys.path, *import_paths])
-        identity += [_version("transformers"), config]
+        identity += [package_version("transformers"), config]
     return sha256(json.dumps(identity, sort_keys=True))[:32]
 
 
@@ -208,7 +224,8 @@ def _code_digest() -> str:
     return digest_of((str(file.relative_to(SOURCE_ROOT)), file) for file in files)
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

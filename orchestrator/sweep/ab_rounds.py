@@ -18,12 +18,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.analysis.checks import Check, Comparison
-from orchestrator.analysis.comparison import compare_runs
+from orchestrator.analysis.comparison import Extent, compare_runs
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.gate_policy import Policy
 from orchestrator.analysis.time_checks import CPU_ROUNDS, OPERATIONS
@@ -62,7 +62,10 @@ die_with_parent(int(sys.argv.pop(1)))
 runpy.run_module("orchestrator", run_name="__main__", alter_sys=True)
 """
 
-_OF_ONE_SIDE = re.compile(r"^preparing: |: sweep (run|report) ")
+# Lines that are about one turn: they would be wrong about the command.
+_OF_ONE_SIDE = re.compile(
+    r"^preparing: |^measured 0 cells|^nothing was measured|: sweep (run|report) "
+)
 _RELAY_S = 2.0
 
 
@@ -109,7 +112,7 @@ def rounds_by_doubt(comparison: Comparison, policy: Policy) -> dict[str, int]:
     """
     doubts, rounds = {}, policy.rounds
     for check in comparison.times:
-        if check.gate == OPERATIONS and not check.log_ratios:
+        if check.gate == OPERATIONS and check.threshold is None:
             doubts[check.cell] = CPU_ROUNDS
         elif rounds.more and _is_in_doubt(check):
             doubts[check.cell] = rounds.first + rounds.more
@@ -146,6 +149,23 @@ class Contest:
     def run(self, side: str) -> Run:
         return Run(self.out / side)
 
+    def compare(self, rounds: int | None = None) -> Comparison:
+        """Compare the cells of both sides. The runs may have more, from another command."""
+        cells = self.cells("a") | self.cells("b")
+        return compare_runs(*self.runs, self.policy, extent=Extent(rounds, cells))
+
+    def repetitions(self, side: str) -> int:
+        """Return how many repetitions a side has."""
+        run, own = self.run(side), self.cells(side)
+        states = read_states(run) if run.exists else {}
+        return sum(len(state.valid) for cell, state in states.items() if cell in own)
+
+    @property
+    def is_same(self) -> bool:
+        """True if A and B are one program."""
+        first, second = self.programs.values()
+        return first.identity == second.identity
+
     @property
     def cache(self) -> Path:
         """The folder of the compiled code of both sides."""
@@ -176,7 +196,7 @@ def run_rounds(contest: Contest, notify: Notify, measure: Measure | None = None)
     cells = {side: contest.cells(side) for side in SIDES}
     if code := _measure_turns(contest, turns(1, first), cells, notify, measure):
         return code
-    comparison = compare_runs(*contest.runs, policy, rounds=first)
+    comparison = contest.compare(rounds=first)
     doubts = rounds_by_doubt(comparison, policy)
     if doubts:
         count = cells_and_verb(len(doubts), "is in doubt and gets", "are in doubt and get")
@@ -192,30 +212,33 @@ def _measure_turns(
     measure: Measure,
 ) -> int:
     for turn in left:
-        wanted = cells[turn.side] if turn.cells is None else turn.cells & cells[turn.side]
-        if has_measured(contest.run(turn.side), wanted, turn.rounds):
+        own = cells[turn.side]
+        wanted = own if turn.cells is None else turn.cells & own
+        wanted = cells_left(contest.run(turn.side), wanted, turn.rounds)
+        if not wanted:
             continue
         if contest.deadline is not None and contest.deadline - time.monotonic() <= SAVING_S:
             return EXIT_TIME_LIMIT
         notify(f"{turn.side.upper()}, up to round {turn.rounds}: {cell_count(len(wanted))}")
-        code = measure(contest, turn)
+        code = measure(contest, replace(turn, cells=None if wanted == own else wanted))
         if code not in COMPLETED:
             return code
     return 0
 
 
-def has_measured(run: Run, cells: Collection[str], rounds: int) -> bool:
-    """Return True if each cell has this number of rounds, or ended without a result."""
-    if not run.exists:
-        return False
-    states = read_states(run)
-    for cell in cells:
-        state = states.get(cell)
-        if state is None or state.status in (*UNMEASURED, Status.LOST):
-            return False
-        if state.status == Status.OK and len(state.valid) < rounds:
-            return False
-    return True
+def cells_left(run: Run, cells: frozenset[str], rounds: int) -> frozenset[str]:
+    """Return the cells without this number of rounds, except those that ended without a result."""
+    states = read_states(run) if run.exists else {}
+    done = set()
+    for cell in cells & states.keys():
+        state = states[cell]
+        if state.status == Status.OK:
+            is_done = len(state.valid) >= rounds
+        else:
+            is_done = state.status not in (*UNMEASURED, Status.LOST)
+        if is_done:
+            done.add(cell)
+    return cells - done
 
 
 def run_child(contest: Contest, turn: Turn) -> int:
@@ -281,10 +304,24 @@ def require_sides(contest: Contest) -> None:
         known = json.loads(path.read_text())
         for side in SIDES:
             if known.get(side) != own[side]:
-                problem = f"{contest.out}: has rounds of another {side.upper()}"
-                raise ConfigError(f"{problem}: {json.dumps(known.get(side))}", "Name another --out")
+                differences = ", ".join(_differences(known.get(side, {}), own[side]))
+                problem = f"{contest.out}: has rounds of another {side.upper()}: {differences}"
+                raise ConfigError(problem, "Name another --out")
     elif any(run.exists for run in contest.runs):
         problem = f"{contest.out}: has runs that `sweep ab` did not measure"
         raise ConfigError(problem, "Name another --out")
     contest.out.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(own, indent=1) + "\n")
+
+
+def _differences(known: Mapping[str, object], own: Mapping[str, object]) -> Iterator[str]:
+    """Yield what differs in the identities of two programs."""
+    for name in own:
+        if known.get(name) != own[name]:
+            yield f"{name} {_plain(known.get(name))} instead of {_plain(own[name])}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        value = ", ".join(f"{name}={text}" for name, text in value.items())
+    return str(value or "none")

@@ -18,6 +18,7 @@ from click.testing import Result
 
 from tests.conftest import ROOT
 from tests.docs.pages import TEXTS, sweep_commands
+from tests.orchestrator.sweep.test_sides import git
 from tests.support.traces import NsysExport, training_step
 
 pytestmark = [pytest.mark.docs, pytest.mark.timeout(600)]
@@ -120,7 +121,12 @@ def commands_with_configs() -> Iterator[tuple[str, dict[str, str]]]:
 def test_every_command_runs(
     sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    # Sides of `sweep ab` are commits of a repository with the config.
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "configs")
+    git(tmp_path, "commit", "-q", "-m", "configs")
+    git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
     shutil.copytree(ROOT / "results" / "published", tmp_path / "results" / "published")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     NsysExport(tmp_path / "report1.sqlite").kernel("ampere_sgemm_128x64_tn", 10, 20, 30)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,13 +24,14 @@ from orchestrator.cli.commands.options import (
 from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, ConfigError
 from orchestrator.common.output import ProgressLine, say
 from orchestrator.common.run_location import is_address
-from orchestrator.common.text import shell_command, without_separator
+from orchestrator.common.text import counted, shell_command, without_separator
 
 if TYPE_CHECKING:
     from orchestrator.analysis.gate_policy import Policy
     from orchestrator.hardware.gpu_catalog import GpuModel
     from orchestrator.planning.request import SweepRequest
     from orchestrator.sweep.ab_rounds import Contest
+    from orchestrator.sweep.sides import Program, Side
 
 _OUT = Path("results/ab")
 _WORKTREES = "worktrees"
@@ -50,7 +52,8 @@ _OPTIONS = [
     click.Option(
         ["--plan", "is_plan"],
         is_flag=True,
-        help="Show how long it would take and which change it would find; start nothing.",
+        help="Check and show both sides, how long it would take and which change it would find;"
+        " measure nothing.",
     ),
     click.Option(
         ["--gpu"], type=Gpu(), metavar="NAME", help="With --plan: for this GPU, such as H100."
@@ -78,7 +81,7 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     Example: sweep ab configs/gate.yaml --a commit=origin/main --b commit=HEAD
     """
     from orchestrator.sweep.ab_rounds import SIDES, Contest, run_rounds
-    from orchestrator.sweep.sides import parse_side, prepare_sides, remove_worktrees
+    from orchestrator.sweep.sides import parse_side, remove_worktrees
 
     deadline = None
     if chosen["time_limit"] is not None:
@@ -91,32 +94,53 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     out = Path(out)
     request = parse_request({**_WITHOUT, **chosen, "config": config, "out": out / "a"})
     if is_plan:
+        # Not into OUT, whose worktrees another `sweep ab` may be measuring.
+        with TemporaryDirectory() as folder:
+            _prepare(named, config, Path(folder))
+            remove_worktrees(config, Path(folder))
         _print_plan(request, policy, gpu)
         return
     if gpu is not None:
         raise ConfigError(f"--gpu {gpu.name}: is for a plan", "Add --plan, or leave it out")
-    trees = out / _WORKTREES
-    with ProgressLine("preparing both sides"):
-        programs = prepare_sides(named, config, trees)
-    for side, program in programs.items():
-        say(f"{side.upper()}: {program}")
-    is_same = programs["a"].identity == programs["b"].identity
-    if is_same:
-        say("A and B are the same program. This is an A/A test: each failure is a false alarm")
+    programs = _prepare(named, config, out / _WORKTREES)
     contest = Contest(
         programs, out, [*_words(chosen)], chosen["wheres"], request.selection, policy, deadline
     )
+    command = without_separator(sys.argv[1:])
+    before = [contest.repetitions(side) for side in SIDES]
     try:
         code = run_rounds(contest, say)
     except KeyboardInterrupt:  # between two turns
         code = EXIT_INTERRUPTED
     if code:
+        done = [contest.repetitions(side) for side in SIDES]
+        least = len(request.expansion.cells) * policy.rounds.first
+        counts = " and ".join(
+            f"{counted(number, 'repetition')} of {side.upper()}"
+            for side, number in zip(SIDES, done, strict=True)
+        )
+        say(f"measured so far: {counts}; each side takes at least {least}")
+        if code == EXIT_TIME_LIMIT and done == before:
+            say("nothing was measured within the time limit: only a longer one may help")
         reason = {EXIT_TIME_LIMIT: "the time limit was reached", EXIT_INTERRUPTED: "stopped"}
-        command = shell_command(["sweep", *without_separator(sys.argv[1:])])
-        say(f"{reason.get(code, f'exit code {code}')}. To continue: {command}")
+        words = shell_command(["sweep", *command])
+        say(f"{reason.get(code, f'exit code {code}')}. To continue: {words}")
         sys.exit(code)
-    remove_worktrees(config, trees)
-    _conclude(contest, is_same, chosen)
+    remove_worktrees(config, out / _WORKTREES)
+    _conclude(contest, chosen, command)
+
+
+def _prepare(named: Mapping[str, Side], config: Path, trees: Path) -> dict[str, Program]:
+    """Return what measures each side, and print it."""
+    from orchestrator.sweep.sides import prepare_sides
+
+    with ProgressLine("preparing both sides"):
+        programs = prepare_sides(named, config, trees)
+    for side, program in programs.items():
+        say(f"{side.upper()}: {program}")
+    if programs["a"].identity == programs["b"].identity:
+        say("A and B are the same program. This is an A/A test: each failure is a false alarm")
+    return programs
 
 
 def _policy(chosen: Chosen) -> Policy:
@@ -129,17 +153,20 @@ def _policy(chosen: Chosen) -> Policy:
     return STRICT
 
 
-def _conclude(contest: Contest, is_same: bool, chosen: Chosen) -> None:
+def _conclude(contest: Contest, chosen: Chosen, command: Sequence[str]) -> None:
     """Print the comparison, write the files, and exit with the code of the gate."""
-    from orchestrator.analysis.comparison import compare_runs
-    from orchestrator.cli.text.ab import describe_contest
+    from orchestrator.cli.text.ab import describe_decision
+    from orchestrator.cli.text.comparison import describe_comparison
     from orchestrator.report.formats.terminal import Screen
 
     with ProgressLine("comparing"):
-        comparison = replace(compare_runs(*contest.runs, contest.policy), is_same=is_same)
+        comparison = replace(contest.compare(), is_same=contest.is_same)
     screen = Screen.of_stdout(may_color=False)
-    for line in describe_contest(comparison, screen):
+    for line in describe_comparison(comparison, screen):
         click.echo(screen.text(line))
+    if comparison.outcome != "PASS":
+        for line in describe_decision(comparison, command, contest.out, chosen["policy"]):
+            click.echo(line)  # commands to copy, whatever their length
     write_files(comparison, (), {**chosen, "gate": True}, "sweep ab")
     say(f"results in {contest.run('a')} and {contest.run('b')}")
     sys.exit(comparison.exit_code)

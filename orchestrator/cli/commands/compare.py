@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from orchestrator.common.run_location import RunLocation, is_address, require_na
 if TYPE_CHECKING:
     from orchestrator.analysis.checks import Comparison
     from orchestrator.analysis.gate_policy import Policy
+    from orchestrator.analysis.memory_gate import PredictionRecord
     from orchestrator.report.tables.table import RenderedTable
     from orchestrator.store.run import Run
 
@@ -201,22 +201,24 @@ def _is_of_predictions(text: str) -> bool:
     return text.endswith(".json") and not Path(text).is_dir()
 
 
-def _read_predictions(path: str) -> list[dict[str, Any]]:
+def _read_predictions(path: str) -> list[PredictionRecord]:
     """Read the output of `sweep plan --memory --format json`."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from orchestrator.analysis.memory_gate import PredictionRecord
+
     remedy = "Write it with `sweep plan CONFIG --memory --gpu H100 --format json`"
     try:
-        records: Any = json.loads(Path(path).read_text())
+        return TypeAdapter(list[PredictionRecord]).validate_json(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", remedy) from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", remedy) from error
-    keys = {"cell", "task", "params", "memory"}
-    is_known = isinstance(records, list) and all(
-        isinstance(one, dict) and keys <= one.keys() for one in records
-    )
-    if not is_known:
-        raise ConfigError(f"{path}: has no predicted memory", remedy)
-    return list(records)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            raise ConfigError(f"{path}: cannot be read: {first['msg']}", remedy) from error
+        where = ".".join(map(str, first["loc"]))
+        problem = f"{path}: has no predicted memory: {where}: {first['msg']}".replace(": :", ":")
+        raise ConfigError(problem, remedy) from error
 
 
 def _print_kernels(a: str, b: str, form: str) -> None:

@@ -75,10 +75,12 @@ def plan(config: Path, memory: bool, gpu: GpuModel | None, form: str, **chosen: 
     warn_of_incomplete(request.run, planned.incomplete)
     cells = request.expansion.cells
     if form == "json":
-        from orchestrator.planning.prediction_requests import predict_memory
+        from orchestrator.planning.prediction_requests import predict_memory, require_prediction
 
         card = gpu or here
         predictions = predict_memory(cells, card, request.import_paths) if memory else {}
+        if memory:
+            require_prediction(cells, predictions)
         records = map(json.dumps, plan_records(planned, predictions, card))
         click.echo("[\n" + ",\n".join(records) + "\n]")
         return

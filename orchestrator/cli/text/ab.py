@@ -1,12 +1,14 @@
-"""Output of `sweep ab`: its comparison, and what its plan costs and finds."""
+"""Output of `sweep ab`: what decides the rest, and what its plan costs and finds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
 
 from orchestrator.analysis.checks import Comparison
 from orchestrator.analysis.comparison import compare_runs
-from orchestrator.analysis.gate_policy import Policy
+from orchestrator.analysis.gate_policy import STRICT, STRICT_LIMITS, Policy
 from orchestrator.analysis.time_checks import (
     CPU_ROUNDS,
     KERNEL_NOISE_SAME_MACHINE,
@@ -15,28 +17,65 @@ from orchestrator.analysis.time_checks import (
     STEP_NOISE,
 )
 from orchestrator.analysis.verdicts import Rounds, median_noise, power_of_plan, rounds_needed
-from orchestrator.cli.text.comparison import describe_comparison
 from orchestrator.cli.text.plan import describe_cost
-from orchestrator.common.text import cell_count
+from orchestrator.common.text import (
+    cell_count,
+    path_argument,
+    shell_command,
+    without_options,
+)
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.request import SweepRequest
-from orchestrator.report.formats.terminal import Screen
 from orchestrator.store.run import Run
 
 _NAMES = {STEP: "step time of GPU-bound cells", KERNELS: "kernel time"}
 
 
-def describe_contest(comparison: Comparison, screen: Screen) -> Iterator[str]:
-    """Yield the lines of the result."""
-    yield from describe_comparison(comparison, screen)
-    if any(check.log_ratios for check in comparison.undecided):
-        rounds = comparison.policy.rounds
-        yield (
-            f"to decide, name a policy with more rounds than {rounds.first} + {rounds.more}"
-            " and another --out: looking again and again at one run would add false alarms"
-        )
+def describe_decision(
+    comparison: Comparison, command: Sequence[str], out: Path, policy: Path | None
+) -> Iterator[str]:
+    """Yield the policy and the command that decide what is undecided.
+
+    command: the arguments of this command, its folder `out` and its file `policy` among them.
+    """
+    remedies = [check.remedy.split() for check in comparison.undecided if check.remedy]
+    if not remedies:
+        return
+    limits = _limits_that_decide(comparison)
+    words = without_options(command, {"--out": True, "--policy": True})
+    for instrument in dict.fromkeys(value for name, value in remedies if name == "--instrument"):
+        words += ["--instrument", instrument]
+    if limits:
+        words, policy = without_options(words, {"--strict": False}), policy or Path("gate.yaml")
+        yield f"to decide, write into {policy}:"
+        yield f"  gate: {limits}".replace("'", "")  # as YAML
+        yield "and measure into another folder, so that no round is judged twice:"
+    else:
+        yield "to decide, measure into another folder:"
+    if policy:
+        words += ["--policy", str(policy)]
+    others = (Path(f"{out}-{number}") for number in count(2))
+    free = next(other for other in others if not other.exists())
+    yield f"  {shell_command(['sweep', *words, '--out', path_argument(free)])}"
+
+
+def _limits_that_decide(comparison: Comparison) -> dict[str, dict[str, object]]:
+    """Return what a policy needs besides that of the comparison."""
+    rounds = comparison.policy.rounds
+    repeated = [one for one in comparison.undecided if one.remedy.startswith("--repeat ")]
+    limits: dict[str, dict[str, object]] = {}
+    # A step on a CPU, which the policy of the comparison does not judge.
+    if any(check.threshold is None and check.gate == STEP for check in repeated):
+        limits["step"] = {"cpu_bound": "10%"}
+    counts = [int(one.remedy.split()[1]) for one in repeated if one.threshold is not None]
+    if counts:
+        limits["rounds"] = {"first": rounds.first, "more": max(counts) - rounds.first}
+    if limits and comparison.policy == STRICT:  # --strict takes no policy
+        for name, own in STRICT_LIMITS.items():
+            limits[name] = {**own, **limits.get(name, {})}
+    return limits
 
 
 def describe_ab_plan(
@@ -63,7 +102,7 @@ def describe_ab_plan(
 
 def _power(request: SweepRequest, policy: Policy, runs: tuple[Run, Run]) -> Iterator[str]:
     """Yield what the rounds find, by the noise that those in the folder show, or other machines."""
-    count, last = len(request.expansion.cells), policy.rounds.first + policy.rounds.more
+    cells, last = len(request.expansion.cells), policy.rounds.first + policy.rounds.more
     known = (
         (STEP, STEP_NOISE, policy.step.gpu_bound),
         (KERNELS, KERNEL_NOISE_SAME_MACHINE, policy.kernels.same_machine),
@@ -71,17 +110,18 @@ def _power(request: SweepRequest, policy: Policy, runs: tuple[Run, Run]) -> Iter
     checks = compare_runs(*runs, policy).times if all(run.exists for run in runs) else []
     for gate, usual, threshold in known:
         noise, source = usual.of_ratio(), "measured on H200s"
-        own = [check for check in checks if check.gate == gate and len(check.log_ratios) > 1]
+        judged = [one for one in checks if one.gate == gate and one.threshold is not None]
+        own = [check for check in judged if len(check.log_ratios) > 1]
         in_folder = median_noise([Rounds(one.log_ratios, threshold) for one in own])
         if in_folder.degrees_of_freedom:
             noise = in_folder
             source = f"median of {cell_count(len(own))} in {runs[0].folder.parent}"
-        found = power_of_plan(noise, last, threshold, count, policy.false_alarm)
+        found = power_of_plan(noise, last, threshold, cells, policy.false_alarm)
         text = (
             f"{_NAMES[gate]}: noise ±{noise.deviation:.2%} between rounds in the median cell"
             f" ({source}); {last} rounds find a slow-down of {found:.1%} with 90%"
         )
-        needed = rounds_needed(noise, threshold, count, policy.false_alarm)
+        needed = rounds_needed(noise, threshold, cells, policy.false_alarm)
         if needed > last:
             text += f"; {threshold:.0%} needs {needed} rounds"
         yield text
@@ -103,6 +143,9 @@ def _not_judged(request: SweepRequest, policy: Policy, on_cpu: int) -> Iterator[
             " rounds on"
         )
     if on_cpu and not is_judged_on_cpu:
-        yield f"not judged: any time of {cell_count(on_cpu)} on the CPU"
+        text = f"not judged: any time of {cell_count(on_cpu)} on the CPU"
+        if on_cpu > (1 - policy.at_least) * len(cells):
+            text += ", so the exit code is 3 unless a cell fails"
+        yield text
     if on_cpu < len(cells) and "kernel_time" not in request.config.instruments:
         yield "not judged: kernel times, which CPU-bound cells need. Add --instrument kernel_time"

@@ -36,7 +36,7 @@ from orchestrator.store.run import Run, find_cell
 KERNEL_DIFF = "kernel-diff"
 _LISTED = 8
 _NOT_GOOD = (Verdict.SLOWER, Verdict.WORSE, Verdict.UNDECIDED)
-_REASONS = 3  # why cells are undecided, in lines of their own
+_REASONS = 3  # why cells are undecided, in lines of their own; cells of one side that are named
 _VERDICT = "verdict"
 _JUDGED = {STEP: "step time", KERNELS: "kernel time", OPERATIONS: "step time in operations"}
 
@@ -76,11 +76,11 @@ def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterat
     yield from _without_memory(comparison)
     yield from _information(comparison.times)
     yield from _power(comparison)
-    only_a, only_b = comparison.only
-    if only_a or only_b:
-        counts = ((only_a, "A"), (only_b, "B"))
-        alone = [f"{cell_count(count)} only in {side}" for count, side in counts if count]
-        yield f"not compared: {', '.join(alone)}"
+    for side, labels in zip("AB", comparison.only, strict=True):
+        if labels:
+            shown = ", ".join(labels[:_REASONS])
+            more = f" and {len(labels) - _REASONS} more" if len(labels) > _REASONS else ""
+            yield f"not compared: {cell_count(len(labels))} only in {side}: {shown}{more}"
     for check in comparison.checks:
         if check.accepted and check.verdict in _NOT_GOOD:
             yield f"accepted: {check.gate} of {check.label}, because {check.accepted}"
@@ -97,6 +97,8 @@ def _headline(comparison: Comparison) -> str:
         return f"{word}: {failed} of {cells_and_verb(count, 'is worse', 'are worse')} in B{suffix}"
     if comparison.outcome == "PASS":
         suffix = f"; {cell_count(open_)} UNDECIDED, within at_least" if open_ else ""
+        if missing := len(comparison.only[0]):
+            suffix += f"; {cells_and_verb(missing, 'of A is', 'of A are')} missing in B"
         return f"PASS: {comparison.decided_cells} of {cell_count(count)}{suffix}"
     most = 1 - comparison.policy.at_least
     return (
@@ -215,7 +217,7 @@ def _measures(check: Check) -> dict[str, Entry]:
         _VERDICT: Entry(str(check.verdict)),
         "B / A": quantity(check.ratio, ".4f"),
         NOTES: Entry(check.reason),
-        "by": Entry(check.gate) if check.log_ratios else MISSING,
+        "by": Entry(check.gate) if check.threshold is not None else MISSING,
         "interval": interval,
         "A": shown(check.a),
         "B": shown(check.b),

@@ -92,8 +92,10 @@ def gate_json(comparison: Comparison) -> str:
         "false_alarm": comparison.policy.false_alarm,
         "cells": len(comparison.cells),
         "decided_cells": comparison.decided_cells,
-        "only_in_a": comparison.only[0],
-        "only_in_b": comparison.only[1],
+        "only_in_a": len(comparison.only[0]),
+        "only_in_b": len(comparison.only[1]),
+        "cells_only_in_a": comparison.only[0],
+        "cells_only_in_b": comparison.only[1],
         "differences": dict(comparison.differences),
         "checks": list(map(_record, comparison.checks)),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.analysis.history import BEFORE, LAST, LIMIT, CellHistory
+from orchestrator.analysis.history import BEFORE, LAST, LIMIT, CellHistory, Point
 from orchestrator.common.text import cells_and_verb, shell_command
 from orchestrator.report.tables.layouts import text_table
 from orchestrator.report.tables.table import (
@@ -24,15 +24,13 @@ def history_table(histories: Sequence[CellHistory]) -> RenderedTable:
     rows = []
     for one in histories:
         suspect, first, last = one.suspect, one.points[0], one.points[-1]
-        name = MISSING
-        if suspect is not None:
-            point = one.points[suspect]
-            name = Entry(" ".join(filter(None, (point.run.folder.name, point.commit[:7]))))
         measures = {
             "last / first": quantity(last.ms / first.ms, ".4f"),
-            _SUSPECT: name,
+            _SUSPECT: MISSING if suspect is None else Entry(_run(one.points[suspect])),
             "first": milliseconds(first.ms),
             "last": milliseconds(last.ms),
+            "first run": Entry(_run(first)),
+            "last run": Entry(_run(last)),
             "runs": quantity(len(one.points), ".0f"),
             "commits": quantity(len({point.commit for point in one.points}), ".0f"),
         }
@@ -40,8 +38,17 @@ def history_table(histories: Sequence[CellHistory]) -> RenderedTable:
     return text_table("Kernel time", rows, _SUSPECT)
 
 
+def _run(point: Point) -> str:
+    """Return the name of a run, the day when it measured the cell, and its commit."""
+    words = (point.run.folder.name, point.started_at[:10], point.commit[:7])
+    return " ".join(filter(None, words))
+
+
 def describe_suspects(histories: Sequence[CellHistory], runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the number of suspect cells, the commands that decide, and the one with charts."""
+    """Yield the runs, the number of suspect cells, and the commands that decide and draw charts."""
+    points = {point.run: point for one in histories for point in one.points}
+    in_order = sorted(points.values(), key=lambda point: point.started_at)
+    yield f"runs, oldest first: {', '.join(map(_run, in_order))}"
     suspects = [one for one in histories if one.suspect is not None]
     rule = f"the median of {LAST} runs is more than {LIMIT:.0%} above that of the {BEFORE} before"
     yield f"{cells_and_verb(len(suspects), 'is', 'are')} suspect: {rule}"

@@ -14,6 +14,7 @@ from orchestrator.planning.prediction_requests import (
     cap_bytes,
     predict_memory,
     reason_of,
+    require_prediction,
     verdict_of,
 )
 from orchestrator.planning.request import SweepRequest
@@ -59,10 +60,11 @@ def describe_memory(request: SweepRequest, card: GpuModel | None, screen: Screen
     """Yield a table of predicted memory with verdicts, its explanation, and how many cells fit.
 
     card: the GPU whose memory is the limit; None: only the limit of the cell. The tables fit the
-    screen.
+    screen. Raise ConfigError if no cell could be predicted.
     """
     cells = records.predictable(request.expansion.cells)
     predictions = predict_memory(cells, card, request.import_paths)
+    require_prediction(cells, predictions)
     label = request.expansion.label
     yield ""
     if cells:

@@ -82,7 +82,12 @@ def plan_records(
 
     predictions: by cell id. A cell that has one also has `memory`.
     """
-    from orchestrator.planning.prediction_requests import cap_bytes, reason_of, verdict_of
+    from orchestrator.planning.prediction_requests import (
+        cap_bytes,
+        package_version,
+        reason_of,
+        verdict_of,
+    )
 
     for decision in plan.decisions:
         cell = decision.cell
@@ -104,6 +109,7 @@ def plan_records(
                 "peak_reserved_bytes": prediction.reserved_bytes,  # which the verdict is about
                 "at_least_bytes": prediction.least_bytes(),
                 "how": prediction.how,
+                "torch": package_version("torch"),
                 "reason": reason_of(cell, prediction, card),
                 "at_peak_bytes": prediction.role_bytes(),
                 "module_bytes": dict(prediction.module_bytes),

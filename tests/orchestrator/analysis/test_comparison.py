@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from orchestrator.analysis.checks import Check
-from orchestrator.analysis.comparison import compare_runs
+from orchestrator.analysis.comparison import Extent, compare_runs
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.gate_policy import Policy, PolicyFile
 from orchestrator.analysis.results import load_results
@@ -569,13 +569,16 @@ def test_cells_that_are_missing_in_b_count_if_the_policy_says_so(
     cells = [gpu_cell(make_outcome(device="cuda", batch_size=n), (40.0,), (38.0,)) for n in (1, 2)]
     a, b = write(tmp_path / "a", *cells[0], *cells[1]), write(tmp_path / "b", *cells[0])
     assert compare_runs(a, b).outcome == "PASS"
-    assert compare_runs(a, b).only == (1, 0)
+    assert compare_runs(a, b).only == (
+        ("train_step size=tiny context_length=16 batch_size=2",),
+        (),
+    )
     policy = PolicyFile.model_validate({"gate": {"status": {"missing": "fail"}}}).gate
     (failure,) = compare_runs(a, b, policy).failures
     assert (failure.gate, failure.reason) == ("status", "is not in B")
     accepted = {
         "status": {"missing": "fail"},
-        "cells": [{"when": {"device": "cuda"}, "accept": "x"}],
+        "cells": [{"when": {"batch_size": 2}, "accept": "x"}],
     }
     assert compare_runs(a, b, PolicyFile.model_validate({"gate": accepted}).gate).outcome == "PASS"
 
@@ -645,8 +648,8 @@ def test_an_older_version_of_a_task_is_compared_in_either_order(
     cell = now.attempt.cell
     then = replace(now, attempt=replace(now.attempt, cell=replace(cell, version=cell.version - 1)))
     old, both = write(tmp_path / "old", then), write(tmp_path / "both", then, now)
-    assert compare_runs(old, both).only == (0, 1)
-    assert compare_runs(both, old).only == (1, 0)
+    assert [len(labels) for labels in compare_runs(old, both).only] == [0, 1]
+    assert [len(labels) for labels in compare_runs(both, old).only] == [1, 0]
     assert len(compare_runs(both, old).cells) == 1
 
 
@@ -707,8 +710,11 @@ def test_runs_are_compared_cell_by_cell(runs: tuple[Run, Run]) -> None:
         (Verdict.SLOWER, 1.1),
         (Verdict.SAME, 1.0),
     ]
-    assert comparison.only == (1, 1)
+    assert [label.split()[-1] for (label,) in comparison.only] == ["batch_size=8", "batch_size=16"]
     assert comparison.differences == {}
+    a_cell = comparison.cells[0]
+    selected = compare_runs(*runs, extent=Extent(cells={a_cell}))
+    assert (selected.cells, selected.only) == ([a_cell], ((), ()))
 
 
 def test_two_cells_of_one_run_can_be_compared(
@@ -754,7 +760,7 @@ def test_a_comparison_fits_the_screen_and_is_whole_as_csv(
     assert ("more columns: --format csv" in text) is (columns == 50)
     assert any(line.endswith(f"--out {folder}") for line in text.splitlines())
     head, *rows = sweep_here("compare", folder, folder, "--format", "csv").stdout.splitlines()
-    assert head.endswith("verdict,b_a,note,a_ms,b_ms,status")
+    assert head.endswith("verdict,b_a,note,a_ms,b_ms,rounds,status")
     assert len(rows) == 3
 
 

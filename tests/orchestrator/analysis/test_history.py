@@ -81,14 +81,17 @@ def test_a_history_prints_the_command_that_decides(sweep_here: Sweep, runs: list
         rf"--a commit={8:012x} --b commit={9:012x} --where cell=[0-9a-f]{{12}} ", lines
     )
     assert "charts: sweep report " in lines
+    assert "runs, oldest first: run0 2001-09-09 0000000, run1 2001-09-10 0000000, run2 " in lines
     head, first, last = sweep_here(
         "compare", *names, "--history", "--format", "csv"
     ).stdout.splitlines()
-    assert head.endswith("last_first,first_suspect,first_ms,last_ms,runs,commits,status")
+    columns = "last_first,first_suspect,first_ms,last_ms,first_run,last_run,runs,commits,status"
+    assert head.endswith(columns)
     assert [line.split(",")[4:6] for line in (first, last)] == [
         ["1", ""],
-        ["1.04", "run9 0000000"],
+        ["1.04", "run9 2001-09-19 0000000"],
     ]
+    assert last.split(",")[8:10] == ["run0 2001-09-09 0000000", "run10 2001-09-20 0000000"]
 
 
 def test_kernel_times_of_two_kinds_of_gpu_are_no_history(

@@ -105,7 +105,10 @@ def test_a_cell_that_no_longer_fits_is_worse_however_little_it_grew() -> None:
     after["memory"]["verdict"] = "oom"
     comparison = compare_predictions([record()], [after], Policy())
     assert comparison.exit_code == 1
-    assert comparison.checks[0].reason == "fits → oom in 80.00 GiB; temporary +1.0 MiB"
+    (failure,) = comparison.failures
+    assert failure.reason == "fits → oom in 80.00 GiB; temporary +1.0 MiB"
+    policy = PolicyFile.model_validate({"gate": {"status": {"oom": "report"}}}).gate
+    assert compare_predictions([record()], [after], policy).outcome == "PASS"
     both = deepcopy(after)
     assert compare_predictions([both], [after], Policy()).exit_code == 0
 
@@ -113,15 +116,12 @@ def test_a_cell_that_no_longer_fits_is_worse_however_little_it_grew() -> None:
 @pytest.mark.parametrize(
     ("memory", "reason"),
     [
-        (
-            {"peak_allocated_bytes": None, "reason": "it does not run without data"},
-            "no peak is predicted in B: it does not run without data",
-        ),
         ({"how": "as eager"}, "predicted in two ways: tracked and as eager"),
         (
             {"limit_bytes": 24 * 1024 * MIB},
-            "predicted for two GPUs, with 80.00 GiB and 24.00 GiB",
+            "predicted for two limits: 80.00 GiB and 24.00 GiB",
         ),
+        ({"limit_bytes": None, "verdict": None}, "predicted for two limits: 80.00 GiB and none"),
     ],
 )
 def test_a_cell_without_two_equal_predictions_is_undecided(
@@ -133,14 +133,58 @@ def test_a_cell_without_two_equal_predictions_is_undecided(
     assert comparison.exit_code == 3
 
 
-def test_cells_of_one_side_only_are_counted() -> None:
-    comparison = compare_predictions(
-        [record("small"), record("large")], [record("small"), record("xl")], Policy()
+def test_a_cell_that_is_not_predicted_in_a_is_undecided() -> None:
+    unknown = record(peak_allocated_bytes=None, reason="no data")
+    for after in (record(), unknown):
+        comparison = compare_predictions([unknown], [after], Policy())
+        assert comparison.checks[0].reason == "no peak is predicted in A: no data"
+        assert comparison.exit_code == 3
+
+
+def test_a_cell_that_only_a_predicts_fails_however_many_others_pass() -> None:
+    sizes = [f"size{number}" for number in range(20)]
+    before = [record(size) for size in sizes]
+    broken = record(sizes[-1], peak_allocated_bytes=None, reason="ValueError: no such length")
+    after = [*before[:-1], broken]
+    comparison = compare_predictions(before, after, Policy())
+    (failure,) = comparison.failures
+    assert comparison.exit_code == 1
+    assert (failure.label, failure.reason) == (
+        "train_step size=size19 context_length=128",
+        "predicted in A, not in B: ValueError: no such length",
     )
-    assert comparison.only == (1, 1)
+    policy = PolicyFile.model_validate({"gate": {"status": {"failed": "report"}}}).gate
+    assert compare_predictions(before, after, policy).outcome == "PASS"
+
+
+def test_cells_of_one_side_only_are_named() -> None:
+    before, after = [record("small"), record("large")], [record("small"), record("xl")]
+    comparison = compare_predictions(before, after, Policy())
+    assert comparison.only == (
+        ("train_step size=large context_length=128",),
+        ("train_step size=xl context_length=128",),
+    )
     assert comparison.outcome == "PASS"
+    policy = PolicyFile.model_validate({"gate": {"status": {"missing": "fail"}}}).gate
+    (failure,) = compare_predictions(before, after, policy).failures
+    assert (failure.settings["size"], failure.reason) == ("large", "is not in B")
+    gate = {
+        "status": {"missing": "fail"},
+        "cells": [{"when": {"size": "large"}, "accept": "it is removed on purpose"}],
+    }
+    policy = PolicyFile.model_validate({"gate": gate}).gate
+    assert compare_predictions(before, after, policy).outcome == "PASS"
     with pytest.raises(RunError, match="no cell in common"):
         compare_predictions([record("large")], [record("xl")], Policy())
+
+
+def test_two_versions_of_torch_are_named() -> None:
+    versions = ("2.12.0", "2.13.0")
+    before, after = ([record(torch=version)] for version in versions)
+    assert compare_predictions(before, after, Policy()).differences == {"torch": versions}
+    assert compare_predictions(before, before, Policy()).differences == {}
+    older = compare_predictions([record()], after, Policy())
+    assert older.differences == {"torch": ("unknown", "2.13.0")}
 
 
 def test_a_policy_may_allow_and_accept_growth() -> None:
@@ -154,8 +198,8 @@ def test_a_policy_may_allow_and_accept_growth() -> None:
     assert outcome(memory="9%") == "FAIL"
     assert outcome(memory="10%") == "PASS"
     assert outcome(accept="a wider layer") == "PASS"
-    after["memory"]["peak_allocated_bytes"] = None  # what is accepted need not be decided
-    assert (outcome(), outcome(accept="no prediction yet")) == ("UNDECIDED", "PASS")
+    after["memory"]["peak_allocated_bytes"] = None
+    assert (outcome(), outcome(accept="no prediction yet")) == ("FAIL", "PASS")
     policy = PolicyFile.model_validate({"gate": {"cells": [{"when": {"size": "tiny"}}]}}).gate
     with pytest.raises(ConfigError, match="size: tiny"):
         compare_predictions([record()], [after], policy)

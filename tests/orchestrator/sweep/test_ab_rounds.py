@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from orchestrator.analysis.comparison import compare_runs
+from orchestrator.analysis.comparison import Extent, compare_runs
 from orchestrator.analysis.gate_policy import Policy, PolicyFile
 from orchestrator.common.errors import (
     EXIT_FAILURES,
@@ -103,8 +103,8 @@ def test_which_cells_are_in_doubt_does_not_depend_on_later_rounds(
     gpu = make_outcome(device="cuda")
     before = write(tmp_path / "a", *gpu_cell(gpu, (40.0,) * 4))
     after = write(tmp_path / "b", *gpu_cell(gpu, (40.0, 40.04, 41.0, 42.0)))
-    assert rounds_by_doubt(compare_runs(before, after, rounds=2), Policy()) == {}
-    assert len(rounds_by_doubt(compare_runs(before, after, rounds=3), Policy())) == 1
+    assert rounds_by_doubt(compare_runs(before, after, extent=Extent(2)), Policy()) == {}
+    assert len(rounds_by_doubt(compare_runs(before, after, extent=Extent(3)), Policy())) == 1
 
 
 def test_cpu_bound_cells_get_the_rounds_that_the_policy_implies(
@@ -212,8 +212,9 @@ def test_a_cell_that_fails_does_not_keep_the_others_from_their_rounds(contest: C
     failing = sorted(contest.cells("a"))[0]
     measuring.fails = (failing,)
     assert run_rounds(contest, print, measuring) == 0
-    others = [cell for _, cell, _ in measuring.begun if cell != failing]
-    assert len(others) == 3 * 4
+    failed = [side for side, cell, _ in measuring.begun if cell == failing]
+    assert failed == ["a", "b"]  # each side once: a timeout would cost its limit in each turn
+    assert len(measuring.begun) == 3 * 4 + 2
     count = len(measuring.begun)
     assert run_rounds(contest, print, measuring) == 0
     assert len(measuring.begun) == count  # it is not tried again
@@ -238,10 +239,30 @@ def test_no_turn_begins_at_the_time_limit(contest: Contest) -> None:
     assert not measuring.begun
 
 
+def test_cells_of_an_earlier_config_are_not_judged(contest: Contest) -> None:
+    run_rounds(contest, print, Measuring())
+    first = sorted(contest.cells("a"))[0]
+    fewer = replace(contest, selection=Selection(where={"cell": [first]}))
+    assert fewer.compare().cells == [first]
+    assert len(contest.compare().cells) == 4
+
+
+def test_lines_about_one_turn_are_not_printed() -> None:
+    lines = (
+        "measured 0 cells; results in out/a",
+        "nothing was measured within the time limit: if the next start takes as long",
+        "out of time with 2 cells left. To continue: sweep run c.yaml",
+    )
+    assert all(map(ab_rounds._OF_ONE_SIDE.search, lines))
+    assert not ab_rounds._OF_ONE_SIDE.search("measured 10 cells: 10 ok; results in out/a")
+
+
 def test_rounds_of_other_sides_are_not_mixed(contest: Contest) -> None:
     run_rounds(contest, print, Measuring())
-    other = replace(contest.programs["b"], side=Side(env={"A": "other"}))
-    with pytest.raises(ConfigError, match="has rounds of another B"):
+    side = Side(env={"A": "other"}, commit="123")
+    other = replace(contest.programs["b"], side=side)
+    message = "has rounds of another B: commit none instead of 123, env A=b instead of A=other"
+    with pytest.raises(ConfigError, match=message):
         run_rounds(replace(contest, programs={**contest.programs, "b": other}), print, Measuring())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,14 @@ def test_the_memory_gate_names_what_a_change_of_the_model_saves(
     assert better.exit_code == 0
     assert better.stdout.count("BETTER") == 3
     assert "optimizer state -2.1 MiB" in " ".join(better.stdout.split())
+    long = MODEL.replace("x = self.table", "assert tokens.shape[1] < 128\n        x = self.table")
+    lost = sweep_here("compare", before, predicted(sweep_here, long, "lost.json"), "--gate")
+    assert lost.exit_code == 1
+    assert "FAIL: 1 of 2 cells are worse in B" in lost.stdout
+    reason = (
+        "predicted in A, not in B: activations unknown: it does not run without data: Assertion"
+    )
+    assert reason in " ".join(lost.stdout.split())
 
 
 def predictions(tmp_path: Path, after: dict[str, Any]) -> tuple[Path, Path]:
@@ -121,7 +130,12 @@ def test_the_gate_writes_its_files_and_the_summary_of_the_job(
     [
         ("{", "a.json: cannot be read"),
         ("{}", "a.json: has no predicted memory"),
-        ('[{"cell": "1"}]', "a.json: has no predicted memory"),
+        ('[{"cell": "1"}]', "a.json: has no predicted memory: 0.task: Field required"),
+        (json.dumps([{**record(), "memory": None}]), "0.memory: Input should be an object"),
+        (json.dumps([record(peak_allocated_bytes=math.nan)]), "should be a finite number"),
+        (json.dumps([record(peak_allocated_bytes=-1)]), "should be greater than 0"),
+        (json.dumps([record()])[:-20], "a.json: cannot be read: Invalid JSON"),
+        ("[]", "the predictions have no cell in common"),
     ],
 )
 def test_a_file_that_is_no_prediction_is_refused(
@@ -132,8 +146,24 @@ def test_a_file_that_is_no_prediction_is_refused(
     done = sweep_here("compare", *files, "--gate")
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
-    assert "sweep plan CONFIG --memory" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_pass_says_which_cells_are_missing(sweep_here: Sweep, tmp_path: Path) -> None:
+    files = predictions(tmp_path, record())
+    files[0].write_text(json.dumps([record(size) for size in ("small", *"1234")]))
+    done = sweep_here("compare", *files, "--gate", "--markdown", "m.md", "--json", "g.json")
+    assert done.exit_code == 0
+    headline = "PASS: 1 of 1 cell; 4 cells of A are missing in B"
+    assert headline in done.stdout.splitlines()
+    named = " ".join(done.stdout.split())
+    assert "not compared: 4 cells only in A: train_step size=1 context_length=128," in named
+    assert named.endswith("size=3 context_length=128 and 1 more")
+    assert Path("m.md").read_text().startswith(f"## {headline}")
+    document = json.loads(Path("g.json").read_text())
+    assert (document["only_in_a"], len(document["cells_only_in_a"])) == (4, 4)
+    (tmp_path / "policy.yaml").write_text("gate: {status: {missing: fail}}")
+    assert sweep_here("compare", *files, "--gate", "--policy", "policy.yaml").exit_code == 1
 
 
 def test_a_missing_file_of_predictions_is_the_one_that_is_named(
@@ -150,8 +180,8 @@ def test_the_largest_change_is_of_those_that_are_known(sweep_here: Sweep, tmp_pa
     less = changed(peak=-100, roles={"temporary": -100}, modules={})
     done = sweep_here("compare", *predictions(tmp_path, less), "--gate")
     assert "peak memory at most 1% more in 1 of 1 cell (largest change -10.0%)" in done.stdout
-    unknown = record(peak_allocated_bytes=None, reason="no data")
-    done = sweep_here("compare", *predictions(tmp_path, unknown), "--gate")
+    other = record(limit_bytes=1.0)
+    done = sweep_here("compare", *predictions(tmp_path, other), "--gate")
     assert "peak memory at most 1% more in 0 of 1 cell\n" in done.stdout
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from orchestrator.hardware.gpu_catalog import find_gpu
 from orchestrator.planning.cell_decisions import make_plan
 from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.predicting_process import PredictingProcess
-from tasks.prediction.records import Prediction, PredictionRequest
+from tasks.prediction.records import Prediction, PredictionRequest, unknown
 from tasks.spec.registry import make_cell
 from tasks.spec.tables import Sample
 
@@ -76,6 +77,7 @@ def test_a_program_reads_the_plan_of_each_cell(
         "peak_reserved_bytes": 2.5 * GIB,
         "at_least_bytes": None,
         "how": "tracked",
+        "torch": version("torch"),
         "reason": "",
         "at_peak_bytes": {"parameters": GIB},
         "module_bytes": {},
@@ -106,3 +108,25 @@ def test_the_plan_says_that_autocast_leaves_weights_in_fp32(
     lines = " ".join(sweep_here("plan", "c.yaml", *words).stdout.split())
     note = "weights stay in fp32: up to 1.00 GiB; precision=bf16_pure saves half of that"
     assert (note in lines) == is_noted
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_model_that_fails_in_all_cells_is_an_error_of_its_user(
+    form: str, sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    lengths = [8, 16]  # for which the model raises
+
+    def answer(child: object, request: PredictionRequest) -> Prediction:
+        is_broken = request.cell.params.values()["context_length"] in lengths
+        return unknown("ValueError: no") if is_broken else Prediction("closed form", "no data")
+
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
+    words = ("plan", "c.yaml", "--memory", "--gpu", "H200", "--format", form)
+    done = sweep_here(*words)
+    assert done.exit_code == 2
+    assert done.stderr == "sweep: none of 4 cells could be predicted: ValueError: no\n"
+    assert "verdict" not in done.stdout
+    lengths.pop()
+    assert sweep_here(*words).exit_code == 0
+    assert sweep_here("plan", "c.yaml", "--format", form).exit_code == 0
