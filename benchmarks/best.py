@@ -6,8 +6,12 @@
 The truth is the measured step of each cell, searched over precision and compile. A simulated
 process multiplies it by a factor, whose standard deviation is 0.15 % for cells that the GPU limits
 and 10 % for those that the CPU limits, as pairs of runs of one machine showed. An answer is right if
-its true time is at most 2 % above the best one of its group. The share of time compares what the
-measured cells took, without their instruments, with all cells.
+its true time is at most 2 % above the best one of its group.
+
+The share of time compares what the search takes with what the run took for all cells, without their
+instruments. A search measures with adaptive timing and ends cells that are beaten: its steps are
+drawn from the cell's synchronized steps until the rule of adaptive timing stops. `same timing` is the
+share of the measured cells in what the run took.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import pandas as pd
 from tabulate import tabulate
@@ -27,20 +32,43 @@ from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.request import resolve_again
 from orchestrator.store.open import open_run
 from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, make_groups
-from orchestrator.sweep.best_search import BestSearch, predict_groups
+from orchestrator.sweep.best_search import BestSearch, beaten_limits_ms, predict_groups
+from tasks.spec.parameters import StopRule
+from tasks.spec.stopping import StepDurations
 
 OVER = ("precision", "compile")
 NOISE = {False: 0.0015, True: 0.10}
 RIGHT = 1.02
+RULE = StopRule(half_width=0.01, most_steps=100, most_seconds=5.0)  # the default of adaptive timing
+FIXED_WARM_UP, ADAPTIVE_WARM_UP = 5, 3  # steps; of the latter, the last one is compared
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The true duration of a step and of a cell. wall_s: without instruments."""
+    """The true duration of a step and of a cell, without instruments.
+
+    before_s: until the first step that is measured. synced_ms: steps with a synchronization each.
+    """
 
     step_s: float
     is_cpu_bound: bool
-    wall_s: float
+    before_s: float
+    timing_s: float
+    synced_ms: tuple[float, ...]
+
+    @property
+    def wall_s(self) -> float:
+        return self.before_s + self.timing_s
+
+    def adaptive_s(self, chance: random.Random, factor: float, beaten_ms: float | None) -> float:
+        """Return what the cell takes with adaptive timing, in a process with this factor."""
+        steps = StepDurations(RULE, beaten_ms)
+        while steps.stopped_by is None:
+            steps.add(factor * chance.choice(self.synced_ms))
+        measured_s = sum(steps.durations) / 1e3
+        is_as_synced = abs(median(self.synced_ms) / 1e3 / self.step_s - 1) <= RULE.half_width
+        warm_up_s = (ADAPTIVE_WARM_UP - FIXED_WARM_UP) * self.step_s
+        return self.before_s + warm_up_s + measured_s * (1 if is_as_synced else 2)
 
 
 def main() -> None:
@@ -65,6 +93,7 @@ def main() -> None:
         "until",
         "cells per group",
         "share of time",
+        "same timing",
         "right",
         "GPU-bound right",
         "slower than default",
@@ -74,13 +103,21 @@ def main() -> None:
 
 def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[SearchGroup], dict[str, Truth]]:
     """Return the groups of a run without their speeds, and the truth by cell."""
-    cells: pd.DataFrame = api.load(folder).cells
+    results = api.load(folder)
+    cells: pd.DataFrame = results.cells
     cells = cells[cells["pass"].isin(passes) & (cells["status"] == "ok")]
+    samples = results.samples
+    is_synced = (samples["metric"] == "duration") & (samples["mode"] == "synced")
+    synced = samples[is_synced & (samples["phase"] == "step")].groupby("cell")["value"].agg(tuple)
     truths = {}
     for row in cells.to_dict("records"):
-        wall_s = row["time_process_s"] + row["time_build_s"] + row["time_warm_up_s"]
-        wall_s += row["time_timing_s"]
-        truths[row["cell"]] = Truth(row["step_ms_median"] / 1e3, bool(row["cpu_bound"]), wall_s)
+        truths[row["cell"]] = Truth(
+            row["step_ms_median"] / 1e3,
+            bool(row["cpu_bound"]),
+            row["time_process_s"] + row["time_build_s"] + row["time_warm_up_s"],
+            row["time_timing_s"],
+            synced[row["cell"]],
+        )
     request = resolve_again(open_run(folder))
     known = [cell for cell in request.expansion.cells if cell.id in truths]
     # Without a memory limit nothing is predicted: every cell of the run did fit.
@@ -90,19 +127,23 @@ def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[SearchGroup], 
 
 def search(
     groups: Sequence[SearchGroup], truths: dict[str, Truth], until: float, seed: int
-) -> tuple[float, float, float, float, float]:
+) -> tuple[float, float, float, float, float, float]:
     """Play one search and return the columns of its row."""
     chance, goal = random.Random(seed), Goal(OVER, until=until)
     noise = {
         cell: math.exp(chance.gauss(0, NOISE[one.is_cpu_bound])) for cell, one in truths.items()
     }
-    now = list(groups)
+    now, spent_s = list(groups), 0.0
     while chosen := BestSearch(now, goal).round(1):
+        limits_ms = beaten_limits_ms(now)
         for number, position in chosen:
             one = now[number].entrants[position]
             truth = truths[one.cell.id]
-            step_s = truth.step_s * noise[one.cell.id]
-            speed = Speed(step_s, step_s, step_s, truth.is_cpu_bound, None)
+            factor = noise[one.cell.id]
+            spent_s += truth.adaptive_s(chance, factor, limits_ms.get(one.cell.id))
+            step_s = truth.step_s * factor
+            synced_s = factor * median(truth.synced_ms) / 1e3
+            speed = Speed(step_s, step_s, step_s, truth.is_cpu_bound, None, synced_s)
             entrants = list(now[number].entrants)
             entrants[position] = replace(one, speed=speed, status="ok")
             now[number] = replace(now[number], entrants=tuple(entrants))
@@ -115,6 +156,7 @@ def search(
     ]
     return (
         len(measured) / len(now),
+        spent_s / sum(one.wall_s for one in truths.values()),
         sum(truths[one.cell.id].wall_s for one in measured)
         / sum(one.wall_s for one in truths.values()),
         sum(right) / len(right),

@@ -16,18 +16,19 @@ def best(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("best")
 
 
-def test_searches_in_published_cells_measure_half_and_are_right_where_the_gpu_decides(
+def test_searches_in_published_cells_take_a_third_and_are_right_where_the_gpu_decides(
     best: Any,
 ) -> None:
     groups, truths = best.read_groups(
         ROOT / "results" / "published" / "h200" / "full", ["train_step"]
     )
     rows = [best.search(groups, truths, 0.01, seed) for seed in range(4)]
-    cells, share, right, right_on_gpu, slower = (
+    cells, share, same_timing, right, right_on_gpu, slower = (
         sum(column) / 4 for column in zip(*rows, strict=True)
     )
     assert len(groups) == 20
     assert cells <= 3.3
-    assert share <= 0.5
+    assert share <= 0.36
+    assert same_timing <= 0.5
     assert right >= 0.85
     assert (right_on_gpu, slower) == (1.0, 0.0)
