@@ -61,9 +61,10 @@ class CellTiming:
 
 @dataclass(frozen=True)
 class RunTimings:
-    """The results of a run, and the timings of the cells that it timed."""
+    """The results of a run, the facts of its attempts, and the timings of the cells that it timed."""
 
     results: Results
+    attempts: pd.DataFrame
     timings: dict[str, CellTiming]
 
 
@@ -96,7 +97,7 @@ def load_timings(run: Run) -> RunTimings:
             limits.get(cell),
             cell in compiling,
         )
-    return RunTimings(results, timings)
+    return RunTimings(results, attempts, timings)
 
 
 def _compiles(facts: str) -> bool:

@@ -124,9 +124,10 @@ def derive_cells(
         return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()})
     # Where several runs are read as one, hosts of different runs may have the same name.
     runs = attempts["cell"].astype(str).str.rpartition(RUN_SEPARATOR)[0]
-    hosts = attempts["facts"].map(lambda facts: str(json.loads(facts).get("host") or ""))
-    placed = attempts.assign(host=(runs + ":" + hosts).where(hosts != "", ""))
-    attempts = attempts.assign(concurrent_attempts=concurrent_attempts(placed))
+    facts = attempts["facts"].map(json.loads)
+    hosts = facts.map(lambda known: str(known.get("host") or ""))
+    placed = attempts.assign(facts=facts, host=(runs + ":" + hosts).where(hosts != "", ""))
+    attempts = placed.assign(concurrent_attempts=concurrent_attempts(placed))
     states = _states(attempts, marks)
     shown = _shown_attempts(attempts, states)
     cells = _from_attempts(shown)
@@ -159,15 +160,19 @@ def derive_cells(
 
 
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the parameters, the end, the facts and the evidence of each cell's shown attempt."""
+    """Return the parameters, the end, the facts and the evidence of each cell's shown attempt.
+
+    rows: their facts are no longer JSON.
+    """
     # A key of a mapping is a further parameter, such as `model_args.layers`.
     values = list(map(json.loads, rows["params"]))
     for one in values:
         if "attention" in one and computes_own_attention(one.get("model")):
             one["attention"] = None  # it means nothing for this model
     params = _unfold([{**one, **dotted_values(one)} for one in values], rows.index)
-    recorded = list(map(json.loads, rows["facts"]))
-    facts = _typed(_unfold(recorded, rows.index), FACTS)
+    recorded = list(rows["facts"])
+    of_cells = [{name: one[name] for name in CELL_FACTS if name in one} for one in recorded]
+    facts = _typed(_unfold(of_cells, rows.index), FACTS)
     evidence = _typed(_unfold(map(json.loads, rows["evidence"]), rows.index), EVIDENCE)
     ending = rows[[*_ATTEMPT_COLUMNS]]
     if ending["concurrent_attempts"].isna().all():

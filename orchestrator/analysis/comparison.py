@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, axis_text, axis_texts, each, key_axes, sort_cells
+from orchestrator.analysis.axes import Row, axis_text, axis_texts, each, key_axes
 from orchestrator.analysis.cell_timing import CellTiming, RunTimings, load_timings
 from orchestrator.analysis.checks import (
     Comparison,
@@ -175,7 +175,7 @@ def cell_settings(
     axes = key_axes(results)
     replaced = {name: " → ".join(values) for name, values in differing.items()}
     settings = {}
-    for row in sort_cells(results.cells, axes).to_dict("records"):
+    for row in each(results.cells, axes):
         texts = dict(zip(axes, axis_texts(row, axes), strict=True)) | replaced
         settings[str(row["cell"])] = {_TASK: str(row[_TASK])} | texts
     return settings
@@ -219,8 +219,8 @@ def _differing_fingerprints(
 
 def _model_sources(run: RunTimings, cells: Sequence[str]) -> str:
     """Return the digests of the models that the shown attempts of these cells ran."""
-    attempts = run.results.attempts()
-    facts = attempts.loc[attempts["cell"].isin(cells), "facts"].map(json.loads)
+    shown = run.attempts.merge(run.results.cells[["cell", "attempt"]])
+    facts = shown.loc[shown["cell"].isin(cells), "facts"].map(json.loads)
     return ", ".join(sorted({str(one[_MODEL]) for one in facts if one.get(_MODEL)})) or "none"
 
 

@@ -182,14 +182,15 @@ def write_files(
 
 def read_policy(path: Path | None) -> Policy:
     """Return the policy of a file, or the default one. Raise ConfigError."""
-    from pydantic import ValidationError
-
     from orchestrator.analysis.gate_policy import Policy, PolicyFile
-    from orchestrator.config.schema import read_config_text
-    from orchestrator.config.yaml_source import Source, config_error, load_yaml, plain
 
     if path is None:
         return Policy()
+    from pydantic import ValidationError
+
+    from orchestrator.config.schema import read_config_text
+    from orchestrator.config.yaml_source import Source, config_error, load_yaml, plain
+
     document = load_yaml(read_config_text(path), str(path))
     try:
         return PolicyFile.model_validate(plain(document)).gate

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, each, has_value, ranks_text
+from orchestrator.analysis.axes import Row, each, has_value, is_null, ranks_text
 from orchestrator.analysis.pairs import (
     BASE,
     COVERAGE,
@@ -189,8 +189,12 @@ def with_data(rows: pd.DataFrame, layer: Layer) -> Layer:
     A layer without data has that of its panel.
     """
     shown = set(re.findall(r'"field": "(\w+)"', json.dumps(layer)))
-    own = rows[[name for name in rows if name in shown]].astype(object)
-    return {"data": {"values": own.where(own.notna(), None).to_dict("records")}, **layer}
+    names = [name for name in rows if name in shown]
+    # By column: a frame of objects takes two to eight times as long.
+    lists = (rows[name].tolist() for name in names)
+    columns = [[None if is_null(value) else value for value in values] for values in lists]
+    records = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return {"data": {"values": records}, **layer}
 
 
 # ---------------------------------------------------------------------- values that charts show

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import RUN, axis_text
+from orchestrator.analysis.axes import RUN, axis_text, each
 from orchestrator.analysis.results import Results
 from orchestrator.common.text import counted
 from orchestrator.common.units import GIB
@@ -221,7 +221,7 @@ def _is_number(values: pd.Series[Any]) -> bool:
 def _mark_data(points: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Return the points with rounded numbers, and what `_points` draws: label, link and filling."""
     is_bound = points["cpu_bound"].fillna(False).astype(bool) if "cpu_bound" in points else False
-    labels = [chart.mark_label(row, unit) for row in points.to_dict("records")]
+    labels = [chart.mark_label(row, unit) for row in each(points)]
     points = points.assign(label=labels, href="#cell=" + points[chart.KEY], hollow=is_bound)
     numbers = points.columns.intersection(list(_NUMBERS))
     points[numbers] = points[numbers].apply(rounded)

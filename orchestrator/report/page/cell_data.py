@@ -170,7 +170,10 @@ def _step_samples(run: Run, shown: pd.DataFrame) -> dict[str, list[float | None]
     found: dict[str, list[float | None]] = {}
     # Pipelined steps are the ones that `step_ms` is about; they come second and replace the others.
     for mode in ("synced", "pipelined"):
-        own = samples[samples["mode"] == mode]
-        for cell, values in own.groupby("cell", observed=True)["value"]:
-            found[str(cell)] = _or_null(rounded(values.head(_MOST_SAMPLES), _DIGITS))
+        own = samples[samples["mode"] == mode].groupby("cell", observed=True).head(_MOST_SAMPLES)
+        by_cell: dict[str, list[float | None]] = defaultdict(list)
+        # As one list: a conversion for each cell took half of the time of the details.
+        for cell, value in zip(own["cell"], _or_null(rounded(own["value"], _DIGITS)), strict=True):
+            by_cell[str(cell)].append(value)
+        found |= by_cell
     return found
