@@ -22,7 +22,7 @@ from orchestrator.common.text import format_seconds
 from tasks.spec.messages import escape_unprintable, shorten
 
 _FIRST_S, _REDRAWN_S = 2.0, 0.5  # of a progress line on a terminal
-_LONGEST_IN_LOG_S = 60.0  # in a log, the pause doubles up to this
+_FIRST_IN_LOG_S, _LONGEST_IN_LOG_S = 10.0, 60.0  # the pause doubles up to the longest
 _REMOVE_LINE = "\r\x1b[2K"
 
 Notify = Callable[[str], None]  # shows one message to the user
@@ -88,7 +88,8 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         self._thread.join()
 
     def _show(self) -> None:
-        pause_s, is_drawn = _FIRST_S, False
+        pause_s = _FIRST_S if self._is_live else _FIRST_IN_LOG_S
+        is_drawn = False
         while not self._end.wait(pause_s):
             width = shutil.get_terminal_size().columns - 1
             count = f" {self.done:,} of {self.total:,}," if self.total else ""
