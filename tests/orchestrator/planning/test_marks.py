@@ -354,7 +354,7 @@ def test_a_replacement_that_failed_is_named_by_its_status_and_by_that_of_the_cel
     fails = FakeScheduler(lambda one: outcome_of(one, Status.FAILED))
     for _ in range(request_of().config.limits.attempts):
         go(request_of(), fails, ALL_AGAIN)
-    assert status_lines(request_of().run)[1].endswith(" --retry failed")
+    assert " --retry failed --out " in status_lines(request_of().run)[1]
     for word in ("failed", "ok"):
         plan = plan_request(replace(request_of(), options=RunOptions(retry=frozenset({word}))))
         assert [cell.params.values()["context_length"] for cell in plan.to_run] == EACH
