@@ -77,7 +77,8 @@ def compare_predictions(
     require_matching(policy, list(values.values()))
     names = _varying(list(values.values()))
     settings = {
-        cell: {name: axis_text(one.get(name)) for name in names} for cell, one in values.items()
+        cell: {name: axis_text(_plain(one.get(name))) for name in names}
+        for cell, one in values.items()
     }
     checks: list[Check] = []
     for cell in common:
