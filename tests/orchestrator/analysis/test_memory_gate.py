@@ -203,3 +203,12 @@ def test_a_policy_may_allow_and_accept_growth() -> None:
     policy = PolicyFile.model_validate({"gate": {"cells": [{"when": {"size": "tiny"}}]}}).gate
     with pytest.raises(ConfigError, match="size: tiny"):
         compare_predictions([record()], [after], policy)
+
+
+def test_cells_that_differ_in_the_arguments_of_a_model_show_them() -> None:
+    records = [record(), record("large")]
+    for layers, one in enumerate(records, 1):
+        one["params"] |= {"size": None, "model": "gpt:GPT", "model_args": {"layers": layers}}
+    comparison = compare_predictions(records, records, Policy())
+    shown = [check.settings["model_args"] for check in comparison.checks]
+    assert shown == ["{'layers': 1}", "{'layers': 2}"]
