@@ -111,26 +111,33 @@ def _predicted_checks(
 ) -> Iterator[Check]:
     before, after = memory
     a, b = (one["peak_allocated_bytes"] for one in memory)
-    reason, limit = "", _gib(before["limit_bytes"])
+    undecided = Check(cell, settings, MEMORY, Verdict.UNDECIDED, unit="bytes")
     if a is None:
-        reason = f"no peak is predicted in A: {before['reason']}"
-    elif b is None:
+        yield replace(undecided, reason=f"no peak is predicted in A: {before['reason']}")
+        return
+    if b is None:
         reason = f"predicted in A, not in B: {after['reason']}"
         yield lost_check(cell, settings, policy.status.failed, reason)
         return
-    elif before["limit_bytes"] != after["limit_bytes"]:
-        reason = f"predicted for two limits: {limit} and {_gib(after['limit_bytes'])}"
-    elif before["how"] != after["how"]:
-        reason = f"predicted in two ways: {before['how']} and {after['how']}"
-    if a is None or b is None or reason:
-        yield Check(cell, settings, MEMORY, Verdict.UNDECIDED, unit="bytes", reason=reason)
+    if reason := _why_not_comparable(before, after):
+        yield replace(undecided, reason=reason)
         return
     check = memory_check(cell, settings, (a, b), policy.memory)
     grown = _grown(before, after, 1 if b > a else -1)
     if before["verdict"] != "oom" == after["verdict"]:
-        reason = "; ".join([f"{before['verdict']} → oom in {limit}", *grown])
+        change = f"{before['verdict']} → oom in {_gib(before['limit_bytes'])}"
+        reason = "; ".join([change, *grown])
         yield lost_check(cell, settings, policy.status.oom, reason)
     yield check if check.verdict is Verdict.SAME else replace(check, reason="; ".join(grown))
+
+
+def _why_not_comparable(before: PredictedMemory, after: PredictedMemory) -> str:
+    limits = [one["limit_bytes"] for one in (before, after)]
+    if limits[0] != limits[1]:
+        return f"predicted for two limits: {_gib(limits[0])} and {_gib(limits[1])}"
+    if before["how"] != after["how"]:
+        return f"predicted in two ways: {before['how']} and {after['how']}"
+    return ""
 
 
 def _gib(limit_bytes: float | None) -> str:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from orchestrator.analysis.checks import Check, Comparison
@@ -151,12 +152,12 @@ class Contest:
 
     def compare(self, rounds: int | None = None) -> Comparison:
         """Compare the cells of both sides. The runs may have more, from another command."""
-        cells = self.cells("a") | self.cells("b")
+        cells = self.cells["a"] | self.cells["b"]
         return compare_runs(*self.runs, self.policy, extent=Extent(rounds, cells))
 
     def repetitions(self, side: str) -> int:
         """Return how many repetitions a side has."""
-        run, own = self.run(side), self.cells(side)
+        run, own = self.run(side), self.cells[side]
         states = read_states(run) if run.exists else {}
         return sum(len(state.valid) for cell, state in states.items() if cell in own)
 
@@ -175,10 +176,18 @@ class Contest:
     def runs(self) -> tuple[Run, Run]:
         return self.run("a"), self.run("b")
 
-    def cells(self, side: str) -> frozenset[str]:
-        """Return the ids of the cells of a side, whose commit may have another config."""
-        config, source = load_config(self.programs[side].config)
-        return frozenset(cell.id for cell in expand(config, source, self.selection).cells)
+    @cached_property
+    def cells(self) -> Mapping[str, frozenset[str]]:
+        """The ids of the cells of each side, whose commit may have another config.
+
+        They are read once: the worktree of a commit is removed before the command ends.
+        """
+        found = {}
+        for side, program in self.programs.items():
+            config, source = load_config(program.config)
+            cells = expand(config, source, self.selection).cells
+            found[side] = frozenset(cell.id for cell in cells)
+        return found
 
 
 Measure = Callable[[Contest, Turn], int]  # returns the exit code of `sweep run`
@@ -193,26 +202,24 @@ def run_rounds(contest: Contest, notify: Notify, measure: Measure | None = None)
     measure = measure or run_child
     policy = contest.policy
     first = policy.rounds.first
-    cells = {side: contest.cells(side) for side in SIDES}
-    if code := _measure_turns(contest, turns(1, first), cells, notify, measure):
+    if code := _measure_turns(contest, turns(1, first), notify, measure):
         return code
     comparison = contest.compare(rounds=first)
     doubts = rounds_by_doubt(comparison, policy)
     if doubts:
         count = cells_and_verb(len(doubts), "is in doubt and gets", "are in doubt and get")
         notify(f"after {first} rounds, {count} {max(doubts.values())} rounds")
-    return _measure_turns(contest, further_turns(doubts, first), cells, notify, measure)
+    return _measure_turns(contest, further_turns(doubts, first), notify, measure)
 
 
 def _measure_turns(
     contest: Contest,
     left: Iterable[Turn],
-    cells: Mapping[str, frozenset[str]],
     notify: Notify,
     measure: Measure,
 ) -> int:
     for turn in left:
-        own = cells[turn.side]
+        own = contest.cells[turn.side]
         wanted = own if turn.cells is None else turn.cells & own
         wanted = cells_left(contest.run(turn.side), wanted, turn.rounds)
         if not wanted:

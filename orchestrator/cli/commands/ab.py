@@ -27,7 +27,6 @@ from orchestrator.common.run_location import is_address
 from orchestrator.common.text import counted, shell_command, without_separator
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.checks import Comparison
     from orchestrator.analysis.gate_policy import Policy
     from orchestrator.hardware.gpu_catalog import GpuModel
     from orchestrator.planning.request import SweepRequest
@@ -127,11 +126,8 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
         words = shell_command(["sweep", *command])
         say(f"{reason.get(code, f'exit code {code}')}. To continue: {words}")
         sys.exit(code)
-    with ProgressLine("comparing"):
-        comparison = replace(contest.compare(), is_same=contest.is_same)
-    # After the comparison, which reads the configs of both sides.
     remove_worktrees(config, out / _WORKTREES)
-    _conclude(contest, comparison, chosen, command)
+    _conclude(contest, chosen, command)
 
 
 def _prepare(named: Mapping[str, Side], config: Path, trees: Path) -> dict[str, Program]:
@@ -157,20 +153,20 @@ def _policy(chosen: Chosen) -> Policy:
     return STRICT
 
 
-def _conclude(
-    contest: Contest, comparison: Comparison, chosen: Chosen, command: Sequence[str]
-) -> None:
+def _conclude(contest: Contest, chosen: Chosen, command: Sequence[str]) -> None:
     """Print the comparison, write the files, and exit with the code of the gate."""
     from orchestrator.cli.text.ab import describe_decision
     from orchestrator.cli.text.comparison import describe_comparison
     from orchestrator.report.formats.terminal import Screen
 
+    with ProgressLine("comparing"):
+        comparison = replace(contest.compare(), is_same=contest.is_same)
     screen = Screen.of_stdout(may_color=False)
-    for line in describe_comparison(comparison, screen):
-        click.echo(screen.text(line))
+    lines = list(describe_comparison(comparison, screen))
     if comparison.outcome != "PASS":
-        for line in describe_decision(comparison, command, contest.out, chosen["policy"]):
-            click.echo(line)  # commands to copy, whatever their length
+        lines += describe_decision(comparison, command, contest.out, chosen["policy"])
+    for line in lines:
+        click.echo(screen.text(line))
     write_files(comparison, (), {**chosen, "gate": True}, "sweep ab")
     say(f"results in {contest.run('a')} and {contest.run('b')}")
     sys.exit(comparison.exit_code)

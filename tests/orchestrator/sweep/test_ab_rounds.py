@@ -164,9 +164,18 @@ def contest(tmp_path: Path) -> Contest:
 @pytest.fixture
 def doubtful(contest: Contest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The id of a cell that is in doubt, for two more rounds."""
-    cell = sorted(contest.cells("a"))[0]
+    cell = sorted(contest.cells["a"])[0]
     monkeypatch.setattr(ab_rounds, "rounds_by_doubt", lambda comparison, policy: {cell: 4})
     return cell
+
+
+def test_a_contest_is_compared_after_the_worktrees_of_its_commits_were_removed(
+    contest: Contest,
+) -> None:
+    assert run_rounds(contest, lambda message: None, Measuring()) == 0
+    contest.programs["a"].config.unlink()
+    assert {check.cell for check in contest.compare().checks} == contest.cells["a"]
+    assert contest.repetitions("b") == 2 * len(contest.cells["b"])
 
 
 def test_all_cells_are_measured_twice_and_those_in_doubt_again(
@@ -203,13 +212,13 @@ def test_an_interrupted_command_continues_with_the_turn_that_it_was_in(
     assert run_rounds(contest, print, measuring) == 0
     assert "".join(side for side, *_ in measuring.begun) == ALL_SIDES
     rounds = Counter((side, cell) for side, cell, _ in measuring.begun)
-    cells = contest.cells("a")
+    cells = contest.cells["a"]
     assert rounds == {(side, cell): 4 if cell == doubtful else 2 for side in "ab" for cell in cells}
 
 
 def test_a_cell_that_fails_does_not_keep_the_others_from_their_rounds(contest: Contest) -> None:
     measuring = Measuring()
-    failing = sorted(contest.cells("a"))[0]
+    failing = sorted(contest.cells["a"])[0]
     measuring.fails = (failing,)
     assert run_rounds(contest, print, measuring) == 0
     failed = [side for side, cell, _ in measuring.begun if cell == failing]
@@ -241,7 +250,7 @@ def test_no_turn_begins_at_the_time_limit(contest: Contest) -> None:
 
 def test_cells_of_an_earlier_config_are_not_judged(contest: Contest) -> None:
     run_rounds(contest, print, Measuring())
-    first = sorted(contest.cells("a"))[0]
+    first = sorted(contest.cells["a"])[0]
     fewer = replace(contest, selection=Selection(where={"cell": [first]}))
     assert fewer.compare().cells == [first]
     assert len(contest.compare().cells) == 4
