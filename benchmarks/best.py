@@ -35,12 +35,12 @@ from orchestrator.sweep.best_groups import Entrant, Goal, SearchGroup, make_grou
 from orchestrator.sweep.best_search import BestSearch, beaten_limits_ms, predict_groups
 from tasks.spec.parameters import StopRule
 from tasks.spec.stopping import StepDurations
+from tasks.training.parameters import TrainStepParams
 
 OVER = ("precision", "compile")
 NOISE = {False: 0.0015, True: 0.10}
 RIGHT = 1.02
-RULE = StopRule(half_width=0.01, most_steps=100, most_seconds=5.0)  # the default of adaptive timing
-FIXED_WARM_UP, ADAPTIVE_WARM_UP = 5, 3  # steps; of the latter, the last one is compared
+FIXED_WARM_UP, ADAPTIVE_WARM_UP = 5, 3  # steps
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Truth:
     """The true duration of a step and of a cell, without instruments.
 
     before_s: until the first step that is measured. synced_ms: steps with a synchronization each.
+    rule: of adaptive timing.
     """
 
     step_s: float
@@ -55,6 +56,7 @@ class Truth:
     before_s: float
     timing_s: float
     synced_ms: tuple[float, ...]
+    rule: StopRule
 
     @property
     def wall_s(self) -> float:
@@ -62,11 +64,11 @@ class Truth:
 
     def adaptive_s(self, chance: random.Random, factor: float, beaten_ms: float | None) -> float:
         """Return what the cell takes with adaptive timing, in a process with this factor."""
-        steps = StepDurations(RULE, beaten_ms)
+        steps = StepDurations(self.rule, beaten_ms)
         while steps.stopped_by is None:
             steps.add(factor * chance.choice(self.synced_ms))
         measured_s = sum(steps.durations) / 1e3
-        is_as_synced = abs(median(self.synced_ms) / 1e3 / self.step_s - 1) <= RULE.half_width
+        is_as_synced = abs(median(self.synced_ms) / 1e3 / self.step_s - 1) <= self.rule.half_width
         warm_up_s = (ADAPTIVE_WARM_UP - FIXED_WARM_UP) * self.step_s
         return self.before_s + warm_up_s + measured_s * (1 if is_as_synced else 2)
 
@@ -109,6 +111,8 @@ def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[SearchGroup], 
     samples = results.samples
     is_synced = (samples["metric"] == "duration") & (samples["mode"] == "synced")
     synced = samples[is_synced & (samples["phase"] == "step")].groupby("cell")["value"].agg(tuple)
+    rule = TrainStepParams.model_validate({"size": "small", "timing": "adaptive"}).stop_rule
+    assert rule is not None
     truths = {}
     for row in cells.to_dict("records"):
         truths[row["cell"]] = Truth(
@@ -117,6 +121,7 @@ def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[SearchGroup], 
             row["time_process_s"] + row["time_build_s"] + row["time_warm_up_s"],
             row["time_timing_s"],
             synced[row["cell"]],
+            rule,
         )
     request = resolve_again(open_run(folder))
     known = [cell for cell in request.expansion.cells if cell.id in truths]
@@ -154,11 +159,11 @@ def search(
         true_s(group.winner, truths) > 1.0001 * true_s(group.entrants[group.default], truths)
         for group in now
     ]
+    run_s = sum(one.wall_s for one in truths.values())
     return (
         len(measured) / len(now),
-        spent_s / sum(one.wall_s for one in truths.values()),
-        sum(truths[one.cell.id].wall_s for one in measured)
-        / sum(one.wall_s for one in truths.values()),
+        spent_s / run_s,
+        sum(truths[one.cell.id].wall_s for one in measured) / run_s,
         sum(right) / len(right),
         sum(on_gpu) / max(1, len(on_gpu)),
         sum(slower) / len(slower),

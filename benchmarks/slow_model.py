@@ -27,9 +27,10 @@ from model.config import SIZES, VOCAB_SIZE
 from model.transformer import TransformerLM
 
 _CUDA: Any = torch.cuda  # torch has no types for these functions
-# Until a pause has ended that shows how many clock cycles a millisecond has. It has this length at
-# least, because the time to launch it is measured too: 20 to 60 µs, as long as many a pause.
-_CYCLES_PER_MS, _TIMED_MS = 1.5e6, 10.0
+_GUESSED_CYCLES_PER_MS = 1.5e6  # until a pause was timed
+# The first pause has at least this length, and only such pauses are timed: the time includes the
+# launch, which takes 20 to 60 µs.
+_TIMED_MS = 10.0
 
 
 class SlowTransformer(TransformerLM):
@@ -62,21 +63,20 @@ class SlowTransformer(TransformerLM):
 
 
 class _GpuPause:
-    """A kernel that waits. Its clock is that of an earlier pause; the first one is a long one."""
+    """A kernel that waits. An earlier pause shows how many clock cycles a millisecond has."""
 
     def __init__(self) -> None:
-        self._cycles_per_ms = _CYCLES_PER_MS
+        self._cycles_per_ms: float | None = None
         self._timed: tuple[int, Any, Any] | None = None
-        self._is_first = True
 
     def __call__(self, milliseconds: float) -> None:
         if self._timed is not None and self._timed[2].query():
             cycles, start, end = self._timed
             self._cycles_per_ms = cycles / start.elapsed_time(end)
             self._timed = None
-        if self._is_first:
-            milliseconds, self._is_first = max(milliseconds, _TIMED_MS), False
-        cycles = round(milliseconds * self._cycles_per_ms)
+        if self._cycles_per_ms is None and self._timed is None:
+            milliseconds = max(milliseconds, _TIMED_MS)
+        cycles = round(milliseconds * (self._cycles_per_ms or _GUESSED_CYCLES_PER_MS))
         start, end = (_CUDA.Event(enable_timing=True) for _ in range(2))
         start.record()
         _CUDA._sleep(cycles)

@@ -82,6 +82,34 @@ def test_the_config_has_the_cells_of_a_run_with_their_kernel_time(
     assert all(0.1 < one["kernel_ms"] < 2000 for one in arguments)
 
 
+def test_a_short_pause_is_not_shortened_by_the_time_of_its_launch(
+    slow_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycles_per_ms, launch_ms = 1.98e6, 0.05
+    slept: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.pauses = 0
+
+        def record(self) -> None:
+            self.pauses = len(slept)
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, end: Event) -> float:
+            pauses = slept[self.pauses : end.pauses]
+            return sum(cycles / cycles_per_ms + launch_ms for cycles in pauses)
+
+    monkeypatch.setattr(slow_model, "_CUDA", SimpleNamespace(Event=Event, _sleep=slept.append))
+    pause = slow_model._GpuPause()
+    for _ in range(5):
+        pause(0.02)
+    assert slept[0] >= 5 * cycles_per_ms
+    assert [cycles / cycles_per_ms for cycles in slept[1:]] == pytest.approx([0.02] * 4, rel=0.02)
+
+
 @pytest.mark.gpu
 def test_a_pause_of_the_gpu_takes_its_time(slow_model: Any) -> None:
     pause = slow_model._GpuPause()
