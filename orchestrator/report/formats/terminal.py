@@ -108,7 +108,7 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     """
     view = narrowed(page, max_rows, lambda one: _width(one, _GAP) <= screen.width)
     title = Text(page.table.title, style="bold")
-    parts: list[RenderableType] = [title, view.caption, _table(view, _GAP, screen.width), ""]
+    parts: list[RenderableType] = [title, view.caption, _rich_table(view, _GAP), ""]
     parts += view.numbered_notes
     if view.hidden_rows or view.hidden_measures:
         hidden = ((view.hidden_rows, "more row"), (len(view.hidden_measures), "more column"))
@@ -131,7 +131,7 @@ def dense_table_text(page: RenderedTable, screen: Screen, remedy: str) -> str:
     views = [_dense_view(part, screen.width) for part in parts_shown]
     parts: list[RenderableType] = []
     for view in views:
-        parts += [*filter(None, [view.caption]), _table(view, 1, screen.width)]
+        parts += [*filter(None, [view.caption]), _rich_table(view, 1)]
     parts += views[0].numbered_notes
     if hidden := {measure.name for view in views for measure in view.hidden_measures}:
         parts.append(f"{counted(len(hidden), 'more column')}: {remedy}")
@@ -171,7 +171,7 @@ def _labelled(view: RenderedTable) -> RenderedTable:
 
 def folded_table_text(page: RenderedTable, screen: Screen) -> str:
     """Return a table without a title, with every column. Texts without room take several lines."""
-    return screen.text(_table(view_of(page, max_rows=None, max_columns=None), 1, screen.width))
+    return screen.text(_rich_table(view_of(page, max_rows=None, max_columns=None), 1))
 
 
 def _is_labelled(view: RenderedTable) -> bool:
@@ -184,7 +184,7 @@ def _plain_table(show_header: bool = True) -> RichTable:
 
 
 def _width(view: RenderedTable, gap: int) -> int:
-    """Return the width that a table needs."""
+    """Return the width that `_rich_table` needs."""
     total = 2 * _DIVIDER - (gap + _DIVIDER)
     for index, (lines, column) in enumerate(zip(heads(view), view.grid.columns, strict=True)):
         texts = list(map(str, column.entries))
@@ -195,40 +195,7 @@ def _width(view: RenderedTable, gap: int) -> int:
     return total
 
 
-def _table(view: RenderedTable, gap: int, width: int) -> RenderableType:
-    """Return a table, whose texts take several lines where they have no room."""
-    texts = [text for row in view.rows for text in map(str, row)]
-    if _width(view, gap) > width or _is_labelled(view) or not all(map(str.isprintable, texts)):
-        return _folding(view, gap)
-    return _aligned(view, gap)
-
-
-def _aligned(view: RenderedTable, gap: int) -> Text:
-    """Return what `_folding` shows of a table that has room, in a tenth of rich's time."""
-    titles = heads(view)
-    height = max(map(len, titles), default=0)
-    columns: list[list[str]] = []
-    for lines, column, side in zip(titles, view.grid.columns, view.sides, strict=True):
-        texts = [*[""] * (height - len(lines)), *lines, *map(str, column.entries)]
-        width = max(map(cell_len, texts))
-        before = " " * ((gap if columns else 0) + _DIVIDER)
-        blanks = [" " * (width - cell_len(text)) for text in texts]
-        parts = (blanks, texts) if side == "right" else (texts, blanks)
-        columns.append([before + first + second for first, second in zip(*parts, strict=True)])
-    rows = list(map(list, zip(*columns, strict=True)))
-    table = Text("\n", no_wrap=True, overflow="ignore")
-    for texts in rows[:height]:
-        table.append("".join(texts) + "\n", "bold")
-    table.append(f" {'─' * (_width(view, gap) - 2 * _DIVIDER)}\n")
-    for entries, texts in zip(view.rows, rows[height:], strict=True):
-        for entry, text in zip(entries, texts, strict=True):
-            table.append(text, "red" if entry.status else "")
-        table.append("\n")
-    return table
-
-
-def _folding(view: RenderedTable, gap: int) -> RichTable:
-    """Return a table whose texts take several lines where they have no room."""
+def _rich_table(view: RenderedTable, gap: int) -> RichTable:
     table = RichTable(box=_HEAD_RULE, padding=(0, gap, 0, 0), pad_edge=False)
     for index, (lines, side) in enumerate(zip(heads(view), view.sides, strict=True)):
         # On a screen that is too narrow for every view, texts break. A number never does: with a
