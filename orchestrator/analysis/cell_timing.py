@@ -61,10 +61,9 @@ class CellTiming:
 
 @dataclass(frozen=True)
 class RunTimings:
-    """The results of a run, the facts of its attempts, and the timings of the cells that it timed."""
+    """The results of a run, and the timings of the cells that it timed."""
 
     results: Results
-    attempts: pd.DataFrame
     timings: dict[str, CellTiming]
 
 
@@ -97,7 +96,7 @@ def load_timings(run: Run) -> RunTimings:
             limits.get(cell),
             cell in compiling,
         )
-    return RunTimings(results, attempts, timings)
+    return RunTimings(results, timings)
 
 
 def _compiles(facts: str) -> bool:

@@ -40,7 +40,7 @@ from orchestrator.analysis.timing_columns import (
 from orchestrator.common.files import trim_memory
 from orchestrator.store.cell_state import CellState, Marks, StoredAttempt, states_of
 from orchestrator.store.layout import RUN_SEPARATOR
-from tasks.spec.axes import Values
+from tasks.spec.axes import Values, select
 from tasks.spec.cell import dotted_values
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS, EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, Fact
@@ -162,7 +162,7 @@ def derive_cells(
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters, the end, the facts and the evidence of each cell's shown attempt.
 
-    rows: their facts are no longer JSON.
+    rows: the shown attempts, whose facts are parsed.
     """
     # A key of a mapping is a further parameter, such as `model_args.layers`.
     values = list(map(json.loads, rows["params"]))
@@ -171,7 +171,7 @@ def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
             one["attention"] = None  # it means nothing for this model
     params = _unfold([{**one, **dotted_values(one)} for one in values], rows.index)
     recorded = list(rows["facts"])
-    of_cells = [{name: one[name] for name in CELL_FACTS if name in one} for one in recorded]
+    of_cells = [select(one, CELL_FACTS) for one in recorded]
     facts = _typed(_unfold(of_cells, rows.index), FACTS)
     evidence = _typed(_unfold(map(json.loads, rows["evidence"]), rows.index), EVIDENCE)
     ending = rows[[*_ATTEMPT_COLUMNS]]

@@ -219,8 +219,8 @@ def _differing_fingerprints(
 
 def _model_sources(run: RunTimings, cells: Sequence[str]) -> str:
     """Return the digests of the models that the shown attempts of these cells ran."""
-    shown = run.attempts.merge(run.results.cells[["cell", "attempt"]])
-    facts = shown.loc[shown["cell"].isin(cells), "facts"].map(json.loads)
+    attempts = run.results.attempts()
+    facts = attempts.loc[attempts["cell"].isin(cells), "facts"].map(json.loads)
     return ", ".join(sorted({str(one[_MODEL]) for one in facts if one.get(_MODEL)})) or "none"
 
 

@@ -38,10 +38,10 @@ from tasks.spec.status import Status
 
 STEP, KERNELS, OPERATIONS = "step", "kernels", "operations"
 UNITS = {STEP: "ms", KERNELS: "ms", OPERATIONS: "operations"}
-# Noise of the kernel time of one process. In 726 pairs of processes with one compilation on one GPU of
-# two hosts with H200s, the largest difference was 0.9 %; in 298 pairs of several machines 1.7 %; in
-# 188 pairs of two compilations 4.1 %. With these values one pair in 800, 215, and 175 is expected to
-# exceed them (benchmarks/gate_noise.csv).
+# Noise of the kernel time of one process, on H200s. The largest difference was 0.9 % in 726 pairs of
+# processes with one compilation on one GPU, 1.7 % in 298 pairs on two machines, and 4.1 % in 188
+# pairs of two compilations. With these values, one pair in 800, one in 215, and one in 175 is
+# expected to exceed it (benchmarks/gate_noise.csv, gate_noise_ab.csv).
 KERNEL_NOISE_SAME_MACHINE = Noise(0.0018, 30)
 KERNEL_NOISE_OTHER_MACHINE = Noise(0.004, 30)
 KERNEL_NOISE_COMPILED_TWICE = Noise(0.0098, 30)
@@ -102,6 +102,13 @@ class CellPair:
         return self.is_same_machine and not self.is_compiled_twice
 
     @property
+    def kernel_noise(self) -> Noise:
+        """The known noise of the kernel time of one process of either side."""
+        if self.has_rounds:
+            return KERNEL_NOISE_SAME_MACHINE
+        return KERNEL_NOISE_COMPILED_TWICE if self.is_compiled_twice else KERNEL_NOISE_OTHER_MACHINE
+
+    @property
     def bound_by(self) -> BoundBy | None:
         """CPU-bound if either time is, GPU-bound if both are, and None if that is unknown."""
         limits = {timing.bound_by for timing in self.timings}
@@ -144,9 +151,7 @@ def _question(pair: CellPair) -> Rounds | Check | None:
     limits, is_same = pair.policy, pair.is_same_machine
     count = min(map(len, steps)) if steps else 0
     is_gpu_bound = pair.bound_by is BoundBy.GPU
-    quantity, prior = KERNELS, KERNEL_NOISE_OTHER_MACHINE
-    if pair.is_compiled_twice:
-        prior = KERNEL_NOISE_COMPILED_TWICE
+    quantity, prior = KERNELS, pair.kernel_noise
     # A few rounds of kernel times are decided by the noise that is known of them.
     if steps and pair.has_rounds and is_gpu_bound and (count >= MIN_ROUNDS or not kernels):
         quantity, threshold, prior = STEP, limits.step.gpu_bound, UNKNOWN
@@ -166,9 +171,8 @@ def _question(pair: CellPair) -> Rounds | Check | None:
             return _undecided(pair, OPERATIONS, reason, "--retry cpu-contended")
         quantity, threshold, prior = OPERATIONS, limits.step.cpu_bound, UNKNOWN
     elif kernels:
-        threshold = limits.kernels.other_machine
-        if pair.has_rounds:
-            threshold, prior = limits.kernels.same_machine, KERNEL_NOISE_SAME_MACHINE
+        own = limits.kernels
+        threshold = own.same_machine if pair.has_rounds else own.other_machine
     elif steps and is_same and is_gpu_bound:  # its kernels fill the step
         quantity, threshold = STEP, max(limits.step.gpu_bound, limits.kernels.other_machine)
     else:

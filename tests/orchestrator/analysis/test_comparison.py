@@ -219,7 +219,7 @@ def test_compiled_code_of_a_cpu_is_not_chosen_by_timing(
 def test_compiled_cells_without_the_instrument_timing_are_judged_as_one_round(
     tmp_path: Path, gpu: Outcome
 ) -> None:
-    """Whether their code was in the cache is not on record."""
+    """The record of the compiler's cache is made by that instrument."""
     cell = make_cell(
         gpu.attempt.cell.task, {**gpu.attempt.cell.params.non_default, "compile": "blocks"}
     )
