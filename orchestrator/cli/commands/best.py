@@ -176,10 +176,10 @@ def _require_usable(file: Path, request: SweepRequest) -> None:
     from orchestrator.config.yaml_source import Source
     from orchestrator.planning.named_modules import require_modules
 
-    if not file.parent.is_dir() or file.resolve() == request.config_path.resolve():
-        raise ConfigError(
-            f"--write {file}: its folder does not exist, or it is CONFIG", "Name another file"
-        )
+    if not file.parent.is_dir():
+        raise ConfigError(f"--write {file}: its folder does not exist", "Create it first")
+    if file.resolve() == request.config_path.resolve():
+        raise ConfigError(f"--write {file}: is CONFIG itself", "Name another file")
     written = replace(request, config_path=file)
     remedy = f"Write it to {request.config_path.parent}"
     try:

@@ -77,7 +77,8 @@ BEST_TABLE = Table(
     "The answers of the last `sweep best`, one for each group of cells that differ along the"
     " searched axes alone. The columns of the searched axes have the answer. The first attempt of a"
     " cell counts, with the 95 % interval of its median. Rounds: how often the best and the default"
-    " were measured again, which their ratio is then of. Each option adds: times as fast as the measured candidate that differs in it alone.",
+    " were measured again; their ratio is then that of the rounds. Each option adds: times as fast as"
+    " the measured candidate that differs in it alone.",
     _best_rows,
     is_default=True,
 )

@@ -248,8 +248,8 @@ def test_the_largest_allocation_of_a_part_is_that_of_the_step_not_of_its_peak(wa
     assert all(sizes[row.role, row.part] >= row.size_bytes for row in at_peak)
     # Activations are gone at the peak, which is in the optimizer.
     assert {row.phase for row in at_peak} == {"optimizer"}
-    elsewhere = sizes.keys() - {(row.role, row.part) for row in at_peak}
-    assert ("activations", "softmax") in elsewhere
+    gone = sizes.keys() - {(row.role, row.part) for row in at_peak}
+    assert ("activations", "softmax") in gone
 
 
 def test_a_record_that_is_too_short_says_so(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,7 +283,7 @@ def test_the_tokens_of_an_update_are_held(sweep_here: Sweep, tmp_path: Path) -> 
 def test_impossible_combinations_are_counted_also_with_held_tokens(
     sweep_here: Sweep, tmp_path: Path
 ) -> None:
-    """Of 4 batches in one step or several, two need an optimizer step after the last of them."""
+    """An optimizer step in the backward pass excludes several micro-batches in a step."""
     (tmp_path / "tiny.yaml").write_text(TINY)
     words = ["best", str(tmp_path / "tiny.yaml"), "--plan", "--where", "attention=sdpa"]
     words += ["--set", "optimizer=fused", "--hold", "tokens_per_update=64"]

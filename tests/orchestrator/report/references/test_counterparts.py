@@ -387,7 +387,7 @@ def test_every_published_table_has_a_row_in_reference(page: RenderedTable) -> No
 
 
 def test_the_largest_allocation_of_a_part_is_that_of_the_step(tmp_path: Path) -> None:
-    """In older runs, which have the peak alone, that of the peak."""
+    """Older runs have allocations at the peak only, and the largest of these counts."""
     by_part = (one for one in published() if one.metric == "allocation" and "part" in one.labels)
     number = next(one for one in by_part if one.labels["part"] == "AttnScores")
     outcome = outcome_of(number)
