@@ -171,6 +171,11 @@ def last_sweep(run: Run) -> Invocation:
     return found[-1] if found else Invocation()
 
 
+def is_search(run: Run) -> bool:
+    """Return True if no command but searches for a limit or for the fastest cell used this folder."""
+    return last_sweep(run).command[:1] in _SEARCHES
+
+
 def last_command(run: Run) -> str:
     """Return the command line of the last sweep, ready to type.
 
@@ -189,7 +194,7 @@ def command_with(run: Run, options: Sequence[str]) -> str:
         return shell_command(["sweep", "run", "CONFIG", *options, "--out", path_argument(run)])
     replaced = {word: True for word in options if word.startswith("-")}
     arguments = _last_arguments(run)
-    if last_sweep(run).command[:1] in _SEARCHES:
+    if is_search(run):
         statuses = [word for name, word in pairwise(options) if name == "--retry"] or ["ok"]
         arguments = _sweep_of_search(run)
         for status in statuses:

@@ -49,11 +49,9 @@ from orchestrator.store.cell_state import read_states
 from orchestrator.store.layout import CACHE
 from orchestrator.store.run import Run
 from orchestrator.sweep.interruption import SAVING_S, Interruption
-from orchestrator.sweep.sides import Program
+from orchestrator.sweep.sides import SIDES, SIDES_FILE, Program, plain
 from tasks.spec.status import Status
 
-SIDES = ("a", "b")
-SIDES_FILE = "sides.json"
 # The kernel kills the child with the process that started it (see tasks/process/lifeline.py). Its
 # measuring processes and Ray end with the child, as those of any killed `sweep run` do.
 _CHILD = """
@@ -136,7 +134,7 @@ class Contest:
 
     words: options of `sweep run` that both get. wheres: the values of its option --where.
     selection: of cells, as these options say.
-    deadline: monotonic time at which the command ends; None: no limit.
+    deadline: monotonic time at which the command ends; None: no limit. command: its arguments.
     """
 
     programs: Mapping[str, Program]
@@ -146,6 +144,7 @@ class Contest:
     selection: Selection
     policy: Policy
     deadline: float | None = None
+    command: Sequence[str] = ()
 
     def run(self, side: str) -> Run:
         return Run(self.out / side)
@@ -318,17 +317,12 @@ def require_sides(contest: Contest) -> None:
         problem = f"{contest.out}: has runs that `sweep ab` did not measure"
         raise ConfigError(problem, "Name another --out")
     contest.out.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(own, indent=1) + "\n")
+    facts = {**own, "command": [*contest.command]}  # for origin_of
+    replace_file(path, json.dumps(facts, indent=1) + "\n")
 
 
 def _differences(known: Mapping[str, object], own: Mapping[str, object]) -> Iterator[str]:
     """Yield what differs in the identities of two programs."""
     for name in own:
         if known.get(name) != own[name]:
-            yield f"{name} {_plain(known.get(name))} instead of {_plain(own[name])}"
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, dict):
-        value = ", ".join(f"{name}={text}" for name, text in value.items())
-    return str(value or "none")
+            yield f"{name} {plain(known.get(name))} instead of {plain(own[name])}"

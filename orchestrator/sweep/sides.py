@@ -20,6 +20,8 @@ from pathlib import Path
 from orchestrator.common.errors import ConfigError, PlatformError, SweepError
 from orchestrator.common.provenance import SOURCE_ROOT
 
+SIDES = ("a", "b")  # folders of their runs
+SIDES_FILE = "sides.json"
 _FORM = "Write python=PATH, commit=REF or env=NAME=VALUE, or several of them joined by commas"
 # A value may have commas, such as that of CUDA_VISIBLE_DEVICES.
 _SEPARATOR = re.compile(r",(?=(?:python|commit|env)=)")
@@ -79,6 +81,40 @@ class Program:
             "env": dict(self.side.env),
             "versions": self.versions,
         }
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The command that measured two runs, and what differs between its sides.
+
+    command: the arguments of `sweep ab`; empty if an older program measured. differences: the
+    environment variables and the Pythons of A and B, where they differ.
+    """
+
+    command: Sequence[str]
+    differences: Mapping[str, tuple[str, str]]
+
+
+def origin_of(a: Path, b: Path) -> Origin | None:
+    """Return the `sweep ab` that measured the runs in these folders; None if it did not."""
+    file = a.parent / SIDES_FILE
+    if a.parent != b.parent or {a.name, b.name} != {*SIDES} or not file.is_file():
+        return None
+    found = json.loads(file.read_text())
+    first, second = found[a.name], found[b.name]
+    differences = {
+        name: (plain(first.get(name)), plain(second.get(name)))
+        for name in ("python", "env")
+        if first.get(name) != second.get(name)
+    }
+    return Origin(found.get("command", ()), differences)
+
+
+def plain(value: object) -> str:
+    """Return the text of a value of `Program.identity`."""
+    if isinstance(value, dict):
+        value = ", ".join(f"{name}={text}" for name, text in value.items())
+    return str(value or "none")
 
 
 def parse_side(text: str, option: str) -> Side:
@@ -189,7 +225,7 @@ def _probe(python: str, paths: Sequence[Path], option: str) -> Mapping[str, str]
     reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     raise PlatformError(
         f"{option}: {python} cannot import transformer-sweep: {reason}",
-        f"Install it: {python} -m pip install transformer-sweep",
+        f"Install it as for this Python: {python} -m pip install CLONE_OR_WHEEL",
     )
 
 

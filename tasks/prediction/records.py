@@ -245,7 +245,8 @@ def unsupported_reason(cell: Cell) -> str:
     if getattr(cell.params, "cold_l2", False):
         return "with cold_l2 the size of the buffer that empties the cache depends on the GPU"
     if cell.params.device != "cuda":
-        return f"on {cell.params.device} the peak is of the whole process, not only of its tensors"
+        peak = f"on {cell.params.device} the peak is of the whole process, not only of its tensors"
+        return f"{peak}; with --set device=cuda it is predicted"
     return ""
 
 

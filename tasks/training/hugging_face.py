@@ -96,9 +96,7 @@ def _read_whole_config(params: TrainStepParams) -> PretrainedConfig:
     try:
         from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError as error:
-        raise ImportError(
-            "hf: needs transformers. Run pip install 'transformer-sweep[hf]'"
-        ) from error
+        raise ImportError("hf: needs transformers. Run pip install transformers") from error
 
     name = params.hub_name
     values = {**params.model_args, "use_cache": False}

@@ -80,8 +80,8 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
 
     Example: sweep ab configs/gate.yaml --a commit=origin/main --b commit=HEAD
     """
-    from orchestrator.sweep.ab_rounds import SIDES, Contest, run_rounds
-    from orchestrator.sweep.sides import parse_side, remove_worktrees
+    from orchestrator.sweep.ab_rounds import Contest, run_rounds
+    from orchestrator.sweep.sides import SIDES, parse_side, remove_worktrees
 
     deadline = None
     if chosen["time_limit"] is not None:
@@ -103,10 +103,11 @@ def ab(config: Path, is_plan: bool, gpu: GpuModel | None, **chosen: Any) -> None
     if gpu is not None:
         raise ConfigError(f"--gpu {gpu.name}: is for a plan", "Add --plan, or leave it out")
     programs = _prepare(named, config, out / _WORKTREES)
-    contest = Contest(
-        programs, out, [*_words(chosen)], chosen["wheres"], request.selection, policy, deadline
-    )
     command = without_separator(sys.argv[1:])
+    contest = Contest(
+        programs, out, [*_words(chosen)], chosen["wheres"], request.selection, policy, deadline,
+        command,
+    )  # fmt: skip
     before = [contest.repetitions(side) for side in SIDES]
     try:
         code = run_rounds(contest, say)

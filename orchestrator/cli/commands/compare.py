@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,7 @@ def _compare_runs(a: str, b: str, policy: Policy) -> tuple[tuple[Run, Run], Comp
     from orchestrator.analysis.comparison import compare_runs
     from orchestrator.analysis.results import incomplete_cells
     from orchestrator.store.open import open_run
+    from orchestrator.sweep.sides import origin_of
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(a), _run_and_cell(b)
     if bool(cell_a) != bool(cell_b):
@@ -130,6 +132,9 @@ def _compare_runs(a: str, b: str, policy: Policy) -> tuple[tuple[Run, Run], Comp
     with ProgressLine("comparing"):
         runs = (open_run(run_a), open_run(run_b))
         comparison = compare_runs(*runs, policy, (cell_a, cell_b) if cell_a else None)
+    if origin := origin_of(*(run.folder for run in runs)):
+        differences = {**comparison.differences, **origin.differences}
+        comparison = replace(comparison, differences=differences)
     for run in runs:
         warn_of_incomplete(run, incomplete_cells(run))
     return runs, comparison

@@ -90,14 +90,20 @@ def describe_ab_plan(
         f"{cell_count(len(cells))}; rounds: {rounds.first} of all cells,"
         f" {rounds.more} more of those in doubt; each measures A and B"
     )
-    # Both sides take equally long; what a side has measured already is not counted here.
-    once = make_plan(cells, {}, RunOptions(repeat=2 * rounds.first), 1)
-    cost = describe_cost(request, once, gpu) or "expected time: unknown before the first round"
-    yield f"the first {rounds.first} rounds of both sides: {cost}"
+    yield f"the first {rounds.first} rounds of both sides: {_cost(request, rounds.first, gpu)}"
+    if rounds.more:
+        most = rounds.first + rounds.more
+        yield f"all {most} rounds, if every cell is in doubt: {_cost(request, most, gpu)}"
     on_cpu = sum(cell.params.device == "cpu" for cell in cells)
     if on_cpu < len(cells):
         yield from _power(request, policy, runs)
     yield from _not_judged(request, policy, on_cpu)
+
+
+def _cost(request: SweepRequest, rounds: int, gpu: GpuModel | None) -> str:
+    # Both sides take equally long; what a side has measured already is not counted here.
+    plan = make_plan(request.expansion.cells, {}, RunOptions(repeat=2 * rounds), 1)
+    return describe_cost(request, plan, gpu) or "expected time: unknown before the first round"
 
 
 def _power(request: SweepRequest, policy: Policy, runs: tuple[Run, Run]) -> Iterator[str]:

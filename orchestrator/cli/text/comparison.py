@@ -16,7 +16,7 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.analysis.time_checks import KERNELS, OPERATIONS, STEP
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.common.errors import RunError
-from orchestrator.common.text import cell_count, cells_and_verb, counted
+from orchestrator.common.text import cell_count, cells_and_verb, counted, shell_command
 from orchestrator.planning.invocation import command_with
 from orchestrator.report.formats.terminal import Screen, dense_table_text
 from orchestrator.report.tables.formatters import to_gib
@@ -32,9 +32,12 @@ from orchestrator.report.tables.table import (
     quantity,
 )
 from orchestrator.store.run import Run, find_cell
+from orchestrator.sweep.sides import origin_of
+from tasks.spec.facts import FACTS
 
 KERNEL_DIFF = "kernel-diff"
 _LISTED = 8
+_DIGESTS = {fact.name: fact.doc for fact in FACTS if fact.name.endswith("_source")}
 _NOT_GOOD = (Verdict.SLOWER, Verdict.WORSE, Verdict.UNDECIDED)
 _REASONS = 3  # why cells are undecided, in lines of their own; cells of one side that are named
 _VERDICT = "verdict"
@@ -58,7 +61,11 @@ def describe_comparison(
 
 def describe_differences(comparison: Comparison) -> list[str]:
     """Return a line for each setting in which A and B differ."""
-    return [f"{name}: {a} → {b}" for name, (a, b) in comparison.differences.items()]
+    lines = []
+    for name, (a, b) in comparison.differences.items():
+        meaning = f" ({doc})" if (doc := _DIGESTS.get(name)) else ""
+        lines.append(f"{name}{meaning}: {a} → {b}")
+    return lines
 
 
 def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterator[str]:
@@ -181,6 +188,11 @@ def _undecided(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
     options = [check.remedy for check in comparison.undecided if check.remedy]
     if not options or not runs:
         return
+    if origin := origin_of(*(run.folder for run in runs)):
+        yield "to decide, run again the `sweep ab` that measured them: it ends with what decides"
+        if origin.command:
+            yield f"  {shell_command(['sweep', *origin.command])}"
+        return
     if any(run.is_published for run in runs):
         yield f"to decide, measure both on one machine, with {' '.join(_joined(options))}"
         return
@@ -237,8 +249,8 @@ def changes_table(comparison: Comparison) -> RenderedTable | None:
             "B / A": quantity(check.ratio if check.unit == "bytes" else None, ".4f"),
             NOTES: Entry(check.reason),
             "what": Entry(check.gate),
-            "A": to_gib(check.a) if check.unit == "bytes" else MISSING,
-            "B": to_gib(check.b) if check.unit == "bytes" else MISSING,
+            "A": to_gib(check.a, ".4g") if check.unit == "bytes" else MISSING,
+            "B": to_gib(check.b, ".4g") if check.unit == "bytes" else MISSING,
         }
         rows.append((check.settings, measures))
     return text_table("Changes", rows, _VERDICT) if rows else None

@@ -15,7 +15,7 @@ from orchestrator.hardware.host import gpus_of
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.cell_decisions import Decision, Plan
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
-from orchestrator.planning.invocation import command_in_copy, command_with, last_command
+from orchestrator.planning.invocation import command_in_copy, command_with, is_search, last_command
 from orchestrator.planning.preflight import known_fingerprints
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.cell_state import PENDING
@@ -250,6 +250,9 @@ def _continuation(run: Run, plan: Plan, to_run: int) -> str:
             wider = text.cells_and_verb(len(plan.too_wide), "needs", "need")
             left += f"; {wider} another host: {last_command(run)}"
         return left
+    if is_search(run):
+        count = text.cells_and_verb(to_run, "was", "were")
+        return f"{count} not measured by the search. Its answer: {last_command(run)}"
     left = f"{to_run} of {requested}{repetition_note(plan)}"
     return f"left to measure: {left}. To continue: {last_command(run)}"
 

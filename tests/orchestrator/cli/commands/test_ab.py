@@ -121,7 +121,8 @@ def test_a_plan_says_what_it_takes_and_finds(sweep_here: Sweep, config: Path) ->
     )
     assert lines[1].startswith("the first 2 rounds of both sides: expected: ")
     assert "on one H100" in lines[1]
-    assert "5 rounds find a slow-down of 2.1% with 90%" in lines[2]
+    assert lines[2].startswith("all 5 rounds, if every cell is in doubt: expected: ")
+    assert "5 rounds find a slow-down of 2.1% with 90%" in lines[3]
     assert lines[-1].startswith("not judged: the ms of CPU-bound steps")
     assert not Path("results").exists()
 
@@ -130,8 +131,8 @@ def test_a_strict_plan_finds_two_percent(sweep_here: Sweep, config: Path) -> Non
     words = ("ab", ROOT / "configs" / "gate.yaml", *TWO, "--strict", "--plan", "--gpu", "H100")
     lines = sweep_here(*words).stdout.splitlines()[2:]
     assert "rounds: 3 of all cells, 4 more of those in doubt" in lines[0]
-    assert "7 rounds find a slow-down of 1.1% with 90%" in lines[2]
-    assert "7 rounds find a slow-down of 1.2% with 90%" in lines[3]
+    assert "7 rounds find a slow-down of 1.1% with 90%" in lines[3]
+    assert "7 rounds find a slow-down of 1.2% with 90%" in lines[4]
 
 
 def test_a_plan_after_some_rounds_uses_their_noise(sweep_here: Sweep, measured: list[Turn]) -> None:
@@ -276,6 +277,15 @@ def test_cells_on_a_cpu_are_undecided_with_the_ratio_of_each_round(
     assert (check["verdict"], check["rounds"]) == ("UNDECIDED", pytest.approx([1.0, 2.0]))
     assert "  gate: {step: {cpu_bound: 10%}}\n" in done.stdout
     assert done.stdout.splitlines()[-2].startswith("  sweep ab tiny.yaml --a env=A=1 --b env=A=2")
+    # The two runs know what measured them: it ends with that command, and A and B differ.
+    first, *_, advice, command = sweep_here(
+        "compare", "results/ab/a", "results/ab/b"
+    ).stdout.splitlines()
+    assert first == "env: A=1 → A=2"
+    assert advice.startswith("to decide, run again the `sweep ab` that measured them")
+    assert command == "  sweep ab tiny.yaml --a env=A=1 --b env=A=2 --json x.json"
+    swapped = sweep_here("compare", "results/ab/b", "results/ab/a").stdout
+    assert swapped.startswith("env: A=2 → A=1\n")
 
 
 def test_ctrl_c_between_two_turns_says_how_to_continue(
