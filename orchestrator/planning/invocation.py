@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +27,7 @@ from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import INCOMPLETE, Run
 from tasks.spec.attempt import StartMethod
 from tasks.spec.axes import Values, select, select_fields
+from tasks.spec.status import Status
 
 if TYPE_CHECKING:
     from orchestrator.store.run_writer import RunWriter
@@ -184,20 +184,19 @@ def last_command(run: Run) -> str:
     return shell_command(["sweep", *_last_arguments(run), *_out_option(run)])
 
 
-def command_with(run: Run, options: Sequence[str]) -> str:
+def command_with(run: Run, options: Sequence[str], only: Sequence[str] = (Status.OK,)) -> str:
     """Return the command line of the last sweep with these options, which replace equal ones.
 
     The options are those of `sweep run`. After searches alone, which lack them, it is a sweep of the
-    cells that were measured, or of those with the statuses of --retry.
+    cells with one of the statuses in `only`: those that were measured.
     """
     if not read_invocations(run):  # a folder that no command of this program measured into
         return shell_command(["sweep", "run", "CONFIG", *options, "--out", path_argument(run)])
     replaced = {word: True for word in options if word.startswith("-")}
     arguments = _last_arguments(run)
     if is_search(run):
-        statuses = [word for name, word in pairwise(options) if name == "--retry"] or ["ok"]
         arguments = _sweep_of_search(run)
-        for status in statuses:
+        for status in only:
             arguments += ["--only", status]
     arguments = without_options(arguments, replaced)
     return shell_command(["sweep", *arguments, *options, *_out_option(run)])

@@ -265,7 +265,7 @@ def _given_up(run: Run, plan: Plan) -> str:
     statuses = sorted({str(plan.state(cell).since_mark.status) for cell in exhausted})
     retry = [word for status in statuses for word in ("--retry", status)]
     failed = f"{text.cell_count(len(exhausted))} failed too often"
-    return f"; {failed}. To try again: {command_with(run, retry)}"
+    return f"; {failed}. To try again: {command_with(run, retry, statuses)}"
 
 
 def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:

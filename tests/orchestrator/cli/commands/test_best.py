@@ -253,6 +253,8 @@ def test_a_search_measures_once_and_writes_a_config_of_its_answer(
     answer = f" not measured by the search. Its answer: sweep best {tmp_path}"
     assert (answer in status) == bool(left)
     assert ("nothing is left to measure of 4 cells" in status) == (not left)
+    disturbed = command_with(Run(tmp_path / "run"), ["--retry", "cpu-contended"])
+    assert " --only ok --retry cpu-contended " in disturbed
     repeated = shlex.split(command_with(Run(tmp_path / "run"), ["--repeat", "2"]))
     assert sweep_here(*repeated[1:], "--scheduler", "serial").exit_code == 0
     assert len(pd.read_parquet(tmp_path / "run" / "attempts")) == 2 * int(measured[1])
