@@ -183,6 +183,17 @@ def _frozen_imports() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _no_flush_to_disk() -> Iterator[None]:
+    """Leave files in the memory of the system: no test cuts the power, and each flush waits 3 ms.
+
+    Tests of what is flushed, and when, replace `os.fsync` themselves.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _vector_math() -> None:
     """Tests of the model compute without a device that is opened first."""
     from tasks.harness.device import settle_vector_math
