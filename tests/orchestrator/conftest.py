@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.analysis import results
+from orchestrator.analysis import comparison, results
+from orchestrator.analysis.cell_timing import RunTimings
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common import files
 from orchestrator.common.provenance import git_commit, program_source
@@ -61,7 +63,8 @@ def derive_once(
 ) -> None:
     """Derive the cells of equal tables once for all tests, as if all runs had cells.parquet.
 
-    Tests of the derivation, and of cells.parquet, do without it.
+    A test that compares a run again and again reads its timings once. Tests of the derivation, and
+    of cells.parquet, do without it.
     """
     derive = results.derive_results
 
@@ -82,6 +85,16 @@ def derive_once(
             return cells.copy(), facts
 
         monkeypatch.setattr(kind, "read_cells", read_remembered)
+
+    load_timings, loaded = comparison.load_timings, dict[tuple[object, ...], RunTimings]()
+
+    def load_or_remember(run: Run) -> RunTimings:
+        key = (str(run), results.cells_key(run, every_version=True), json.dumps(run.read_manifest()))
+        if key not in loaded:
+            loaded[key] = load_timings(run)
+        return loaded[key]
+
+    monkeypatch.setattr(comparison, "load_timings", load_or_remember)
 
 
 @pytest.fixture
