@@ -112,8 +112,7 @@ def cut_off(bucket: Bucket, fails: Callable[[str, str], bool]) -> Iterator[None]
     """Have requests fail during the body, in which drivers give up after a moment."""
     bucket.fails = fails
     with pytest.MonkeyPatch.context() as impatient:
-        impatient.setattr(mirror_writer, "PATIENCE_S", 0.1)
-        impatient.setattr(mirror_writer, "RETRY_S", 0.05)
+        impatient.setattr(mirror_writer, "PATIENCE_S", 0.5)
         yield
     bucket.fails = lambda method, key: False
 
