@@ -306,7 +306,8 @@ STAND_INS = {
     "squeue": "date --date='+30 minutes' +%Y-%m-%dT%H:%M:%S",
     "hostname": "echo 10.0.0.1 10.0.0.2",
     "ray": """if [ "$1" = status ]; then grep '^ray start' calls | sed 's/.*/ 1 node_x/'; exit; fi
-              echo "ray $* on $STAND_IN_NODE" >> calls; exec sleep 60""",
+              echo "ray $* on $STAND_IN_NODE" >> calls; exec /bin/sleep 60""",
+    "sleep": "exec /bin/sleep 0.1",  # a second, each time that it looks for Ray
     "sweep": 'echo "sweep $* with token ${#RAY_AUTH_TOKEN} $RAY_AUTH_MODE" >> calls; exit "$(cat code)"',
 }
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
-from orchestrator.analysis import results
+from orchestrator.analysis import comparison, results
+from orchestrator.analysis.cell_timing import RunTimings
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common import files
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.config import schema
 from orchestrator.report.page import html
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.store import stored_tables
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
+from orchestrator.store.tables import read_parquet
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
@@ -36,7 +41,7 @@ MEASURED = ROOT / "tests" / "data" / "h200_cells"
 def _one_program() -> Iterator[None]:
     """No test edits this program: sweeps share its digest and commit, a third of what a fake one takes.
 
-    Configs of the same text are parsed once. Memory stays with the process: of one that has torch, to
+    Configs of the same text are parsed once, and Parquet files of the same content. Memory stays with the process: of one that has torch, to
     return what is free takes 10 ms, and a report does it several times.
     """
     with pytest.MonkeyPatch.context() as patch:
@@ -44,10 +49,24 @@ def _one_program() -> Iterator[None]:
         patch.setattr("orchestrator.planning.request.git_commit", cache(git_commit))
         patch.setattr(results, "code_digest", cache(results.code_digest))
         patch.setattr(schema, "load_yaml", lru_cache(maxsize=64)(schema.load_yaml))
+        patch.setattr(stored_tables, "read_parquet", _read_parquet_once)
         patch.setattr(files, "_c_library", lambda: None)
         # Templates are compiled once, not for each page.
         patch.setattr(html, "_environment", cache(html._environment))
         yield
+
+
+def _read_parquet_once(
+    content: bytes, schema: pa.Schema, columns: Sequence[str] | None
+) -> pa.Table:
+    return _read_columns_once(content, schema, None if columns is None else tuple(columns))
+
+
+@lru_cache(maxsize=128)
+def _read_columns_once(
+    content: bytes, schema: pa.Schema, columns: tuple[str, ...] | None
+) -> pa.Table:
+    return read_parquet(content, schema, columns)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +80,8 @@ def derive_once(
 ) -> None:
     """Derive the cells of equal tables once for all tests, as if all runs had cells.parquet.
 
-    Tests of the derivation, and of cells.parquet, do without it.
+    A test that compares a run again and again reads its timings once. Tests of the derivation, and
+    of cells.parquet, do without it.
     """
     derive = results.derive_results
 
@@ -82,6 +102,17 @@ def derive_once(
             return cells.copy(), facts
 
         monkeypatch.setattr(kind, "read_cells", read_remembered)
+
+    load_timings, loaded = comparison.load_timings, dict[tuple[object, ...], RunTimings]()
+
+    def load_or_remember(run: Run) -> RunTimings:
+        tables = results.cells_key(run, every_version=True)
+        key = (str(run), tables, json.dumps(run.read_manifest()))
+        if key not in loaded:
+            loaded[key] = load_timings(run)
+        return loaded[key]
+
+    monkeypatch.setattr(comparison, "load_timings", load_or_remember)
 
 
 @pytest.fixture

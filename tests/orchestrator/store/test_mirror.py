@@ -182,7 +182,7 @@ def test_the_manifest_is_uploaded_before_the_first_cell_is_measured(
     put = RemoteFolder.put
 
     def put_slowly(remote: RemoteFolder, name: str, source: Path | bytes) -> None:
-        time.sleep(1.0 if name == "run.json" else 0.0)
+        time.sleep(0.3 if name == "run.json" else 0.0)
         put(remote, name, source)
 
     def measure(attempt: Attempt) -> Outcome:
@@ -627,6 +627,7 @@ def test_a_failed_upload_waits_for_those_under_way(
 ) -> None:
     # Otherwise a file could arrive after another driver has taken over.
     monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror_writer, "RETRY_S", 0.05)
     arriving: list[str] = []
     has_begun = threading.Event()
 
@@ -634,7 +635,7 @@ def test_a_failed_upload_waits_for_those_under_way(
         if method == "PUT" and "/samples/" in key:
             arriving.append(key)
             has_begun.set()
-            time.sleep(1.5)
+            time.sleep(0.5)  # longer than the driver tries again
             arriving.remove(key)
         if method == "PUT" and "/attempts/" in key:
             has_begun.wait(30)
