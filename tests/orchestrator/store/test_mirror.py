@@ -593,12 +593,14 @@ def test_rows_that_two_hosts_closed_in_a_batch_count_once(
         pytest.raises(RunUnwritable),
     ):
         go(tmp_path, 16, 32, 64, measure=measure)
-    assert len(rows_in(bucket)) in (2, 3)  # in the log
+    # In the log. The last row may come too late for it, and is then in the batch alone.
+    uploaded = len(rows_in(bucket))
+    assert uploaded in (2, 3)
     on_host("second")
     assert go(tmp_path, 16, 32)[1] == []
     assert not [name for name in bucket.names("runs/x/") if name.endswith(".log")]
     on_host("first")
-    assert go(tmp_path, 16, 32, 64)[1] == []
+    assert go(tmp_path, 16, 32, 64)[1] == ([] if uploaded == 3 else [64])
     on_host("third")
     run = open_run(ADDRESS)
     assert (len(run.read("attempts")), len(run.read("samples"))) == (3, 3)
