@@ -75,18 +75,8 @@ def describe_columns(names: Iterable[str]) -> list[ColumnDoc]:
 
 
 def _describe(name: str) -> ColumnDoc:
-    whole, templates = _by_name()
-    if name in whole:
-        return whole[name]
-    for one in templates:
-        if one.matches(name):
-            return ColumnDoc(name, one.unit, one.doc)
-    return ColumnDoc(name, "", PARAMETER)
-
-
-@cache
-def _by_name() -> tuple[dict[str, ColumnDoc], list[ColumnDoc]]:
-    """Return the columns that are described by their own name, and the templates of the others."""
-    columns = [*parameter_columns(), *cell_columns()]  # a column of `cells` comes first
-    whole = {one.name: one for one in columns if "{" not in one.name}
-    return whole, [one for one in cell_columns() if "{" in one.name]
+    columns = (*cell_columns(), *parameter_columns())
+    # Most names are no templates, and comparing them takes less than matching each.
+    found = next((one for one in columns if one.name == name), None)
+    found = found or next((one for one in columns if one.matches(name)), None)
+    return ColumnDoc(name, found.unit, found.doc) if found else ColumnDoc(name, "", PARAMETER)

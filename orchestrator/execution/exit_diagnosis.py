@@ -58,7 +58,7 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
         message = "it ended well, yet measured nothing: no instrument gave a sample"
         final = FinalStatus(Status.FAILED, {"message": message})
     if count > 1 and final.status is not Status.OK:
-        rank, final = blame(attempt, rank, final)
+        rank, final = blame(attempt, rank, final, ended.wall_s)
     evidence = dict(final.evidence)
     if final.status not in (Status.OK, Status.SKIPPED):
         evidence["log_tail"] = tail(rank_file(attempt.path / LOG_FILE, rank), _LOG_TAIL_BYTES)

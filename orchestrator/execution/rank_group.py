@@ -6,6 +6,7 @@ both, the group's value is the largest.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -54,13 +55,16 @@ def find_cause(journals: Sequence[JournalContents], exits: RankExits) -> int:
     return min(exits.failed, key=order)
 
 
-def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalStatus]:
+def blame(
+    attempt: Attempt, rank: int, final: FinalStatus, wall_s: float = math.inf
+) -> tuple[int, FinalStatus]:
     """Return the rank at fault and the end of the attempt, by the flight records of all ranks.
 
     A rank that waited in vain for another one has reported the fault of that one.
 
     Args:
-        rank: the one that ended first.
+        rank: the one that ended first. wall_s: of the attempt; within a shorter time than the limit
+            of a collective, no rank has waited in vain.
     """
     ranks = range(attempt.cell.params.ranks)
     flights = {one: _last_collective(attempt, one) for one in ranks}
@@ -71,8 +75,9 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
         evidence["arrived"] = arrived
     log = tail(rank_file(attempt.path / LOG_FILE, rank), REPORT_BYTES)
     message = str(final.evidence.get("message"))
-    # If no rank has ended, one that waited in vain has closed its connections.
-    is_late = bool(re.search(_LATE, f"{message} {log}") or re.search(_GONE, message))
+    # If no rank has ended, one has closed its connections, mostly because it waited in vain.
+    is_gone = re.search(_GONE, message) is not None
+    is_late = is_gone or re.search(_LATE, f"{message} {log}") is not None
     is_beyond = "timeout_s" in evidence  # the limit of the attempt, which says nothing of a rank
     if is_beyond:
         del evidence["rank"]
@@ -97,11 +102,14 @@ def blame(attempt: Attempt, rank: int, final: FinalStatus) -> tuple[int, FinalSt
     if not missing:
         message = f"all ranks arrived at {evidence['collective']}, which did not end: link or NCCL"
         return rank, FinalStatus(Status.TIMEOUT, {**evidence, "message": message})
-    limit = f"{attempt.settings.collective_timeout_s:g} s"
-    names = ", ".join(map(str, missing))
-    message = f"rank {names} did not arrive at {evidence['collective']} within {limit}"
+    limit_s, names = attempt.settings.collective_timeout_s, ", ".join(map(str, missing))
+    status = Status.TIMEOUT
+    message = f"rank {names} did not arrive at {evidence['collective']} within {limit_s:g} s"
+    if is_gone and wall_s < limit_s:
+        status = Status.FAILED
+        message = f"rank {names} closed its connections before {evidence['collective']}"
     evidence |= {"rank": missing[0], "message": message}
-    return missing[0], FinalStatus(Status.TIMEOUT, evidence)
+    return missing[0], FinalStatus(status, evidence)
 
 
 def _last_collective(attempt: Attempt, rank: int) -> Collective | None:

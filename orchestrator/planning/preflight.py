@@ -125,10 +125,13 @@ def check_devices(request: SweepRequest, preflight: Preflight, notify: Notify) -
     for device in device_types(preflight.cells):
         if device in available:
             continue
+        words = f"--set device={available[0]}"
+        if available[0] == "cpu" and any(cell.params.gpu_count > 1 for cell in preflight.cells):
+            words += " --set processes=2"
         raise PlatformError(
             f"{request.config_path}: device {device} is not available"
             f" (available: {', '.join(available)})",
-            f"Add --set device={available[0]} to measure there, or see `sweep doctor`",
+            f"Add {words} to measure there, or see `sweep doctor`",
         )
     return preflight
 
@@ -208,7 +211,7 @@ def check_gpu_count(request: SweepRequest, preflight: Preflight, notify: Notify)
         return preflight
     needing = cells_and_verb(len(cells), "needs", "need")
     problem = f"{needing} more GPUs than one host has: {', '.join(sorted(lacking))}"
-    remedy = "Add such a node (`ray start --address=…`), or --set gpus=1"
+    remedy = "Add such a node (`ray start --address=…`), or name fewer with --set gpus"
     return _defer(preflight, cells, PlatformError(problem, remedy), notify)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.common.run_location import RunLocation, is_address, require_name
-from orchestrator.config.grid import Expansion, expand, require_matches
+from orchestrator.config.grid import OF_RANKS, Expansion, expand, require_matches
 from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
@@ -218,10 +218,11 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     require_matches(config, source)
     # Otherwise another sweep would run than the user asked for.
     for name in sorted(expansion.idle):
-        raise ConfigError(
-            f"--set {name}: has no effect on the selected cells",
-            "Leave it out, or set the axis that it depends on, such as timing, device or compile",
+        usual = (
+            "Leave it out, or set the axis that it depends on, such as timing, device or compile"
         )
+        _, remedy = OF_RANKS.get(name, ("", usual))
+        raise ConfigError(f"--set {name}: has no effect on the selected cells", remedy)
     location = out or config.results or Path("results") / config.name
     if not is_address(location):
         require_name(location, "--out")  # the current folder may not be UTF-8 either

@@ -12,7 +12,7 @@ from orchestrator.common.text import shell_command
 from orchestrator.store.layout import ARTIFACTS
 from orchestrator.store.run import Run
 from orchestrator.store.untrusted_files import is_plain
-from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE, rank_file
 
 _LINES = 20
 _TAIL_BYTES = 16_384  # a log may be larger than memory
@@ -28,10 +28,13 @@ class Artifacts:
     rerun_command: str
 
 
-def read_artifacts(run: Run, cell: str, number: int) -> Artifacts:
-    """Return what people read of an attempt. Attempts before rerun.sh existed have no command."""
+def read_artifacts(run: Run, cell: str, number: int, rank: int = 0) -> Artifacts:
+    """Return what people read of an attempt. Attempts before rerun.sh existed have no command.
+
+    rank: the one whose log is read.
+    """
     folder = run.attempt_folder(cell, number)
-    log = _tail(folder / LOG_FILE).splitlines()
+    log = _tail(rank_file(folder / LOG_FILE, rank)).splitlines()
     command = _tail(folder / RERUN_FILE).strip()
     return Artifacts(
         tuple(without_other_frames(log)[-_LINES:]),

@@ -98,15 +98,21 @@ class Limit:
         """Return the cell with this value of the axis."""
         return make_cell(self.task, {**self.values, self.bounds.axis: value})
 
-    def accepts(self, value: int) -> bool:
-        """Return True if there is a cell with this value. Record it if the task refuses it."""
+    def reason_against(self, value: int) -> str:
+        """Return why there is no cell with this value; empty if there is one."""
         try:
             self.at(value)
         except ValidationError as error:
+            return error.errors()[0]["msg"].removeprefix("Value error, ")
+        return ""
+
+    def accepts(self, value: int) -> bool:
+        """Return True if there is a cell with this value. Record it if the task refuses it."""
+        reason = self.reason_against(value)
+        if reason:
             self.refused = value
-            self._give_up(value, error.errors()[0]["msg"].removeprefix("Value error, "))
-            return False
-        return True
+            self._give_up(value, reason)
+        return not reason
 
     def _give_up(self, value: int, reason: str) -> None:
         self.unpredicted = f"{value} cannot be predicted: {reason}"

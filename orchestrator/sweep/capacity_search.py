@@ -55,6 +55,12 @@ def _open_groups(expansion: Expansion, bounds: Bounds) -> list[Limit]:
         values = cell.params.values()
         if bounds.axis in values:
             limit = Limit(cell.task, values, bounds, Search(bounds), Search(bounds))
+            if reason := limit.reason_against(bounds.granularity):
+                multiple = cell.params.ranks if cell.params.ranks > 1 else "of another number"
+                raise ConfigError(
+                    f"the smallest value that is tried is impossible: {reason}",
+                    f"Add --granularity {multiple}",
+                )
             groups.setdefault(limit.at(bounds.granularity).id, limit)
     if not groups:
         tasks = ", ".join(sorted({cell.task for cell in expansion.cells}))

@@ -96,7 +96,8 @@ def _read_whole_config(params: TrainStepParams) -> PretrainedConfig:
     try:
         from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError as error:
-        raise ImportError("hf: needs transformers. Run pip install transformers") from error
+        missing = error.name or "transformers"
+        raise ImportError(f"hf: needs {missing}. Run pip install {missing}") from error
 
     name = params.hub_name
     values = {**params.model_args, "use_cache": False}

@@ -16,7 +16,7 @@ from orchestrator.common.text import (
 )
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
-from tasks.spec.attempt import LOG_FILE
+from tasks.spec.attempt import LOG_FILE, rank_file
 from tasks.spec.axes import leave_out
 from tasks.spec.messages import escape_unprintable
 
@@ -79,19 +79,21 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
     yield from _result(cells[cells["cell"] == cell])
     yield from _samples(samples[samples["attempt"] == number])
     run.fetch_artifacts(cell)
-    artifacts = read_artifacts(run, cell, number)
+    evidence = json.loads(last["evidence"])
+    rank = int(evidence.get("rank", 0))  # the one at fault
+    artifacts = read_artifacts(run, cell, number, rank)
     if artifacts.own_frames:
         yield "in your code, the innermost call first:"
         yield from (f"  {_printable(frame)}" for frame in artifacts.own_frames[:_MOST_FRAMES])
     if artifacts.log:
-        yield escape_unprintable(f"log: {run.attempt_folder(cell, number) / LOG_FILE}")
+        log_file = rank_file(run.attempt_folder(cell, number) / LOG_FILE, rank)
+        yield escape_unprintable(f"log: {log_file}")
         yield from (f"  {_printable(line)}" for line in artifacts.log)
     if artifacts.rerun_command:
         # The file may be somebody else's.
         yield escape_unprintable(f"by hand: {artifacts.rerun_command}")
     if run.is_published:
         yield "logs and artifacts are not published, nor how to measure this cell by hand"
-    evidence = json.loads(last["evidence"])
     texts = {name: evidence_text(name, evidence.get(name) or "") for name in _LONG_EVIDENCE}
     if with_traceback:
         for name, text in texts.items():

@@ -145,7 +145,9 @@ def read_details(run: Run, results: Results) -> Iterator[dict[str, object]]:
         if cell in live:
             details["live"] = live[cell]
         if not pd.isna(attempt):
-            log = "\n".join(read_artifacts(run, cell, int(attempt)).log)
+            (evidence,) = (row["evidence"] for row in by_cell[cell] if row["attempt"] == attempt)
+            rank = json.loads(evidence).get("rank", 0)  # the one at fault
+            log = "\n".join(read_artifacts(run, cell, int(attempt), rank).log)
             is_ok = all(row["status"] == "ok" for row in by_cell[cell])
             details["log"] = log[-(_LOG_OF_OK if is_ok else _LOG_OF_FAILED) :]
         yield details

@@ -60,9 +60,9 @@ def efficiency(row: Row, alone: Row | None) -> Entry:
     """Return the scaling efficiency: 1 if n GPUs do n times the work of one in the same time.
 
     It is the speed-up, which `batch: global` divides by n. The interval comes from the ends of both
-    intervals.
+    intervals. On a CPU it is missing: the ranks share the cores that one process has alone.
     """
-    if alone is None or ranks_of(row) == 1:
+    if alone is None or ranks_of(row) == 1 or row["device"] == "cpu":
         return MISSING
     speed_up = show.speed_up(row, alone)
     if speed_up.number is None:
@@ -108,7 +108,8 @@ PARALLEL_TABLES: tuple[Table, ...] = (
         "parallel",
         "Several GPUs",
         "A step is as long as on its slowest rank. Compute, exposed transfer, exposed wait, copies and"
-        " idle add up to a step under the profiler, of the rank with the slowest steps.",
+        " idle add up to a step under the profiler, of the rank with the slowest steps. A CPU has no"
+        " kernels to tell them apart.",
         _strategies,
         _with_strategies,
         column_notes={
@@ -117,7 +118,8 @@ PARALLEL_TABLES: tuple[Table, ...] = (
             " its shortest duration over the ranks.",
             "without communication": "Without communication: by how much it lengthens a step, without"
             " a profiler; a dash where a strategy cannot compute without it.",
-            "efficiency": "Efficiency: 1 if n GPUs do n times the work of one GPU in the same time.",
+            "efficiency": "Efficiency: 1 if n GPUs do n times the work of one GPU in the same time."
+            " A dash on a CPU, whose cores the ranks share.",
             "peak GiB": "Peak GiB: of the rank that needs most, in a steady step.",
             "skew ms": "Skew: a step on the slowest rank less that on the fastest one, the median.",
             "slowest in": "Slowest rank: the one that was slowest in most timed steps, and in which"

@@ -473,3 +473,34 @@ def test_configs_that_several_ranks_cannot_follow_are_refused(
 def test_one_rank_has_all_instruments_and_variables() -> None:
     text = RANKS.format(instruments="memory, nsys", env="NCCL_ALGO: Ring", fixed="nccl_algo: ring")
     assert len(expanded(text, ["gpus=1"]).cells) == 1
+
+
+@pytest.mark.parametrize(
+    ("fixed", "sets", "message"),
+    [
+        (
+            "processes: 2",
+            ["device=cuda"],
+            "processes: has no effect on the cells of this grid. On a",
+        ),
+        (
+            "parallel: ddp",
+            [],
+            "parallel: has no effect on the cells of this grid. It needs several",
+        ),
+        ("gpus: 2", [], "gpus: has no effect on the cells of this grid. On the CPU, processes"),
+    ],
+)
+def test_ranks_that_a_grid_asks_for_in_vain_are_refused(
+    fixed: str, sets: list[str], message: str
+) -> None:
+    """Its cells would measure a single process."""
+    text = TEXT.replace("fixed: {", f"fixed: {{{fixed}, ")
+    with pytest.raises(ConfigError) as refused:
+        expanded(text, sets)
+    assert str(refused.value).startswith(f"test.yaml:7: grids[0].fixed.{message}")
+
+
+def test_a_grid_of_a_strategy_may_be_set_to_one_rank() -> None:
+    text = TEXT.replace("fixed: {", "fixed: {parallel: ddp, ")
+    assert len(expanded(text, ["processes=1"]).cells) == len(expanded().cells)

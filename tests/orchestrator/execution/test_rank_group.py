@@ -443,6 +443,10 @@ def test_a_closed_connection_while_all_ranks_run_is_that_of_a_rank_that_waited(
         flight(attempt, rank, number)
     rank, final = blame(attempt, 0, failed(GONE))
     assert (rank, final.status) == (2, Status.TIMEOUT)
+    # Nobody can have waited for the whole limit: the model has closed them.
+    rank, final = blame(attempt, 0, failed(GONE), attempt.settings.collective_timeout_s / 2)
+    assert (rank, final.status) == (2, Status.FAILED)
+    assert final.evidence["message"] == "rank 2 closed its connections before all_reduce 7"
 
 
 def test_sizes_that_differ_are_a_failure(attempt: Attempt) -> None:

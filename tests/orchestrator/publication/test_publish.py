@@ -53,7 +53,7 @@ SECRETS = (
     "/home/ann",
     "10.0.0.5",
     "s3cr3t",
-    "4711",
+    "2000004711",  # long, so that it is no part of another number by chance
     "correcthorse",
 )
 TRACEBACK = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host, with s3cr3t'
@@ -137,7 +137,7 @@ def _with_all(outcome: Outcome) -> Outcome:
 
 
 def _with_secrets(outcome: Outcome) -> Outcome:
-    facts = {**outcome.facts, "host": "secret-host", "pid": 4711, "env": {"TOKEN": "s3cr3t"}}
+    facts = {**outcome.facts, "host": "secret-host", "pid": 2000004711, "env": {"TOKEN": "s3cr3t"}}
     secrets = {"traceback": TRACEBACK, "cell_said": SAID, "log_tail": SAID}
     evidence = {**outcome.evidence, **secrets} if outcome.evidence else outcome.evidence
     return replace(outcome, facts=facts, evidence=evidence)

@@ -455,6 +455,13 @@ def test_errors_have_a_remedy(
             CARD,
             runtime_with(tiny=640),
         )
+    divided = write_config(
+        CONFIG.replace("device: cuda", "device: cuda, gpus: 2, parallel: ddp"), "two.yaml"
+    )
+    with pytest.raises(ConfigError, match=r"not divisible by 2 GPUs.*Add --granularity 2"):
+        find_limits(
+            request_for(divided, [], ["task=train_step"]), Bounds("batch_size", 1, 64), CARD, None
+        )
     monkeypatch.setattr(search_loop, "probe_here", HostInfo)
     with pytest.raises(ConfigError, match=r"This machine has none.*--gpu"):
         find_limits(request_where(), CONTEXT, None, None)

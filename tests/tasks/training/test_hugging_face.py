@@ -64,7 +64,7 @@ def test_values_that_a_named_model_cannot_have_are_refused(
 
 def test_without_transformers_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"Run pip install 'transformer-sweep\[hf\]'"):
+    with pytest.raises(ImportError, match=r"Run pip install transformers$"):
         build_on(NoData(), params_of(model="hf:gpt2", device="cpu"))
 
 

@@ -119,6 +119,25 @@ def test_the_lines_of_the_users_model_come_first(
     )
 
 
+def test_the_log_is_that_of_the_rank_at_fault(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    run, failure = (
+        Run(tmp_path / "run"),
+        make_outcome(Status.FAILED, processes=2, parallel="ddp", batch_size=2),
+    )
+    failure = replace(failure, evidence={"message": "it closed", "rank": 1})
+    with open_for_writing(run) as writer:
+        writer.write_manifest({"name": "run"})
+        writer.append(failure, None)
+        folder = run.attempt_folder(failure.attempt.cell.id, 1)
+        folder.mkdir(parents=True)
+        (folder / LOG_FILE).write_text("of rank 0")
+        (folder / "log_1.txt").write_text("of rank 1")
+    lines = shown(run, "failed")
+    assert lines[lines.index(f"log: {folder / 'log_1.txt'}") + 1] == "  of rank 1"
+
+
 def test_without_a_cell_the_ids_are_listed(run: Run, sweep_here: Callable[..., Result]) -> None:
     ids = dict(run.rows("attempts", ["cell", "status"]))
     done = sweep_here("show", run.folder)
