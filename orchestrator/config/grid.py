@@ -85,7 +85,6 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
             cells.setdefault(cell.id, cell)
             if cell.params.ranks > 1:
                 _require_possible_ranks(cell, config, source)
-    _require_ranks(config, source, selection)
     wanted = [error for values, error in refused or () if matches(values, selection.where)]
     if not named:
         raise wanted[0] if wanted else _empty_grid(config, source, selection)
@@ -94,22 +93,6 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
         chosen = choose_sample(chosen, selection.sample)
     reasons = tuple(error.message for error in wanted)
     return Expansion(chosen, named - len(cells), frozenset(idle), reasons)
-
-
-def _require_ranks(config: SweepConfig, source: Source, selection: Selection) -> None:
-    """Raise ConfigError if a grid asks for several ranks and its cells have one: another sweep."""
-    if selection.set.keys() & {"gpus", "processes"}:
-        return
-    for number, grid in enumerate(config.grids):
-        for name, (of_one, remedy) in OF_RANKS.items():
-            value = {**config.defaults, **grid.fixed}.get(name, of_one)
-            if value == of_one or name in (*grid.axes, *selection.set):
-                continue
-            cells = (cell for cell, _ in _grid_cells(config, number, source, selection.set))
-            if all(cell.params.values().get(name, value) != value for cell in cells):
-                place = ("grids", number, "fixed") if name in grid.fixed else ("defaults",)
-                where = source.where((*place, name))
-                raise ConfigError(f"{where}: has no effect on the cells of this grid", remedy)
 
 
 def _require_possible_ranks(cell: Cell, config: SweepConfig, source: Source) -> None:
@@ -154,6 +137,25 @@ def _empty_grid(config: SweepConfig, source: Source, selection: Selection) -> Co
     return ConfigError(
         f"{source.name}: no cell meets all conditions of --where", "Leave one of them out"
     )
+
+
+def require_ranks(config: SweepConfig, source: Source, selection: Selection) -> None:
+    """Raise ConfigError if a grid asks for several ranks and its cells have one.
+
+    It would be another sweep than the config says.
+    """
+    if selection.set.keys() & {"gpus", "processes"}:
+        return
+    for number, grid in enumerate(config.grids):
+        for name, (of_one, remedy) in OF_RANKS.items():
+            value = {**config.defaults, **grid.fixed}.get(name, of_one)
+            if value == of_one or name in (*grid.axes, *selection.set):
+                continue
+            cells = (cell for cell, _ in _grid_cells(config, number, source, selection.set))
+            if all(cell.params.values().get(name, value) != value for cell in cells):
+                place = ("grids", number, "fixed") if name in grid.fixed else ("defaults",)
+                where = source.where((*place, name))
+                raise ConfigError(f"{where}: has no effect on the cells of this grid", remedy)
 
 
 def require_matches(config: SweepConfig, source: Source) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.common.run_location import RunLocation, is_address, require_name
-from orchestrator.config.grid import OF_RANKS, Expansion, expand, require_matches
+from orchestrator.config.grid import OF_RANKS, Expansion, expand, require_matches, require_ranks
 from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
@@ -216,6 +216,7 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
         config = with_instruments(config, selection.instruments)
     expansion = expand(config, source, selection)
     require_matches(config, source)
+    require_ranks(config, source, selection)
     # Otherwise another sweep would run than the user asked for.
     for name in sorted(expansion.idle):
         usual = (

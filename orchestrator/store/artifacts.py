@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ class Artifacts:
     log: tuple[str, ...]  # its last lines, without the frames of other code than the user's
     own_frames: tuple[str, ...]  # of a hang or a crash, the innermost first
     rerun_command: str
+
+
+def rank_at_fault(evidence: str) -> int:
+    """Return the rank that the evidence of an attempt, as JSON, names; 0 if it names none."""
+    rank = json.loads(evidence).get("rank")
+    return rank if isinstance(rank, int) and rank > 0 else 0  # the row may be of somebody else
 
 
 def read_artifacts(run: Run, cell: str, number: int, rank: int = 0) -> Artifacts:

@@ -56,10 +56,10 @@ def _open_groups(expansion: Expansion, bounds: Bounds) -> list[Limit]:
         if bounds.axis in values:
             limit = Limit(cell.task, values, bounds, Search(bounds), Search(bounds))
             if reason := limit.reason_against(bounds.granularity):
-                multiple = cell.params.ranks if cell.params.ranks > 1 else "of another number"
+                ranks = cell.params.ranks
                 raise ConfigError(
                     f"the smallest value that is tried is impossible: {reason}",
-                    f"Add --granularity {multiple}",
+                    f"Add --granularity {ranks}" if ranks > 1 else "Name another --granularity",
                 )
             groups.setdefault(limit.at(bounds.granularity).id, limit)
     if not groups:

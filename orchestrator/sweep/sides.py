@@ -97,17 +97,25 @@ class Origin:
 
 def origin_of(a: Path, b: Path) -> Origin | None:
     """Return the `sweep ab` that measured the runs in these folders; None if it did not."""
-    file = a.parent / SIDES_FILE
-    if a.parent != b.parent or {a.name, b.name} != {*SIDES} or not file.is_file():
+    if a.parent != b.parent or {a.name, b.name} != {*SIDES}:
         return None
-    found = json.loads(file.read_text())
-    first, second = found[a.name], found[b.name]
-    differences = {
-        name: (plain(first.get(name)), plain(second.get(name)))
-        for name in ("python", "env")
-        if first.get(name) != second.get(name)
-    }
-    return Origin(found.get("command", ()), differences)
+    try:
+        found = json.loads((a.parent / SIDES_FILE).read_text())
+        first, second = found[a.name], found[b.name]
+        differences = {
+            name: (plain(first.get(name)), plain(second.get(name)))
+            for name in ("python", "env")
+            if first.get(name) != second.get(name)
+        }
+        return Origin([*map(str, found.get("command", ()))], differences)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # missing, or of no `sweep ab`
+        return None
 
 
 def plain(value: object) -> str:

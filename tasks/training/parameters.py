@@ -90,7 +90,7 @@ class TrainStepParams(AttentionAxisParams, RankedParams):
         affects=WORK,
         choice=Choice.OTHER_NUMBERS,
     )
-    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = axis(
+    bucket_mb: Annotated[float, Field(gt=0)] = axis(
         25.0,
         "size of a bucket of gradients; with 25, torch's default, the first one of ddp has 1 MiB",
         unit="MiB",

@@ -14,7 +14,7 @@ from orchestrator.common.text import (
     parameter_texts,
     shell_path,
 )
-from orchestrator.store.artifacts import read_artifacts
+from orchestrator.store.artifacts import rank_at_fault, read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE, rank_file
 from tasks.spec.axes import leave_out
@@ -79,8 +79,7 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
     yield from _result(cells[cells["cell"] == cell])
     yield from _samples(samples[samples["attempt"] == number])
     run.fetch_artifacts(cell)
-    evidence = json.loads(last["evidence"])
-    rank = int(evidence.get("rank", 0))  # the one at fault
+    rank = rank_at_fault(last["evidence"])
     artifacts = read_artifacts(run, cell, number, rank)
     if artifacts.own_frames:
         yield "in your code, the innermost call first:"
@@ -94,6 +93,7 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
         yield escape_unprintable(f"by hand: {artifacts.rerun_command}")
     if run.is_published:
         yield "logs and artifacts are not published, nor how to measure this cell by hand"
+    evidence = json.loads(last["evidence"])
     texts = {name: evidence_text(name, evidence.get(name) or "") for name in _LONG_EVIDENCE}
     if with_traceback:
         for name, text in texts.items():

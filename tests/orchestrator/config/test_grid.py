@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.config.grid import Expansion, expand, require_matches
+from orchestrator.config.grid import Expansion, expand, require_matches, require_ranks
 from orchestrator.config.schema import parse_config
 from orchestrator.config.selection import choose_sample, matches, parse_selection
 from tasks.spec.cell import Cell
@@ -496,11 +496,14 @@ def test_ranks_that_a_grid_asks_for_in_vain_are_refused(
 ) -> None:
     """Its cells would measure a single process."""
     text = TEXT.replace("fixed: {", f"fixed: {{{fixed}, ")
+    config, source = parse_config(text, "test.yaml")
     with pytest.raises(ConfigError) as refused:
-        expanded(text, sets)
+        require_ranks(config, source, parse_selection(sets, []))
     assert str(refused.value).startswith(f"test.yaml:7: grids[0].fixed.{message}")
+    assert expanded(text, sets).cells  # results of an older program stay readable
 
 
 def test_a_grid_of_a_strategy_may_be_set_to_one_rank() -> None:
-    text = TEXT.replace("fixed: {", "fixed: {parallel: ddp, ")
-    assert len(expanded(text, ["processes=1"]).cells) == len(expanded().cells)
+    config, source = parse_config(TEXT.replace("fixed: {", "fixed: {parallel: ddp, "), "test.yaml")
+    require_ranks(config, source, parse_selection(["processes=1"], []))
+    require_ranks(config, source, parse_selection(["parallel=none"], []))

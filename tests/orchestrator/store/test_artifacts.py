@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.artifacts import read_artifacts
+from orchestrator.store.artifacts import rank_at_fault, read_artifacts
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from tasks.spec.attempt import LOG_FILE
@@ -41,3 +41,11 @@ def test_a_log_behind_a_link_is_not_read(two_runs: RunCollection, tmp_path: Path
     folder.rmdir()
     folder.symlink_to(secret)
     assert "secret" not in str(read_artifacts(two_runs, f"after:{CELL}", 1))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "rank"),
+    [("{}", 0), ('{"rank": 2}', 2), ('{"rank": -1}', 0), ('{"rank": "/x"}', 0)],
+)
+def test_the_rank_at_fault_is_a_number(evidence: str, rank: int) -> None:
+    assert rank_at_fault(evidence) == rank

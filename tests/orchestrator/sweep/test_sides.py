@@ -153,3 +153,9 @@ def test_a_python_without_this_program_is_refused(tmp_path: Path) -> None:
     python.chmod(0o755)
     with pytest.raises(SweepError, match="cannot import transformer-sweep: ModuleNotFoundError"):
         prepare(Side(python=str(python)), Path("x.yaml"), tmp_path / "trees", "--a")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1, "b": 2}', '{"a": {}}'])
+def test_a_file_of_no_comparison_names_no_command(tmp_path: Path, content: str) -> None:
+    (tmp_path / sides.SIDES_FILE).write_text(content)
+    assert sides.origin_of(tmp_path / "a", tmp_path / "b") is None
