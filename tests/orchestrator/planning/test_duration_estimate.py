@@ -15,6 +15,7 @@ from orchestrator.planning.duration_estimate import (
     DurationConditions,
     DurationEstimator,
     expect,
+    guess_step,
     makespan_s,
 )
 from tasks.spec.cell import Cell
@@ -64,6 +65,28 @@ def test_the_guess_is_within_a_factor_of_two_of_what_a_gpu_took(
     params: dict[str, Any], wall_s: float
 ) -> None:
     assert wall_s / 2 < guess(cell(**params)) < wall_s * 2
+
+
+# Steps of results/published/h200-best (medium, batch 16, context 1,024, fused), in ms.
+@pytest.mark.parametrize(
+    ("precision", "compile_", "attention", "ms"),
+    [
+        ("bf16", "blocks", "sdpa", 99.5),
+        ("bf16", "blocks", "naive", 140.5),
+        ("bf16", "eager", "sdpa", 183.8),
+        ("tf32", "blocks", "sdpa", 273.0),
+        ("tf32", "blocks", "naive", 283.8),
+        ("tf32", "eager", "sdpa", 353.2),
+        ("bf16", "eager", "naive", 528.4),
+        ("tf32", "eager", "naive", 609.0),
+    ],
+)
+def test_the_guess_of_a_step_knows_attention_without_scores_in_memory(
+    precision: str, compile_: str, attention: str, ms: float
+) -> None:
+    axes = {"precision": precision, "compile": compile_, "attention": attention}
+    one = cell(size="medium", context_length=1024, batch_size=16, optimizer="fused", **axes)
+    assert 0.65 < ms / 1e3 / max(guess_step(one, "NVIDIA H200")) < 1.35
 
 
 def test_estimates_are_lower_without_timing_and_higher_without_forking() -> None:
