@@ -172,7 +172,7 @@ def _has_cuda() -> bool:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _frozen_imports() -> None:
+def _frozen_imports() -> Iterator[None]:
     """Have a pause of the garbage collection leave frozen objects frozen, as in a forked child.
 
     Otherwise the first pause would unfreeze all imports, and each later collection take a second.
@@ -180,6 +180,8 @@ def _frozen_imports() -> None:
     from tasks.process import gc_pause
 
     gc_pause._imports_are_frozen = True
+    yield
+    gc.unfreeze()  # compiled libraries complain of objects that outlive them
 
 
 @pytest.fixture(autouse=True, scope="session")
