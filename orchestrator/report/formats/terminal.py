@@ -9,7 +9,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 
@@ -108,7 +108,7 @@ def table_text(page: RenderedTable, screen: Screen, max_rows: int | None, comman
     """
     view = narrowed(page, max_rows, lambda one: _width(one, _GAP) <= screen.width)
     title = Text(page.table.title, style="bold")
-    parts: list[RenderableType] = [title, view.caption, _rich_table(view, _GAP, screen.width), ""]
+    parts: list[RenderableType] = [title, view.caption, _rich_table(view, _GAP), ""]
     parts += view.numbered_notes
     if view.hidden_rows or view.hidden_measures:
         hidden = ((view.hidden_rows, "more row"), (len(view.hidden_measures), "more column"))
@@ -131,7 +131,7 @@ def dense_table_text(page: RenderedTable, screen: Screen, remedy: str) -> str:
     views = [_dense_view(part, screen.width) for part in parts_shown]
     parts: list[RenderableType] = []
     for view in views:
-        parts += [*filter(None, [view.caption]), _rich_table(view, 1, screen.width)]
+        parts += [*filter(None, [view.caption]), _rich_table(view, 1)]
     parts += views[0].numbered_notes
     if hidden := {measure.name for view in views for measure in view.hidden_measures}:
         parts.append(f"{counted(len(hidden), 'more column')}: {remedy}")
@@ -185,37 +185,24 @@ def _plain_table(show_header: bool = True) -> RichTable:
 
 def _width(view: RenderedTable, gap: int) -> int:
     """Return the width that `_rich_table` needs."""
-    return _total(_widths(view), gap)
-
-
-def _total(widths: Iterable[int], gap: int) -> int:
-    return 2 * _DIVIDER - (gap + _DIVIDER) + sum(one + gap + _DIVIDER for one in widths)
-
-
-def _widths(view: RenderedTable) -> Iterator[int]:
-    """Yield the width of each column. That of labels, whose lines break, is the least one."""
+    total = 2 * _DIVIDER - (gap + _DIVIDER)
     for index, (lines, column) in enumerate(zip(heads(view), view.grid.columns, strict=True)):
         texts = list(map(str, column.entries))
         if index == 0 and _is_labelled(view):
             texts = [word[:_LONGEST_WORD] for text in texts for word in text.split()]
         longest = max(map(cell_len, texts), default=0)
-        yield max(longest, *map(cell_len, lines))
+        total += max(longest, *map(cell_len, lines)) + gap + _DIVIDER
+    return total
 
 
-def _rich_table(view: RenderedTable, gap: int, width: int = 0) -> RichTable:
-    """Return the table. width: of the screen; 0: unknown, so that texts may break."""
+def _rich_table(view: RenderedTable, gap: int) -> RichTable:
     table = RichTable(box=_HEAD_RULE, padding=(0, gap, 0, 0), pad_edge=False)
-    widths = list(_widths(view))
-    # Known widths save rich the measuring of each entry.
-    has_room = not _is_labelled(view) and _total(widths, gap) <= width
-    columns = zip(heads(view), view.sides, widths, strict=True)
-    for index, (lines, side, own) in enumerate(columns):
+    for index, (lines, side) in enumerate(zip(heads(view), view.sides, strict=True)):
         # On a screen that is too narrow for every view, texts break. A number never does: with a
         # missing digit it would be another number. Beside labels, nothing else has to break.
         is_whole = side == "right" or (index > 0 and _is_labelled(view))
         head = Text("\n".join(lines))
-        fixed = own if has_room else None
-        table.add_column(head, justify=side, overflow="fold", no_wrap=is_whole, width=fixed)
+        table.add_column(head, justify=side, overflow="fold", no_wrap=is_whole)
     for row in view.rows:
         table.add_row(*(Text(str(entry), style="red" if entry.status else "") for entry in row))
     return table
