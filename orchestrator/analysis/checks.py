@@ -95,6 +95,7 @@ class Comparison:
     differences: parameters of two named cells, and how the runs were measured.
     only: labels of the cells that only A has, and of those that only B has.
     is_same: both are one program, so that each failure is a false alarm.
+    command: of the `sweep ab` that measured both runs, which can decide what is undecided.
     """
 
     checks: tuple[Check, ...]
@@ -102,6 +103,7 @@ class Comparison:
     differences: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     only: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     is_same: bool = False
+    command: tuple[str, ...] = ()
 
     @cached_property
     def times(self) -> list[Check]:

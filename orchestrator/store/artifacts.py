@@ -22,29 +22,27 @@ _NOT_READ = "(a link or a pipe: not read)"
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Texts of an attempt's folder, each empty if its file is missing."""
+    """Texts of an attempt's folder, each empty if its file is missing, and where the log is."""
 
     log: tuple[str, ...]  # its last lines, without the frames of other code than the user's
+    log_file: Path
     own_frames: tuple[str, ...]  # of a hang or a crash, the innermost first
     rerun_command: str
 
 
-def rank_at_fault(evidence: str) -> int:
-    """Return the rank that the evidence of an attempt, as JSON, names; 0 if it names none."""
-    rank = json.loads(evidence).get("rank")
-    return rank if isinstance(rank, int) and rank > 0 else 0  # the row may be of somebody else
-
-
-def read_artifacts(run: Run, cell: str, number: int, rank: int = 0) -> Artifacts:
+def read_artifacts(run: Run, cell: str, number: int, evidence: str = "{}") -> Artifacts:
     """Return what people read of an attempt. Attempts before rerun.sh existed have no command.
 
-    rank: the one whose log is read.
+    evidence: of the attempt, as JSON. The log is that of the rank at fault, if it names one.
     """
-    folder = run.attempt_folder(cell, number)
-    log = _tail(rank_file(folder / LOG_FILE, rank)).splitlines()
+    folder, rank = run.attempt_folder(cell, number), json.loads(evidence).get("rank")
+    # The row may be of somebody else, and a text would lead to another file.
+    log_file = rank_file(folder / LOG_FILE, rank if isinstance(rank, int) and rank > 0 else 0)
+    log = _tail(log_file).splitlines()
     command = _tail(folder / RERUN_FILE).strip()
     return Artifacts(
         tuple(without_other_frames(log)[-_LINES:]),
+        log_file,
         tuple(own_frames(list(filter(DUMPED.match, log)))),
         _of_present_folder(command, folder),
     )

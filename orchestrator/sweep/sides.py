@@ -85,13 +85,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Origin:
-    """The command that measured two runs, and what differs between its sides.
+    """The `sweep ab` that measured two runs, and what differs between its sides.
 
-    command: the arguments of `sweep ab`; empty if an older program measured. differences: the
-    environment variables and the Pythons of A and B, where they differ.
+    command: as it can be typed; its arguments are unknown if an older program measured.
+    differences: the environment variables and the Pythons of A and B, where they differ.
     """
 
-    command: Sequence[str]
+    command: tuple[str, ...]
     differences: Mapping[str, tuple[str, str]]
 
 
@@ -107,14 +107,10 @@ def origin_of(a: Path, b: Path) -> Origin | None:
             for name in ("python", "env")
             if first.get(name) != second.get(name)
         }
-        return Origin([*map(str, found.get("command", ()))], differences)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # missing, or of no `sweep ab`
+        arguments = found.get("command", ("ab", "CONFIG"))
+        return Origin(("sweep", *map(str, arguments)), differences)
+    # The file is missing, or no `sweep ab` wrote it.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -233,7 +229,7 @@ def _probe(python: str, paths: Sequence[Path], option: str) -> Mapping[str, str]
     reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     raise PlatformError(
         f"{option}: {python} cannot import transformer-sweep: {reason}",
-        f"Install it as for this Python: {python} -m pip install CLONE_OR_WHEEL",
+        f"Install it from its clone or its wheel: {python} -m pip install PATH",
     )
 
 

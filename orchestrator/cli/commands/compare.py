@@ -134,7 +134,7 @@ def _compare_runs(a: str, b: str, policy: Policy) -> tuple[tuple[Run, Run], Comp
         comparison = compare_runs(*runs, policy, (cell_a, cell_b) if cell_a else None)
     if origin := origin_of(*(run.folder for run in runs)):
         differences = {**comparison.differences, **origin.differences}
-        comparison = replace(comparison, differences=differences)
+        comparison = replace(comparison, differences=differences, command=origin.command)
     for run in runs:
         warn_of_incomplete(run, incomplete_cells(run))
     return runs, comparison

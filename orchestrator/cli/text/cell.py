@@ -14,9 +14,8 @@ from orchestrator.common.text import (
     parameter_texts,
     shell_path,
 )
-from orchestrator.store.artifacts import rank_at_fault, read_artifacts
+from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
-from tasks.spec.attempt import LOG_FILE, rank_file
 from tasks.spec.axes import leave_out
 from tasks.spec.messages import escape_unprintable
 
@@ -79,14 +78,12 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
     yield from _result(cells[cells["cell"] == cell])
     yield from _samples(samples[samples["attempt"] == number])
     run.fetch_artifacts(cell)
-    rank = rank_at_fault(last["evidence"])
-    artifacts = read_artifacts(run, cell, number, rank)
+    artifacts = read_artifacts(run, cell, number, last["evidence"])
     if artifacts.own_frames:
         yield "in your code, the innermost call first:"
         yield from (f"  {_printable(frame)}" for frame in artifacts.own_frames[:_MOST_FRAMES])
     if artifacts.log:
-        log_file = rank_file(run.attempt_folder(cell, number) / LOG_FILE, rank)
-        yield escape_unprintable(f"log: {log_file}")
+        yield escape_unprintable(f"log: {artifacts.log_file}")
         yield from (f"  {_printable(line)}" for line in artifacts.log)
     if artifacts.rerun_command:
         # The file may be somebody else's.

@@ -32,12 +32,12 @@ from orchestrator.report.tables.table import (
     quantity,
 )
 from orchestrator.store.run import Run, find_cell
-from orchestrator.sweep.sides import origin_of
 from tasks.spec.facts import FACTS
 
 KERNEL_DIFF = "kernel-diff"
 _LISTED = 8
-_DIGESTS = {fact.name: fact.doc for fact in FACTS if fact.name.endswith("_source")}
+# Of names in a line that says what differs.
+_MEANINGS = {fact.name: f" ({fact.doc})" for fact in FACTS if fact.name.endswith("_source")}
 _NOT_GOOD = (Verdict.SLOWER, Verdict.WORSE, Verdict.UNDECIDED)
 _REASONS = 3  # why cells are undecided, in lines of their own; cells of one side that are named
 _VERDICT = "verdict"
@@ -61,11 +61,8 @@ def describe_comparison(
 
 def describe_differences(comparison: Comparison) -> list[str]:
     """Return a line for each setting in which A and B differ."""
-    lines = []
-    for name, (a, b) in comparison.differences.items():
-        meaning = f" ({doc})" if (doc := _DIGESTS.get(name)) else ""
-        lines.append(f"{name}{meaning}: {a} → {b}")
-    return lines
+    found = comparison.differences.items()
+    return [f"{name}{_MEANINGS.get(name, '')}: {a} → {b}" for name, (a, b) in found]
 
 
 def describe_outcome(comparison: Comparison, runs: Sequence[Run] = ()) -> Iterator[str]:
@@ -188,10 +185,9 @@ def _undecided(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
     options = [check.remedy for check in comparison.undecided if check.remedy]
     if not options or not runs:
         return
-    if origin := origin_of(*(run.folder for run in runs)):
-        yield "to decide, run again the `sweep ab` that measured them: it ends with what decides"
-        if origin.command:
-            yield f"  {shell_command(['sweep', *origin.command])}"
+    if comparison.command:
+        yield "to decide, run again what measured them: it ends with the command that decides"
+        yield f"  {shell_command(comparison.command)}"
         return
     if any(run.is_published for run in runs):
         yield f"to decide, measure both on one machine, with {' '.join(_joined(options))}"

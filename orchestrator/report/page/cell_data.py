@@ -28,7 +28,7 @@ from orchestrator.report.tables.formatters import end_location
 from orchestrator.report.text import cell_names
 from orchestrator.report.text.cell_names import LENGTH, NAME, SCOPE_COLUMNS
 from orchestrator.report.text.numbers import rounded
-from orchestrator.store.artifacts import rank_at_fault, read_artifacts
+from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
 
 # Name in the page: column of the cells and factor.
@@ -146,8 +146,7 @@ def read_details(run: Run, results: Results) -> Iterator[dict[str, object]]:
             details["live"] = live[cell]
         if not pd.isna(attempt):
             (evidence,) = (row["evidence"] for row in by_cell[cell] if row["attempt"] == attempt)
-            rank = rank_at_fault(evidence)
-            log = "\n".join(read_artifacts(run, cell, int(attempt), rank).log)
+            log = "\n".join(read_artifacts(run, cell, int(attempt), evidence).log)
             is_ok = all(row["status"] == "ok" for row in by_cell[cell])
             details["log"] = log[-(_LOG_OF_OK if is_ok else _LOG_OF_FAILED) :]
         yield details

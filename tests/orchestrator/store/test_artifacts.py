@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.artifacts import rank_at_fault, read_artifacts
+from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from tasks.spec.attempt import LOG_FILE
@@ -44,8 +44,15 @@ def test_a_log_behind_a_link_is_not_read(two_runs: RunCollection, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("evidence", "rank"),
-    [("{}", 0), ('{"rank": 2}', 2), ('{"rank": -1}', 0), ('{"rank": "/x"}', 0)],
+    ("evidence", "name"),
+    [
+        ("{}", "log.txt"),
+        ('{"rank": 2}', "log_2.txt"),
+        ('{"rank": -1}', "log.txt"),
+        ('{"rank": "/x"}', "log.txt"),
+    ],
 )
-def test_the_rank_at_fault_is_a_number(evidence: str, rank: int) -> None:
-    assert rank_at_fault(evidence) == rank
+def test_the_log_is_that_of_a_rank_that_is_a_number(
+    two_runs: RunCollection, evidence: str, name: str
+) -> None:
+    assert read_artifacts(two_runs, f"after:{CELL}", 1, evidence).log_file.name == name

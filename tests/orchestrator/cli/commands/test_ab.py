@@ -282,7 +282,7 @@ def test_cells_on_a_cpu_are_undecided_with_the_ratio_of_each_round(
         "compare", "results/ab/a", "results/ab/b"
     ).stdout.splitlines()
     assert first == "env: A=1 → A=2"
-    assert advice.startswith("to decide, run again the `sweep ab` that measured them")
+    assert advice.startswith("to decide, run again what measured them")
     assert command == "  sweep ab tiny.yaml --a env=A=1 --b env=A=2 --json x.json"
     swapped = sweep_here("compare", "results/ab/b", "results/ab/a").stdout
     assert swapped.startswith("env: A=2 → A=1\n")
