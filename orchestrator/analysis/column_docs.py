@@ -75,8 +75,7 @@ def describe_columns(names: Iterable[str]) -> list[ColumnDoc]:
 
 
 def _describe(name: str) -> ColumnDoc:
-    columns = (*cell_columns(), *parameter_columns())
-    # Most names are no templates, and comparing them takes less than matching each.
-    found = next((one for one in columns if one.name == name), None)
-    found = found or next((one for one in columns if one.matches(name)), None)
-    return ColumnDoc(name, found.unit, found.doc) if found else ColumnDoc(name, "", PARAMETER)
+    for one in (*cell_columns(), *parameter_columns()):
+        if one.matches(name):
+            return ColumnDoc(name, one.unit, one.doc)
+    return ColumnDoc(name, "", PARAMETER)

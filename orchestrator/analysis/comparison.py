@@ -219,8 +219,6 @@ def _differing_fingerprints(
 
 def _model_sources(run: RunTimings, cells: Sequence[str]) -> str:
     """Return the digests of the models that the shown attempts of these cells ran."""
-    if not run.results.cells.get("model", pd.Series()).notna().any():
-        return "none"
     attempts = run.results.attempts()
     facts = attempts.loc[attempts["cell"].isin(cells), "facts"].map(json.loads)
     return ", ".join(sorted({str(one[_MODEL]) for one in facts if one.get(_MODEL)})) or "none"

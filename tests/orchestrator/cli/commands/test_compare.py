@@ -262,7 +262,7 @@ def test_models_of_two_sources_are_two_programs(
 ) -> None:
     folders = []
     for name in ("a", "b"):
-        cell = make_outcome(step_ms=(10.0,) * 7, size=None, model="mine:Model")
+        cell = make_outcome(step_ms=(10.0,) * 7)
         cell = replace(cell, facts={**cell.facts, "model_source": f"source {name}"})
         folders.append(write(tmp_path / name, cell).folder)
     assert "same program" in sweep_here("compare", folders[0], folders[0]).stdout
