@@ -30,11 +30,11 @@ from tasks.spec.cell import Cell, dotted_values
 from tasks.spec.parameters import default_values
 from tasks.spec.registry import make_cell
 
-# By axis of cells with several ranks: its value for one, and what a value without effect lacks.
-OF_RANKS = {
-    "gpus": (1, "On the CPU, processes takes its place"),
-    "processes": (1, "On a GPU, gpus takes its place"),
-    "parallel": ("none", "It needs several ranks: set gpus, or on the CPU processes"),
+# The remedy for an axis that asks for several ranks without effect.
+REMEDIES_OF_RANKS = {
+    "gpus": "On the CPU, processes takes its place",
+    "processes": "On a GPU, gpus takes its place",
+    "parallel": "It needs several ranks: set gpus, or on the CPU processes",
 }
 # Variables of NCCL that the axis `nccl_algo` sets.
 _SET_BY_NCCL_ALGO = {"NCCL_ALGO", "NCCL_NVLS_ENABLE"}
@@ -140,22 +140,20 @@ def _empty_grid(config: SweepConfig, source: Source, selection: Selection) -> Co
 
 
 def require_ranks(config: SweepConfig, source: Source, selection: Selection) -> None:
-    """Raise ConfigError if a grid asks for several ranks and its cells have one.
-
-    It would be another sweep than the config says.
-    """
+    """Raise ConfigError if a grid asks for several ranks, but none of its cells has them."""
     if selection.set.keys() & {"gpus", "processes"}:
         return
     for number, grid in enumerate(config.grids):
-        for name, (of_one, remedy) in OF_RANKS.items():
-            value = {**config.defaults, **grid.fixed}.get(name, of_one)
-            if value == of_one or name in (*grid.axes, *selection.set):
-                continue
-            cells = (cell for cell, _ in _grid_cells(config, number, source, selection.set))
-            if all(cell.params.values().get(name, value) != value for cell in cells):
+        defaults = default_values(task_params(grid))
+        written = own_axes(grid, config.defaults) | grid.fixed
+        for name in REMEDIES_OF_RANKS.keys() & written.keys() - selection.set.keys():
+            cells = _grid_cells(config, number, source, selection.set, refused=[])
+            values = {cell.params.values()[name] for cell, _ in cells}
+            if written[name] != defaults[name] and values == {defaults[name]}:
                 place = ("grids", number, "fixed") if name in grid.fixed else ("defaults",)
                 where = source.where((*place, name))
-                raise ConfigError(f"{where}: has no effect on the cells of this grid", remedy)
+                problem = f"{where}: has no effect on the cells of this grid"
+                raise ConfigError(problem, REMEDIES_OF_RANKS[name])
 
 
 def require_matches(config: SweepConfig, source: Source) -> None:

@@ -6,7 +6,6 @@ both, the group's value is the largest.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -56,15 +55,16 @@ def find_cause(journals: Sequence[JournalContents], exits: RankExits) -> int:
 
 
 def blame(
-    attempt: Attempt, rank: int, final: FinalStatus, wall_s: float = math.inf
+    attempt: Attempt, rank: int, final: FinalStatus, wall_s: float
 ) -> tuple[int, FinalStatus]:
     """Return the rank at fault and the end of the attempt, by the flight records of all ranks.
 
     A rank that waited in vain for another one has reported the fault of that one.
 
     Args:
-        rank: the one that ended first. wall_s: of the attempt; within a shorter time than the limit
-            of a collective, no rank has waited in vain.
+        rank: the one that ended first.
+        wall_s: duration of the attempt. In less than the limit of a collective, no rank has waited
+            in vain.
     """
     ranks = range(attempt.cell.params.ranks)
     flights = {one: _last_collective(attempt, one) for one in ranks}
@@ -75,9 +75,9 @@ def blame(
         evidence["arrived"] = arrived
     log = tail(rank_file(attempt.path / LOG_FILE, rank), REPORT_BYTES)
     message = str(final.evidence.get("message"))
-    # If no rank has ended, one has closed its connections, mostly because it waited in vain.
-    is_gone = re.search(_GONE, message) is not None
-    is_late = is_gone or re.search(_LATE, f"{message} {log}") is not None
+    # No rank has ended, so one has closed its connections: mostly because it waited in vain.
+    is_gone = bool(re.search(_GONE, message))
+    is_late = is_gone or bool(re.search(_LATE, f"{message} {log}"))
     is_beyond = "timeout_s" in evidence  # the limit of the attempt, which says nothing of a rank
     if is_beyond:
         del evidence["rank"]

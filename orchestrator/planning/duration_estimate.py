@@ -387,7 +387,6 @@ def guess_step(cell: Cell, gpu: str | None) -> StepGuess:
 def _peak_share(cell: Cell, precision: str) -> float:
     """Return the share of the peak that a cell reaches, by its task's own measure of work."""
     is_full, compiled = precision == "fp32", cell.params.compiled
-    # Limited by the memory bandwidth: the higher the peak, the smaller the share.
     has_scores = cell.params.values().get("attention") in _SCORES_IN_MEMORY
     if cell.params.device == "cpu" or cell.task == "matmul":
         return 0.8
@@ -399,6 +398,7 @@ def _peak_share(cell: Cell, precision: str) -> float:
         return 0.35 if compiled else 0.22
     if not has_scores:
         return 0.3 if is_full else 0.2
+    # Limited by the memory bandwidth: the higher the peak, the smaller the share.
     share = 0.08 if is_full else 0.01
     return share * 2.5 if compiled else share
 

@@ -18,7 +18,13 @@ from pathlib import Path
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.common.run_location import RunLocation, is_address, require_name
-from orchestrator.config.grid import OF_RANKS, Expansion, expand, require_matches, require_ranks
+from orchestrator.config.grid import (
+    REMEDIES_OF_RANKS,
+    Expansion,
+    expand,
+    require_matches,
+    require_ranks,
+)
 from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
@@ -219,11 +225,11 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     require_ranks(config, source, selection)
     # Otherwise another sweep would run than the user asked for.
     for name in sorted(expansion.idle):
-        usual = (
+        remedy = (
             "Leave it out, or set the axis that it depends on, such as timing, device or compile"
         )
-        _, remedy = OF_RANKS.get(name, ("", usual))
-        raise ConfigError(f"--set {name}: has no effect on the selected cells", remedy)
+        problem = f"--set {name}: has no effect on the selected cells"
+        raise ConfigError(problem, REMEDIES_OF_RANKS.get(name, remedy))
     location = out or config.results or Path("results") / config.name
     if not is_address(location):
         require_name(location, "--out")  # the current folder may not be UTF-8 either

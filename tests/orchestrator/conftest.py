@@ -41,8 +41,8 @@ MEASURED = ROOT / "tests" / "data" / "h200_cells"
 def _one_program() -> Iterator[None]:
     """No test edits this program: sweeps share its digest and commit, a third of what a fake one takes.
 
-    Configs of the same text are parsed once, and Parquet files of the same content. Memory stays with the process: of one that has torch, to
-    return what is free takes 10 ms, and a report does it several times.
+    Configs of the same text are parsed once, and Parquet files of the same content. Memory stays with the
+    process: of one that has torch, to return what is free takes 10 ms, and a report does it several times.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orchestrator.planning.request.program_source", cache(program_source))

@@ -251,8 +251,8 @@ def _continuation(run: Run, plan: Plan, to_run: int) -> str:
             left += f"; {wider} another host: {last_command(run)}"
         return left
     if is_search(run):
-        count = text.cells_and_verb(to_run, "was", "were")
-        return f"{count} not measured by the search. Its answer: {last_command(run)}"
+        left = f"not measured by the search: {to_run} of {requested}"
+        return f"{left}. To continue it, or to see its answer: {last_command(run)}"
     left = f"{to_run} of {requested}{repetition_note(plan)}"
     return f"left to measure: {left}. To continue: {last_command(run)}"
 

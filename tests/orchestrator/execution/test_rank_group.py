@@ -64,6 +64,9 @@ class FaultyParams(RankedParams, TimedParams):
     culprit: int = axis(1, "rank that does it")
 
 
+LONG_S = 600.0  # longer than the limit of a collective
+
+
 def build(params: FaultyParams) -> Workload:
     device, numbers, done = set_up(params), torch.ones(8, device=params.device), list[int]()
 
@@ -374,7 +377,7 @@ LATE = failed("Timed out waiting 5000ms for recv operation to complete")
 def test_the_ranks_that_did_not_arrive_are_at_fault(attempt: Attempt) -> None:
     flight(attempt, 0, 7)
     flight(attempt, 1, 6)
-    rank, final = blame(attempt, 0, LATE)
+    rank, final = blame(attempt, 0, LATE, LONG_S)
     assert (rank, final.status) == (1, Status.TIMEOUT)
     assert final.evidence == {
         "rank": 1,
@@ -387,7 +390,7 @@ def test_the_ranks_that_did_not_arrive_are_at_fault(attempt: Attempt) -> None:
 def test_a_collective_at_which_all_arrived_is_the_links_fault(attempt: Attempt) -> None:
     for rank in range(3):
         flight(attempt, rank, 7)
-    _, final = blame(attempt, 0, LATE)
+    _, final = blame(attempt, 0, LATE, LONG_S)
     assert final.status is Status.TIMEOUT
     assert "all ranks arrived at all_reduce 7" in str(final.evidence["message"])
 
@@ -398,7 +401,7 @@ def test_a_watchdog_that_aborts_its_rank_reports_a_late_one(attempt: Attempt) ->
         flight(attempt, rank, number)
     (attempt.path / LOG_FILE).write_text(NCCL_REPORT)
     killed = FinalStatus(Status.CRASHED, {"message": "killed by SIGABRT", "signal": "SIGABRT"})
-    rank, final = blame(attempt, 0, killed)
+    rank, final = blame(attempt, 0, killed, LONG_S)
     assert (rank, final.status) == (2, Status.TIMEOUT)
     assert final.evidence["arrived"] == {
         "0": "allreduce 7",
@@ -414,7 +417,7 @@ def test_the_limit_of_an_attempt_names_a_rank_only_if_one_is_behind(
     for one, number in enumerate(numbers):
         flight(attempt, one, number)
     evidence = {"message": "not done after 5 s", "timeout_s": 5.0}
-    found, final = blame(attempt, 0, FinalStatus(Status.TIMEOUT, evidence))
+    found, final = blame(attempt, 0, FinalStatus(Status.TIMEOUT, evidence), LONG_S)
     assert (final.status, final.evidence.get("rank")) == (Status.TIMEOUT, rank)
     assert found == (rank or 0)
     assert final.evidence["message"] == "not done after 5 s"
@@ -441,7 +444,7 @@ def test_a_closed_connection_while_all_ranks_run_is_that_of_a_rank_that_waited(
     """It closes its connections before it ends, so that its peer may end first."""
     for rank, number in ((0, 7), (1, 7), (2, 6)):
         flight(attempt, rank, number)
-    rank, final = blame(attempt, 0, failed(GONE))
+    rank, final = blame(attempt, 0, failed(GONE), LONG_S)
     assert (rank, final.status) == (2, Status.TIMEOUT)
     # Nobody can have waited for the whole limit: the model has closed them.
     rank, final = blame(attempt, 0, failed(GONE), attempt.settings.collective_timeout_s / 2)
@@ -452,7 +455,7 @@ def test_a_closed_connection_while_all_ranks_run_is_that_of_a_rank_that_waited(
 def test_sizes_that_differ_are_a_failure(attempt: Attempt) -> None:
     for rank in range(3):
         flight(attempt, rank, 7, size=8 + rank // 2)
-    _, final = blame(attempt, 0, LATE)
+    _, final = blame(attempt, 0, LATE, LONG_S)
     assert final.status is Status.FAILED
     assert "rank 2 all_reduce of [[9]]" in str(final.evidence["message"])
 
@@ -462,7 +465,7 @@ def test_sizes_that_differ_are_a_failure(attempt: Attempt) -> None:
 )
 def test_a_flight_record_that_cannot_be_read_is_none(attempt: Attempt, content: str) -> None:
     (attempt.path / FLIGHT_FILE).write_text(content)
-    assert blame(attempt, 0, LATE)[1].status is Status.FAILED
+    assert blame(attempt, 0, LATE, LONG_S)[1].status is Status.FAILED
 
 
 def step(number: int, ms: float | None, mode: str = "synced") -> Sample:

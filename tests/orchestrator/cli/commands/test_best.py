@@ -250,7 +250,10 @@ def test_a_search_measures_once_and_writes_a_config_of_its_answer(
     assert measured
     left = 4 - int(measured[1])
     status = sweep_here("status", str(tmp_path / "run")).stdout
-    answer = f" not measured by the search. Its answer: sweep best {tmp_path}"
+    answer = (
+        f"not measured by the search: {left} of 4 cells. To continue it, or to see its answer: "
+    )
+    answer += f"sweep best {tmp_path}"
     assert (answer in status) == bool(left)
     assert ("nothing is left to measure of 4 cells" in status) == (not left)
     disturbed = command_with(Run(tmp_path / "run"), ["--retry", "cpu-contended"])

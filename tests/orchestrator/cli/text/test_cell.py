@@ -122,10 +122,8 @@ def test_the_lines_of_the_users_model_come_first(
 def test_the_log_is_that_of_the_rank_at_fault(
     tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
-    run, failure = (
-        Run(tmp_path / "run"),
-        make_outcome(Status.FAILED, processes=2, parallel="ddp", batch_size=2),
-    )
+    run = Run(tmp_path / "run")
+    failure = make_outcome(Status.FAILED, processes=2, parallel="ddp", batch_size=2)
     failure = replace(failure, evidence={"message": "it closed", "rank": 1})
     with open_for_writing(run) as writer:
         writer.write_manifest({"name": "run"})
