@@ -124,13 +124,19 @@ def failure_reason(evidence: Mapping[str, object]) -> str:
     """Return in one line why an attempt failed, from the evidence in its row.
 
     An allocation that failed is described by its size. torch's own message for it is a paragraph
-    whose first line names neither the limit nor the free memory.
+    whose first line names neither the limit nor the free memory. Of several ranks it names the one
+    at fault.
     """
-    sizes = {name: value for name, value in evidence.items() if isinstance(value, int)}
-    if "asked_bytes" in sizes:
-        return _failed_allocation(sizes)
-    named = evidence.get("reason") or typed_message(evidence)
-    return shorten(escape_unprintable(str(named).strip().split("\n")[0]), _LONGEST_REASON)
+    numbers = {name: value for name, value in evidence.items() if isinstance(value, int)}
+    if "asked_bytes" in numbers:
+        reason = _failed_allocation(numbers)
+    else:
+        named = evidence.get("reason") or typed_message(evidence)
+        reason = escape_unprintable(str(named).strip().split("\n")[0])
+    rank = f"rank {numbers.get('rank')}"
+    if "rank" in numbers and rank not in reason:
+        reason = f"{rank}: {reason}"
+    return shorten(reason, _LONGEST_REASON)
 
 
 def typed_message(evidence: Mapping[str, object]) -> str:

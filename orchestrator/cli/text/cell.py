@@ -98,7 +98,8 @@ def describe_cell(run: Run, prefix: str, with_traceback: bool = False) -> Iterat
                 yield f"{name}: " + "\n  ".join(map(_printable, text.split("\n")))
         return
     # More than the reason that is printed.
-    reason, exception = failure_reason(evidence), str(evidence.get("exception"))
+    reason = failure_reason(evidence | {"rank": None})
+    exception = str(evidence.get("exception"))
     if set(texts.values()) - {"", exception, reason, reason.removeprefix(f"{exception}: ")}:
         yield f"message and traceback: sweep show {shell_path(run)} {cell} --traceback"
 

@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from orchestrator.analysis.results import Results
-from orchestrator.common.text import counted
+from orchestrator.common.text import and_more, counted
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.tables.formatters import why_failed
@@ -38,6 +38,7 @@ MIN_WIDTH, FILE_WIDTH = 40, 100
 _ASCII_MARK = "*"  # for a terminal that cannot show HOST_MARK
 _MAX_FINDINGS = 7
 _MAX_FAILURES = 8
+_MAX_HIDDEN = 6  # columns without room whose headings are listed
 _GAP = 2  # blanks between two columns
 _DIVIDER = 1  # blank that a RichTable with a box has between two columns and at both sides
 _LABEL = "cell"  # the key of a view whose rows are named by labels
@@ -304,12 +305,18 @@ def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[Rendera
     texts_shown = chain(*columns.values(), grid.panels, grid.columns)
     longest = max(map(len, map(str, texts_shown)))
     room = max((width - used) // (longest + _GAP), 1)
-    panels = sorted({panel for panel, _ in columns})
-    while len(columns) > room and len(panels) > 1:
+    panels, places = sorted({panel for panel, _ in columns}), list(columns)
+    hidden = []
+    while len(places) > room and len(panels) > 1:
         # The first and the last precision are those that readers compare.
-        del panels[-2 if len(panels) > 2 else 0]
-        columns = {place: texts for place, texts in columns.items() if place[0] in panels}
-    shown = dict(list(columns.items())[-room:])
+        hidden.append(grid.panels[panels.pop(-2 if len(panels) > 2 else 0)])
+        places = [place for place in places if place[0] in panels]
+    hidden += [f"{grid.panels[one]} {grid.columns[other]}".strip() for one, other in places[:-room]]
+    left_out = [f"only {text}" for text in grid.left_out]
+    if hidden:
+        names = ", ".join(hidden[:_MAX_HIDDEN])
+        left_out.append(f"no room for {names}{and_more(len(hidden) - _MAX_HIDDEN)}")
+    shown = {place: columns[place] for place in places[-room:]}
     table = _plain_table()
     table.add_column(grid.row_title, no_wrap=True)
     before = -1
@@ -322,3 +329,5 @@ def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[Rendera
         table.add_row(Text(f"  {name}"), *texts)
     title = f"{measure.label}, {measure.unit.split()[0]}: {grid.first_note}"
     yield from (Text(title.removesuffix(": "), style="bold"), table)
+    if left_out:
+        yield Text(f"  {'; '.join(left_out)}", style="dim")

@@ -358,7 +358,8 @@ def why_failed(row: Row) -> Entry:
     """Return the first line of the reason or of the error message of a failed attempt."""
     names = ("reason", "exception", "message")
     evidence: dict[str, object] = {name: str(row[name]) for name in names if has_value(row, name)}
-    # A failed allocation is described by its sizes.
-    sizes = ("asked_bytes", "limit_bytes", "free_bytes", "total_bytes")
-    evidence |= {name: int(row[name]) for name in sizes if has_value(row, name)}
+    # A failed allocation is described by its sizes. The rank of an imported trace is a text.
+    numbers = ("asked_bytes", "limit_bytes", "free_bytes", "total_bytes", "rank")
+    known = [name for name in numbers if has_value(row, name) and not isinstance(row[name], str)]
+    evidence |= {name: int(row[name]) for name in known}
     return Entry(failure_reason(evidence) or NOTHING)

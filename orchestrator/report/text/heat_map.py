@@ -91,6 +91,9 @@ class HeatMap:
 
     views: what a cell shows, for each measure, by its position: panel, row, column, and the option
     of each switch. note: what all cells share. first_note: what those of the first view share.
+    left_out: of each axis with more values than are shown, both numbers.
+    left_out: how many values of an axis are shown, where there are more, such as "3 of 8 values of
+    strategy".
     """
 
     row_title: str
@@ -103,6 +106,7 @@ class HeatMap:
     views: Mapping[str, Mapping[str, HeatCell]]
     note: str
     first_note: str
+    left_out: Sequence[str]
     has_failures: bool
     is_bound_known: bool
 
@@ -160,7 +164,7 @@ def heat_map(results: Results) -> HeatMap | None:
     axes = (*others, *timing, "seed")
     cells, note = cell_names.choose_slice(cells, axes, [*places, *switched])
     first = _first_view(cells, switched)
-    grid = {}
+    grid, left_out = {}, []
     for axis, most in places.items():
         # The values that most cells have, in their order.
         fullest = first[axis].map(axis_text).value_counts().index
@@ -168,7 +172,8 @@ def heat_map(results: Results) -> HeatMap | None:
         grid[axis] = [one for one in values if axis_text(one) in fullest[:most]]
         cells = cells[cells[axis].map(axis_text).isin(map(axis_text, grid[axis]))]
         if most < len(fullest):
-            notes.append(f"{most} of {len(fullest)} values of {cell_names.axis_title(axis)}")
+            left_out.append(f"{most} of {len(fullest)} values of {cell_names.axis_title(axis)}")
+    notes += left_out
     # The only cells with another value may be outside of the grid.
     switched = [axis for axis in switched if cells[axis].nunique(dropna=False) > 1]
     if RUN in cells and results.cells[RUN].nunique() > 1:
@@ -177,7 +182,7 @@ def heat_map(results: Results) -> HeatMap | None:
         if rest:
             count = int((cells[RUN] != main).sum())
             notes.append(f"and {count} cells of {', '.join(sorted(rest))}")
-    return _map(cells, grid, switched, ", ".join(filter(None, (note, *notes))))
+    return _map(cells, grid, switched, ", ".join(filter(None, (note, *notes))), left_out)
 
 
 def _with_one_timing(
@@ -232,7 +237,11 @@ def _places(
 
 
 def _map(
-    cells: pd.DataFrame, grid: Mapping[str, list[Any]], switched: list[str], note: str
+    cells: pd.DataFrame,
+    grid: Mapping[str, list[Any]],
+    switched: list[str],
+    note: str,
+    left_out: Sequence[str],
 ) -> HeatMap:
     """Return the map of cells. grid: axes of panels, rows and columns, with their values."""
     (panel_axis, row_axis, column_axis), values = grid, list(grid.values())
@@ -273,6 +282,7 @@ def _map(
         views=views,
         note=note,
         first_note=cell_names.shared_settings(first, grid, named),
+        left_out=left_out,
         has_failures=bool(cells["status"].isin(OUT_OF_MEMORY).any()),
         is_bound_known=bool(cells["cpu_bound"].notna().any()),
     )

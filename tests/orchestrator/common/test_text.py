@@ -49,10 +49,13 @@ def test_a_printable_name_is_quoted_as_usual() -> None:
         ({"exception": "RuntimeError", "reason": "a rank ended", "message": "x"}, "a rank ended"),
         ({"exception": "RuntimeError", "message": ""}, "RuntimeError"),
         ({"message": "it broke"}, "it broke"),
+        ({"message": "it broke", "rank": 0}, "rank 0: it broke"),
+        ({"message": "rank 2 is late", "rank": 2}, "rank 2 is late"),
+        ({"asked_bytes": 2**30, "rank": 1}, "rank 1: out of memory: asked for 1 GiB"),
     ],
 )
-def test_a_reason_begins_with_the_type_of_its_exception(
-    evidence: dict[str, str], reason: str
+def test_a_reason_begins_with_the_rank_and_the_type_of_its_exception(
+    evidence: dict[str, object], reason: str
 ) -> None:
     assert failure_reason(evidence) == reason
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.report.formats.terminal import Screen
+from orchestrator.report.formats.terminal import Screen, overview
+from tests.orchestrator.report.findings.test_findings import results_of, step
 from tests.support.widths import widest
 
 
@@ -26,3 +27,15 @@ def test_a_command_stays_in_one_line_and_a_sentence_does_not() -> None:
     assert text.splitlines()[0] == command
     assert len(text.splitlines()) > 2
     assert widest(text) <= 40
+
+
+def test_the_overview_names_what_its_grids_leave_out() -> None:
+    precisions, lengths = ("fp32", "tf32", "bf16", "fp16"), (128, 256, 512)
+    results = results_of(
+        *(step(100, precision=one, context_length=n) for one in precisions for n in lengths)
+    )
+    texts = (overview(results, [], [], "", Screen(width)) for width in (99, 50, 20))
+    wide, narrow, tiny = (" ".join(text.split()) for text in texts)
+    assert "only 3 of 4 values of precision More" in wide
+    assert "only 3 of 4 values of precision; no room for tf32 More" in narrow
+    assert "; no room for tf32, fp32, bf16 128" in tiny
