@@ -10,8 +10,9 @@ its true time is at most 2 % above the best one of its group.
 
 The share of time compares what the search takes with what the run took for all cells, without their
 instruments. A search measures with adaptive timing and ends cells that are beaten: its steps are
-drawn from the cell's synchronized steps until the rule of adaptive timing stops. `same timing` is the
-share of the measured cells in what the run took.
+drawn from the cell's synchronized steps until the rule of adaptive timing stops. `synced` leaves out
+the pipelined steps of a search, and `same timing` is the share of the measured cells in what the run
+took.
 """
 
 from __future__ import annotations
@@ -62,15 +63,17 @@ class Truth:
     def wall_s(self) -> float:
         return self.before_s + self.timing_s
 
-    def adaptive_s(self, chance: random.Random, factor: float, beaten_ms: float | None) -> float:
-        """Return what the cell takes with adaptive timing, in a process with this factor."""
+    def adaptive_s(
+        self, chance: random.Random, factor: float, beaten_ms: float | None
+    ) -> tuple[float, float]:
+        """Return what the cell takes with adaptive timing, and what pipelined steps add to it."""
         steps = StepDurations(self.rule, beaten_ms)
         while steps.stopped_by is None:
             steps.add(factor * chance.choice(self.synced_ms))
         measured_s = sum(steps.durations) / 1e3
         is_as_synced = abs(median(self.synced_ms) / 1e3 / self.step_s - 1) <= self.rule.half_width
         warm_up_s = (ADAPTIVE_WARM_UP - FIXED_WARM_UP) * self.step_s
-        return self.before_s + warm_up_s + measured_s * (1 if is_as_synced else 2)
+        return self.before_s + warm_up_s + measured_s, 0.0 if is_as_synced else measured_s
 
 
 def main() -> None:
@@ -95,6 +98,7 @@ def main() -> None:
         "until",
         "cells per group",
         "share of time",
+        "synced",
         "same timing",
         "right",
         "GPU-bound right",
@@ -132,23 +136,24 @@ def read_groups(folder: str, passes: Sequence[str]) -> tuple[list[SearchGroup], 
 
 def search(
     groups: Sequence[SearchGroup], truths: dict[str, Truth], until: float, seed: int
-) -> tuple[float, float, float, float, float, float]:
+) -> tuple[float, float, float, float, float, float, float]:
     """Play one search and return the columns of its row."""
     chance, goal = random.Random(seed), Goal(OVER, until=until)
     noise = {
         cell: math.exp(chance.gauss(0, NOISE[one.is_cpu_bound])) for cell, one in truths.items()
     }
-    now, spent_s = list(groups), 0.0
+    now, synced_s, pipelined_s = list(groups), 0.0, 0.0
     while chosen := BestSearch(now, goal).round(1):
         limits_ms = beaten_limits_ms(now)
         for number, position in chosen:
             one = now[number].entrants[position]
             truth = truths[one.cell.id]
             factor = noise[one.cell.id]
-            spent_s += truth.adaptive_s(chance, factor, limits_ms.get(one.cell.id))
+            taken = truth.adaptive_s(chance, factor, limits_ms.get(one.cell.id))
+            synced_s, pipelined_s = synced_s + taken[0], pipelined_s + taken[1]
             step_s = truth.step_s * factor
-            synced_s = factor * median(truth.synced_ms) / 1e3
-            speed = Speed(step_s, step_s, step_s, truth.is_cpu_bound, None, synced_s)
+            one_synced_s = factor * median(truth.synced_ms) / 1e3
+            speed = Speed(step_s, step_s, step_s, truth.is_cpu_bound, None, one_synced_s)
             entrants = list(now[number].entrants)
             entrants[position] = replace(one, speed=speed, status="ok")
             now[number] = replace(now[number], entrants=tuple(entrants))
@@ -162,7 +167,8 @@ def search(
     run_s = sum(one.wall_s for one in truths.values())
     return (
         len(measured) / len(now),
-        spent_s / run_s,
+        (synced_s + pipelined_s) / run_s,
+        synced_s / run_s,
         sum(truths[one.cell.id].wall_s for one in measured) / run_s,
         sum(right) / len(right),
         sum(on_gpu) / max(1, len(on_gpu)),
