@@ -20,6 +20,7 @@ from tasks.spec.tables import UNKNOWN_CLASS
 
 PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
+_TIMED_PHASES = tuple(filter(None, PHASES))
 PHASE = "phase"  # title of the column that names phases
 BOTH_PASSES, WHOLE_STEP = "forward + backward", "step"
 # Stands behind a phase or module if the number of steps is unknown.
@@ -262,6 +263,20 @@ def _us(ns: float) -> Entry:
     return table.quantity(ns / 1e3, ".1f", "µs")
 
 
+@show.formatter
+def _profile_cost(row: Row, phase: str) -> Entry:
+    """Return the duration of a profiled phase over that of a timed one."""
+    profiled_ms = _profiled_ms(phase)(row).number
+    if profiled_ms is None or not has_value(row, f"{phase}_ms_median"):
+        return MISSING
+    return table.quotient(profiled_ms, row[f"{phase}_ms_median"])
+
+
+def _profiled_ms(phase: str) -> show.Value:
+    """Return what shows the time from a profiled phase's first kernel to its last."""
+    return show.ratio(f"{phase}_kernel_time_ms", f"{phase}_busy", ".1f")
+
+
 _WITH_KERNELS = layouts.having("attributed_to_phase")
 
 KERNEL_TABLES: tuple[Table, ...] = (
@@ -332,6 +347,8 @@ KERNEL_TABLES: tuple[Table, ...] = (
             show.col("drain_ms"),
             show.col("profiled_step_ms"),
             show.col("profile_cost", "cost"),
+            *((f"profiled {phase} ms", _profiled_ms(phase)) for phase in _TIMED_PHASES),
+            *((f"cost of {phase}", _profile_cost(phase)) for phase in _TIMED_PHASES),
             show.col("processing_share", "processing"),
             show.col("snapshot_peak_allocated_bytes", "allocated"),
             show.col("snapshot_peak_requested_bytes", "requested"),
@@ -348,7 +365,8 @@ KERNEL_TABLES: tuple[Table, ...] = (
             " profiler.",
             "idle": "Idle: milliseconds of a step between kernels, and those in which the CPU was"
             " late to launch.",
-            "cost": "Cost: a profiled step over a timed one.",
+            "cost": "Cost: a profiled step or phase over a timed one.",
+            "profiled": "Profiled: of a phase, from its first kernel to its last.",
             "processing": "Processing: reading the trace, as a share of the whole attempt.",
             "allocated|requested|replayed|reserved": "Memory: peaks of the recorded step in GiB, as"
             " the allocator counts them.",

@@ -254,3 +254,16 @@ def test_a_run_without_kernels_does_not_read_them(
 
     results = replace(load_results(run), read_table=without_kernels)
     assert not {page.table.name for page in lay_out(results)} & {one.name for one in KERNEL_TABLES}
+
+
+def test_the_profiler_costs_a_phase_what_it_adds_to_its_timed_duration(
+    results_of: Callable[..., Results],
+) -> None:
+    results = results_of((FORWARD, {}))
+    cells = results.cells.assign(
+        forward_kernel_time_ms=30.0, forward_busy=0.5, forward_ms_median=40.0, backward_busy=0.5
+    )
+    (row,) = table(replace(results, cells=cells), "coverage")
+    assert (row["profiled forward ms"], row["cost of forward"]) == ("60.0", "1.50")
+    # A phase that was not profiled, or not timed, costs nothing that is known.
+    assert not {"profiled backward ms", "cost of backward"} & row.keys()
