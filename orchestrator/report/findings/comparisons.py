@@ -46,6 +46,7 @@ _PEAK = "peak_allocated_bytes"
 _KERNELS = "step_kernel_time_ms_median"
 _MIN_LENGTH = 1024  # below, attention is limited by work that does not grow with the context
 _MIN_LENGTHS = 3  # for an exponent
+_LEAST_SHARE = 0.005  # of a peak that an option saves or costs
 # Axes that have findings of their own, or in which larger cells are expected to take longer.
 _EXPLAINED = {
     "precision", "compile", "attention", "pass", "memory_limit_gib", LENGTH, RUN, "device", "seed",
@@ -128,7 +129,8 @@ def about_compiling(results: Results) -> Iterator[Finding]:
 def _of_compiling(found: pd.DataFrame, name: str, results: Results) -> Finding:
     is_free = is_gpu_bound(found)
     shown, bound = (found[is_free], found[~is_free]) if is_free.any() else (found, found.iloc[:0])
-    kind = "GPU-bound pair" if (shown["bound"] == "GPU-bound").any() else "pair"
+    is_known = is_free.any() and (shown["bound"] == "GPU-bound").any()
+    kind = "GPU-bound pair" if is_known else "pair"
     texts = [f"Median of {counted(len(shown), kind)}"]
     if len(shown) == 1:
         pair = shown.iloc[0]
@@ -234,13 +236,16 @@ def _of_option(option: str, pair: tuple[Row, Row], count: int) -> Finding:
     share = _saving(pair)
     name = option.replace("_", " ")
     longer = row[TIME] / baseline[TIME]
-    gain = "saves" if share > 0 else "costs"
+    saves, saved = ("saves", "saved") if share > -_LEAST_SHARE else ("costs", "more")
+    amount, part = gibibytes(abs(base - own)), f"{percent(abs(share))} of the peak"
+    if abs(share) < _LEAST_SHARE:
+        amount = part = "no memory"
     more = "longer" if longer >= 1 else "shorter"
     return Finding(
         f"{name}: {axis_text(row[option])}",
-        gibibytes(abs(base - own)),
-        f"{gain}; step {ratio(longer)} as long",
-        f"{name.capitalize()} {axis_text(row[option])} {gain} {percent(abs(share))} of the peak.",
+        amount,
+        f"{saved}; step {ratio(longer)} as long",
+        f"{name.capitalize()} {axis_text(row[option])} {saves} {part}.",
         f"{finding.subject_of(row)} peaks at {gibibytes(own)} instead of {gibibytes(base)}, and takes"
         f" {number(row[TIME])} ms instead of {number(baseline[TIME])} ms, {percent(abs(longer - 1))}"
         f" {more}. The largest saving of {counted(count, 'pair')}.",

@@ -334,9 +334,7 @@ def test_a_config_that_is_written_early_says_so(sweep_here: Sweep, tmp_path: Pat
     assert "not finished" not in file.read_text()
 
 
-def test_the_largest_value_is_that_of_the_other_commands(
-    sweep_here: Sweep, tmp_path: Path
-) -> None:
+def test_the_largest_value_is_that_of_the_other_commands(sweep_here: Sweep, tmp_path: Path) -> None:
     config = tmp_path / "gpu.yaml"
     config.write_text(ON_GPU)
     words = ["--where", "precision=fp32,optimizer=fused,attention=sdpa"]

@@ -145,6 +145,9 @@ def test_compiling_is_a_median_of_gpu_bound_pairs_by_precision() -> None:
     # Measured in one precision only: it is not compared with other precisions.
     with_other = answer("compiled", *cells).detail
     assert with_other == f"Median of 6 GPU-bound pairs; {in_each}; 1 CPU-bound pair 1.50×."
+    # A compiled step that the GPU limits makes no GPU-bound pair with an eager one of the CPU.
+    only_slow = answer("compiled", *cells[-2:], *(dict(one, size="xl") for one in cells[-2:]))
+    assert only_slow.detail == "Median of 2 pairs."
 
 
 @pytest.mark.parametrize(("cpu_bound", "is_marked"), [(True, True), (False, False), (None, False)])
@@ -487,6 +490,25 @@ def test_an_option_names_what_it_saves_and_what_it_costs() -> None:
         " 4.00 GiB instead of 8.00 GiB, and takes 130 ms instead of 100 ms, 30% longer."
         " The largest saving of 2 pairs."
     )
+    assert only.interval == "saved; step 1.30× as long"
+
+
+@pytest.mark.parametrize(
+    ("gib", "shown", "conclusion"),
+    [
+        (7.98, "no memory saved", "saves no memory"),
+        (8.01, "no memory saved", "saves no memory"),
+        (10.0, "2.00 GiB more", "costs 25% of the peak"),
+    ],
+)
+def test_an_option_that_saves_nothing_says_so(gib: float, shown: str, conclusion: str) -> None:
+    cells = [
+        step(ms, checkpointing=option, peak_allocated_bytes=peak * GIB)
+        for option, peak, ms in (("none", 8.0, 100), ("blocks", gib, 150))
+    ]
+    only = answer("checkpointing", *cells)
+    assert f"{only.number} {only.interval}" == f"{shown}; step 1.50× as long"
+    assert only.conclusion == f"Checkpointing blocks {conclusion}."
 
 
 def test_arguments_of_an_own_model_are_compared_and_named() -> None:
