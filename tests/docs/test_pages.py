@@ -145,7 +145,7 @@ def test_the_page_for_the_course_names_tables_that_exist() -> None:
     assert len(re.findall("`", "".join(named for named, _ in problems))) == 2 * 10
     rows += [tables for _, tables in problems]
     names = {name for row in rows for name in re.findall("`([^`]+)`", row)}
-    assert len(rows) == 9 + 8
+    assert len(rows) == 10 + 8
     assert names <= {table.name for table in TABLES}
 
 
