@@ -66,7 +66,10 @@ class Truth:
     def adaptive_s(
         self, chance: random.Random, factor: float, beaten_ms: float | None
     ) -> tuple[float, float]:
-        """Return what the cell takes with adaptive timing, and what pipelined steps add to it."""
+        """Return what the cell takes with adaptive timing, and what pipelined steps add to it.
+
+        factor: that of the process.
+        """
         steps = StepDurations(self.rule, beaten_ms)
         while steps.stopped_by is None:
             steps.add(factor * chance.choice(self.synced_ms))
@@ -142,18 +145,19 @@ def search(
     noise = {
         cell: math.exp(chance.gauss(0, NOISE[one.is_cpu_bound])) for cell, one in truths.items()
     }
-    now, synced_s, pipelined_s = list(groups), 0.0, 0.0
+    now, spent_s, pipelined_s = list(groups), 0.0, 0.0
     while chosen := BestSearch(now, goal).round(1):
         limits_ms = beaten_limits_ms(now)
         for number, position in chosen:
             one = now[number].entrants[position]
             truth = truths[one.cell.id]
             factor = noise[one.cell.id]
-            taken = truth.adaptive_s(chance, factor, limits_ms.get(one.cell.id))
-            synced_s, pipelined_s = synced_s + taken[0], pipelined_s + taken[1]
+            taken_s, added_s = truth.adaptive_s(chance, factor, limits_ms.get(one.cell.id))
+            spent_s += taken_s
+            pipelined_s += added_s
             step_s = truth.step_s * factor
-            one_synced_s = factor * median(truth.synced_ms) / 1e3
-            speed = Speed(step_s, step_s, step_s, truth.is_cpu_bound, None, one_synced_s)
+            synced_s = factor * median(truth.synced_ms) / 1e3
+            speed = Speed(step_s, step_s, step_s, truth.is_cpu_bound, None, synced_s)
             entrants = list(now[number].entrants)
             entrants[position] = replace(one, speed=speed, status="ok")
             now[number] = replace(now[number], entrants=tuple(entrants))
@@ -167,8 +171,8 @@ def search(
     run_s = sum(one.wall_s for one in truths.values())
     return (
         len(measured) / len(now),
-        (synced_s + pipelined_s) / run_s,
-        synced_s / run_s,
+        (spent_s + pipelined_s) / run_s,
+        spent_s / run_s,
         sum(truths[one.cell.id].wall_s for one in measured) / run_s,
         sum(right) / len(right),
         sum(on_gpu) / max(1, len(on_gpu)),

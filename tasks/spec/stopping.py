@@ -35,7 +35,6 @@ _BETWEEN_LOOKS = 1.5
 # Of 33,587 published pairs of neighbouring steps, 12 took more than twice the median of their cell,
 # all of them less than 60 ms.
 _BEATEN = ((2, 2.0), (5, 1.0))
-_FEWEST_BEATEN = min(count for count, _ in _BEATEN)
 _MAD_TO_SD = 1.4826  # standard deviation over median absolute deviation, of normal samples
 # Half-width of a 95 % interval of the median over the samples' standard deviation, times √n: the
 # standard error of a median of normal samples is √(π/2) times that of the mean.
@@ -47,8 +46,7 @@ class StepDurations:
     """Durations of the steps after the first one, in ms, and the decision to stop.
 
     The interval is examined when there are 6, 9, 14, 21, 32, 48, 72, … steps, and at the end.
-    beaten_ms: measuring also ends when there are five steady steps and all are slower, or two that
-        are more than twice as slow.
+    beaten_ms: measuring also ends when five steady steps take longer, or two more than twice as long.
     """
 
     rule: StopRule
@@ -63,8 +61,11 @@ class StepDurations:
 
     @property
     def warm_up(self) -> int:
-        """Number of first steps that are warm-up, such that at least six others remain, or two."""
-        fewest = _FEWEST_BEATEN if self.stopped_by == "beaten" else FEWEST
+        """Number of first steps that are warm-up, such that at least six others remain.
+
+        A beaten cell has fewer: those that were slower than its limit.
+        """
+        fewest = 1 if self.stopped_by == "beaten" else FEWEST
         return warm_up_steps(self.durations, leaving=fewest)
 
     @property
