@@ -151,6 +151,8 @@ ROLE_EVIDENCE: Mapping[str, str] = {
     "phase": "the phase that made it",
     "none": "nothing",
 }
+# The phases of a training step, in their order.
+STEP_PHASES = ("forward", "backward", "optimizer")
 # The moment of rows that are about no moment but about all of the step.
 WHOLE_STEP = "whole step"
 MOMENTS: Mapping[str, str] = {

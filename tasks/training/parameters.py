@@ -20,6 +20,7 @@ from tasks.spec.parameters import (
     check_value,
 )
 from tasks.spec.source_digest import HUB
+from tasks.spec.tables import STEP_PHASES
 from tasks.training.presets import PRESETS
 
 _NO_GRAPH = Affects.ALL & ~Affects.GRAPH
@@ -51,7 +52,7 @@ PHASES: dict[Pass, tuple[str, ...]] = {
     "forward": ("forward",),
     "forward_grad": ("forward",),
     "forward_backward": ("forward", "backward"),
-    "train_step": ("forward", "backward", "optimizer"),
+    "train_step": STEP_PHASES,
 }
 
 # Axes that mean nothing in inference, with the types of their values: others are refused later.

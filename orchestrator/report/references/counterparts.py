@@ -24,10 +24,10 @@ from orchestrator.report.references.matching import dimensions_of, is_first_forw
 from orchestrator.report.references.records import ReferenceNumber
 from orchestrator.report.tables.layouts import having
 from orchestrator.report.text.numbers import format_ms
-from tasks.spec.tables import UNKNOWN_CLASS, WHOLE_STEP
+from tasks.spec.tables import STEP_PHASES, UNKNOWN_CLASS, WHOLE_STEP
 
 # A published kernel table may cover several phases of ours.
-_PASSES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}
+_PASSES = {"": ("forward", "backward"), "step": STEP_PHASES}
 DURATION = "duration"  # the metric of times of steps, which a slow CPU may lengthen
 NOT_GEMM = "not matmul"  # the label of shares that are ranked without the matrix products
 # Our modules for each part that a write-up names.

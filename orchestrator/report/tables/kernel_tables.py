@@ -16,11 +16,9 @@ from orchestrator.report.tables import formatters as show
 from orchestrator.report.tables import layouts, table
 from orchestrator.report.tables.formatters import kernel_name
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid
-from tasks.spec.tables import UNKNOWN_CLASS
+from tasks.spec.tables import STEP_PHASES, UNKNOWN_CLASS
 
-PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
-_TIMED_PHASES = tuple(filter(None, PHASES))
 PHASE = "phase"  # title of the column that names phases
 BOTH_PASSES, WHOLE_STEP = "forward + backward", "step"
 # Stands behind a phase or module if the number of steps is unknown.
@@ -192,7 +190,7 @@ def _by_scope(
 
 
 def _present_phases(phases: Collection[str]) -> list[str]:
-    return [phase for phase in PHASES if phase in phases]
+    return [phase for phase in (*STEP_PHASES, "") if phase in phases]
 
 
 def _softmax_entries(
@@ -347,8 +345,8 @@ KERNEL_TABLES: tuple[Table, ...] = (
             show.col("drain_ms"),
             show.col("profiled_step_ms"),
             show.col("profile_cost", "cost"),
-            *((f"profiled {phase} ms", _profiled_ms(phase)) for phase in _TIMED_PHASES),
-            *((f"cost of {phase}", _profile_cost(phase)) for phase in _TIMED_PHASES),
+            *((f"profiled {phase} ms", _profiled_ms(phase)) for phase in STEP_PHASES),
+            *((f"cost of {phase}", _profile_cost(phase)) for phase in STEP_PHASES),
             show.col("processing_share", "processing"),
             show.col("snapshot_peak_allocated_bytes", "allocated"),
             show.col("snapshot_peak_requested_bytes", "requested"),

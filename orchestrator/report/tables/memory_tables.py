@@ -17,7 +17,7 @@ from orchestrator.report.tables.formatters import Value, predicted, to_gib, to_m
 from orchestrator.report.tables.layouts import Measure
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
 from tasks.spec.status import OUT_OF_MEMORY
-from tasks.spec.tables import ROLES, WHOLE_STEP
+from tasks.spec.tables import ROLES, STEP_PHASES, WHOLE_STEP
 
 _LENGTH = "context_length"
 _TOP = 10
@@ -121,7 +121,6 @@ def by_context(results: Results) -> TableGrid:
     return layouts.grid_of(axes, found)
 
 
-_PHASES = ("forward", "backward", "optimizer")
 _ROLES = (
     "parameters", "gradients", "optimizer_state", "activations", "attention_squares",
     "autocast_weight_copies", "temporary", "workspace", "slack", "inputs", "unlabelled",
@@ -157,10 +156,10 @@ def _of_role(role: str) -> Callable[[str], Value]:
 
 def _predictions_of_phases() -> Iterator[tuple[str, Value]]:
     """Yield columns for each phase of the first and of a steady step: predicted, and the ratio."""
-    for phase in (*(f"first_{phase}" for phase in _PHASES), *_PHASES):
+    for phase in (*(f"first_{phase}" for phase in STEP_PHASES), *STEP_PHASES):
         for counted, suffix in (("allocated", ""), ("reserved", " reserved")):
             name, column = phase.replace("_", " ") + suffix, f"{phase}_peak_{counted}_bytes"
-            if name not in _PHASES:  # the table has these columns
+            if name not in STEP_PHASES:  # the table has these columns
                 yield name, show.gib(column)
             yield f"{name} predicted", show.gib_predicted(f"predicted_{column}")
             yield f"{name} ratio", _prediction_ratio(column)

@@ -12,8 +12,8 @@ from orchestrator.report.tables import layouts
 from orchestrator.report.tables.formatters import Value
 from orchestrator.report.tables.layouts import Measure
 from orchestrator.report.tables.table import MISSING, Entry, Table, TableGrid, quantity
+from tasks.spec.tables import STEP_PHASES
 
-_PHASES = ("forward", "backward", "optimizer")
 _PHASE_TITLES = (
     ("forward", "forward"),
     ("backward", "backward"),
@@ -224,7 +224,10 @@ TIMING_TABLES: tuple[Table, ...] = (
             ("synced", show.of_steps(show.median_interval("step_synced_ms"))),
             ("pipelined", show.of_steps(show.median_interval("step_pipelined_ms"))),
             ("synced / pipelined", show.ratio("step_synced_ms_median", "step_pipelined_ms_median")),
-            *((f"kernels of {one}", show.ms(f"{one}_kernel_time_ms_median")) for one in _PHASES),
+            *(
+                (f"kernels of {one}", show.ms(f"{one}_kernel_time_ms_median"))
+                for one in STEP_PHASES
+            ),
             show.col("drain_ms"),
             show.col("concurrent_attempts", "other cells"),
             show.col("waited_for_core", "waited for a core"),
