@@ -31,15 +31,6 @@ grids:
     axes: {attention: [naive, sdpa], optimizer: [course, fused]}
     fixed: {warmup_steps: 1, measured_steps: 6}
 """
-# Of a GPU of 1 GiB, 0.4 GiB are free.
-ON_GPU = """
-name: gpu
-instruments: [timing, memory]
-defaults: {device: cuda, size: tiny, vocab_size: 200, context_length: 1024, batch_size: 16}
-grids:
-  - task: train_step
-    axes: {precision: [fp32, bf16], optimizer: [foreach, fused], attention: [naive, sdpa]}
-"""
 TWO_TASKS = """
 name: two
 instruments: [timing]
@@ -52,6 +43,16 @@ grids:
     axes: {attention: [naive, sdpa]}
     fixed: {d_head: 16}
 """
+
+
+@pytest.fixture
+def too_large(tmp_path: Path) -> str:
+    """A config of a model that needs more than the 0.4 GiB that are free of a GPU of 1 GiB."""
+    shape = "d_model: 64, num_layers: 8, num_heads: 4, d_ff: 256"
+    text = TINY.replace("device: cpu, size: tiny", f"device: cuda, {shape}")
+    text = text.replace("context_length: 16, batch_size: 1", "context_length: 512, batch_size: 16")
+    (tmp_path / "too-large.yaml").write_text(text)
+    return str(tmp_path / "too-large.yaml")
 
 
 @pytest.mark.parametrize(
@@ -99,12 +100,10 @@ def test_what_cannot_be_searched_is_one_line(
 
 
 def test_a_plan_names_what_does_not_fit_and_starts_nothing(
-    sweep_here: Sweep, tmp_path: Path
+    sweep_here: Sweep, too_large: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "gpu.yaml").write_text(ON_GPU)
-    words = ["--over", "precision", "--where", "attention=naive,optimizer=fused"]
-    words += ["--plan", "--gpu", "1GiB", "--out", str(tmp_path / "run")]
-    result = sweep_here("best", str(tmp_path / "gpu.yaml"), *words)
+    words = ["--over", "optimizer", "--where", "attention=sdpa", "--plan", "--gpu", "1GiB"]
+    result = sweep_here("best", too_large, *words, "--out", str(tmp_path / "run"))
     assert result.exit_code == 0, result.output
     assert "does not fit" in result.stdout
     assert "no candidate surely fits" in result.stdout
@@ -334,32 +333,32 @@ def test_a_config_that_is_written_early_says_so(sweep_here: Sweep, tmp_path: Pat
     assert "not finished" not in file.read_text()
 
 
-def test_the_largest_value_is_that_of_the_other_commands(sweep_here: Sweep, tmp_path: Path) -> None:
-    config = tmp_path / "gpu.yaml"
-    config.write_text(ON_GPU)
-    words = ["--where", "precision=fp32,optimizer=fused,attention=sdpa"]
-    limits = ["--gpu", "1GiB", "--granularity", "64"]
-    for command, axis, most in (
-        ("max-batch", "batch_size", "128"),
-        ("max-context", "context_length", "8192"),
-    ):
-        plain = sweep_here(command, str(config), *words, *limits, "--up-to", most)
-        best = sweep_here(
-            "best", str(config), "--largest", axis, "--plan", *words, *limits, "--up-to", most
-        )
-        assert plain.exit_code == best.exit_code == 0, best.output
-        assert best.stdout == plain.stdout
-    result = sweep_here("best", str(config), "--largest", "batch_size", *words)
+@pytest.mark.parametrize(
+    ("command", "axis", "most"),
+    [("max-batch", "batch_size", "128"), ("max-context", "context_length", "8192")],
+)
+def test_the_largest_value_is_that_of_the_other_command(
+    sweep_here: Sweep, too_large: str, command: str, axis: str, most: str
+) -> None:
+    words = ["--where", "optimizer=fused,attention=sdpa"]
+    limits = ["--gpu", "1GiB", "--granularity", "64", "--up-to", most]
+    plain = sweep_here(command, too_large, *words, *limits)
+    best = sweep_here("best", too_large, "--largest", axis, "--plan", *words, *limits)
+    assert plain.exit_code == best.exit_code == 0, best.output
+    assert best.stdout == plain.stdout
+
+
+def test_the_largest_value_needs_a_gpu(sweep_here: Sweep, too_large: str) -> None:
+    words = ["--where", "optimizer=fused,attention=sdpa"]
+    result = sweep_here("best", too_large, "--largest", "batch_size", *words)
     assert result.exit_code == 2
     assert "device cuda is not available" in result.stderr
 
 
-def test_what_would_fit_is_named_if_nothing_does(sweep_here: Sweep, tmp_path: Path) -> None:
-    (tmp_path / "gpu.yaml").write_text(ON_GPU)
-    words = ["--over", "optimizer=foreach,fused", "--plan", "--gpu", "1GiB"]
-    words += ["--where", "attention=naive,precision=fp32"]
-    result = sweep_here("best", str(tmp_path / "gpu.yaml"), *words)
+def test_what_would_fit_is_named_if_nothing_does(sweep_here: Sweep, too_large: str) -> None:
+    words = ["--over", "optimizer", "--where", "attention=sdpa", "--plan", "--gpu", "1GiB"]
+    result = sweep_here("best", too_large, *words)
     assert result.exit_code == 0, result.output
     assert "no candidate surely fits; optimizer=" in result.stdout
     assert "the cheapest changes that fit and train the same, as predicted" in result.stdout
-    assert "--set attention=sdpa" in result.stdout
+    assert "--set checkpointing=blocks" in result.stdout
