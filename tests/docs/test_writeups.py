@@ -155,6 +155,7 @@ def test_a_command_prints_what_is_no_table_of_numbers(name: str, other: dict[str
 
 @pytest.mark.parametrize("one", ON_PAGES, ids=[one["what"] for one in ON_PAGES])
 def test_a_page_has_what_is_no_measurement(one: dict[str, Any]) -> None:
+    assert one.keys() == {"section", "what", "page", "prints"}
     page = (ROOT / one["page"]).read_text()
     assert one["prints"]
     assert [text for text in one["prints"] if text not in page] == []
