@@ -2,7 +2,8 @@
 
 A view has at most MAX_KEYS keys, MAX_COLUMNS columns and MAX_ROWS rows. Axes with one value among
 its rows are lifted into the caption. Of a longer table it shows one slice, and says which. A view
-that fits has the most columns that are no wider than a screen or the text of a page together.
+of all rows has all keys that differ, and FEWEST_MEASURES measures even if that makes more columns.
+A view that fits has the most that are no wider than a screen or the text of a page together.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tasks.spec.messages import shorten
 
 MAX_KEYS = 3
 MAX_COLUMNS = 8
+FEWEST_MEASURES = 3
 MAX_ROWS = 20
 # Of LaTeX's article class, the narrowest text that papers have in common.
 TEXT_PT = 345
@@ -53,9 +55,15 @@ _lines = partial(textwrap.wrap, width=10, break_long_words=False, break_on_hyphe
 
 
 def view_of(
-    page: RenderedTable, max_rows: int | None = MAX_ROWS, max_columns: int | None = MAX_COLUMNS
+    page: RenderedTable,
+    max_rows: int | None = MAX_ROWS,
+    max_columns: int | None = MAX_COLUMNS,
+    fewest: int = FEWEST_MEASURES,
 ) -> RenderedTable:
-    """Return the view of a table. None as a limit: all of its rows, or all of its columns."""
+    """Return the view of a table. None as a limit: all of its rows, or all of its columns.
+
+    fewest: measures that it has at least, even if it then has more than max_columns columns.
+    """
     grid = page.grid
     sliced: dict[str, str] = {}
     if max_rows is not None and max_columns is not None:
@@ -63,7 +71,7 @@ def view_of(
     keys, measures, lifted = grid.keys, grid.measures, {}
     if max_columns is not None:
         lifted = _constants(keys)
-        fewest = 2 if grid.label else 1  # a name of rows without a number says nothing
+        fewest = max(fewest, 2 if grid.label else 1)  # a name without a number says nothing
         room = max(max_columns - len(keys) + len(lifted), fewest)
         keys = [_with_short_names(one) for one in keys if one.name not in lifted]
         measures = _chosen(measures, room)
@@ -179,9 +187,10 @@ def narrowed(
     max_columns: int = MAX_COLUMNS,
 ) -> RenderedTable:
     """Return the view with the most columns that fits, with its long texts shortened."""
-    many = product((_LONG, _SHORT), range(max_columns, 4, -1))
+    most = max(max_columns, len(view_of(page, max_rows, max_columns).titles))
+    many = product((_LONG, _SHORT), range(most, 4, -1))
     for longest, columns in (*many, *product((_SHORT,), _FEW), (10, 1)):
-        view = view_of(page, max_rows, columns)
+        view = view_of(page, max_rows, columns, fewest=1)
         short = []
         for column in view.grid.columns:
             entries = [_shortened(entry, longest) for entry in column.entries]

@@ -16,7 +16,7 @@ from orchestrator.report.tables.table import (
     grid_of_rows,
     milliseconds,
 )
-from orchestrator.report.tables.views import view_of
+from orchestrator.report.tables.views import FEWEST_MEASURES, narrowed, view_of
 
 SIZES, LENGTHS, PASSES = ("small", "xl"), ("128", "256", "512"), ("forward", "train_step")
 
@@ -115,6 +115,14 @@ def test_the_first_measures_are_the_most_important() -> None:
     view = view_of(table_of(grid_of("blocks", measures=9)))
     assert [measure.name for measure in view.grid.measures] == ["m0", "m1", "m2", "m3", "m4"]
     assert len(view.hidden_measures) == 4
+
+
+def test_many_keys_leave_room_for_measures() -> None:
+    keys, measures = [f"k{number}" for number in range(7)], [f"m{number}" for number in range(5)]
+    rows = [[*[Entry(text)] * 7, *[milliseconds(1.0)] * 5] for text in "abcd"]
+    page = table_of(grid_of_rows(keys, measures, rows))
+    assert len(view_of(page, None).titles) == 7 + FEWEST_MEASURES
+    assert len(narrowed(page, None, lambda view: len(view.titles) < 9).titles) == 8
 
 
 def test_a_caption_explains_the_shown_columns_alone() -> None:
