@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from functools import partial
 
-from orchestrator.common.text import and_more, letters_of
+from orchestrator.common.text import first_of, letters_of
 
 _LEAST_RATIO = 0.75  # a swap or another letter in a word of four letters
 _FEWEST_LETTERS = 4  # with one letter changed, shorter words are often other words
@@ -79,8 +79,7 @@ def suggestion(word: object, allowed: Iterable[object]) -> str:
         return f"Did you mean {meant!r}?"
     if not words:
         return ""
-    listed = ", ".join(words[:_MOST_LISTED])
-    return f"Allowed: {listed}{and_more(len(words) - _MOST_LISTED)}"
+    return f"Allowed: {first_of(words, _MOST_LISTED)}"
 
 
 def _meant(word: str, allowed: Sequence[str]) -> str | None:

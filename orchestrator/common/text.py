@@ -87,9 +87,10 @@ def value_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def and_more(count: int) -> str:
-    """Return " and 3 more", or an empty text for a count of 0 or less."""
-    return f" and {count} more" if count > 0 else ""
+def first_of(words: Sequence[str], most: int = 3) -> str:
+    """Return the first words and the number of the others, such as "a, b, c and 3 more"."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
 
 
 def format_seconds(seconds: float) -> str:

@@ -17,7 +17,7 @@ from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import file_digest
 from orchestrator.common.reference_devices import ALL, DEVICES
 from orchestrator.common.run_location import RunLocation, is_address
-from orchestrator.common.text import and_more
+from orchestrator.common.text import first_of
 from orchestrator.store.layout import CELLS_FILE, PUBLICATION_FILE, RUN_SEPARATOR
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import Run
@@ -32,8 +32,6 @@ from orchestrator.store.untrusted_files import (
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-_NAMES_IN_TITLE = 3
 
 
 class RunCollection(Run):
@@ -62,9 +60,8 @@ class RunCollection(Run):
             for task, values in manifest.get("defaults", {}).items():
                 defaults[task] = {**defaults.get(task, {}), **values}
         names = list(self.runs)
-        title = ", ".join(names[:_NAMES_IN_TITLE])
         return {
-            "name": f"{title}{and_more(len(names) - _NAMES_IN_TITLE)}",
+            "name": first_of(names),
             "runs": names,
             "defaults": defaults,
             "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),

@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from orchestrator.analysis.results import Results
-from orchestrator.common.text import and_more, counted
+from orchestrator.common.text import first_of, counted
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.tables.formatters import why_failed
@@ -314,8 +314,7 @@ def _matrix(grid: HeatMap, measure: HeatMeasure, width: int) -> Iterator[Rendera
     hidden += [f"{grid.panels[one]} {grid.columns[other]}".strip() for one, other in places[:-room]]
     left_out = [f"only {text}" for text in grid.left_out]
     if hidden:
-        names = ", ".join(hidden[:_MAX_HIDDEN])
-        left_out.append(f"no room for {names}{and_more(len(hidden) - _MAX_HIDDEN)}")
+        left_out.append(f"no room for {first_of(hidden, _MAX_HIDDEN)}")
     shown = {place: columns[place] for place in places[-room:]}
     table = _plain_table()
     table.add_column(grid.row_title, no_wrap=True)

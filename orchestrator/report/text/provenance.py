@@ -10,7 +10,7 @@ from orchestrator.analysis.axes import RUN
 from orchestrator.analysis.cpu_bound import is_true, ran_with_others
 from orchestrator.analysis.pairs import TIME
 from orchestrator.analysis.results import Results
-from orchestrator.common.text import cell_count
+from orchestrator.common.text import cell_count, first_of
 from orchestrator.report.text.numbers import HOST_MARK
 from tasks.spec.status import OUT_OF_MEMORY
 
@@ -30,7 +30,7 @@ def provenance(results: Results) -> str:
     repetitions = max(_column(cells, "repetitions"), default=1)
     has_changed = cells.filter(items=["settings_changed"]).notna().any(axis=1)
     parts = [
-        f"run {runs[0] if len(runs) == 1 else results.manifest.get('name', '?')}",
+        f"run {first_of(runs) or results.manifest.get('name', '?')}",
         _value(cells, "gpu") or _value(cells, "cpu"),
         *(labelled(label, _value(cells, column)) for label, column in _SOFTWARE),
         _protocol(cells),

@@ -6,7 +6,7 @@ import pandas as pd
 
 from orchestrator.analysis.results import Results
 from orchestrator.common.units import GIB
-from orchestrator.report.text.provenance import counts_by_status, headline
+from orchestrator.report.text.provenance import counts_by_status, headline, provenance
 from tests.orchestrator.report.findings.test_findings import results_of, step
 
 
@@ -29,6 +29,15 @@ def test_the_headline_says_what_was_measured_on_what() -> None:
     assert headline(Results(pd.DataFrame(), (), {"name": "mine"})) == (
         "mine: nothing is measured yet"
     )
+
+
+def test_the_line_below_a_table_names_the_runs_of_its_rows() -> None:
+    cells = pd.concat([pd.DataFrame([{**step(1), "run": name}]) for name in "cadbe"])
+    results = Results(cells, (), {"name": "all of them"})
+    assert provenance(results) == "run c, a, d and 2 more"
+    two = Results(cells[cells["run"].isin(["a", "b"])], (), {"name": "all of them"})
+    assert provenance(two) == "run a, b"
+    assert provenance(Results(cells.drop(columns="run"), (), {"name": "mine"})) == "run mine"
 
 
 def test_statuses_are_counted_and_only_failures_are_bad() -> None:
