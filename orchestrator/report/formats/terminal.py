@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from orchestrator.analysis.results import Results
-from orchestrator.common.text import first_of, counted
+from orchestrator.common.text import counted, first_of
 from orchestrator.report.findings.finding import Finding
 from orchestrator.report.findings.registry import first_screen
 from orchestrator.report.tables.formatters import why_failed
