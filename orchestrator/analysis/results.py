@@ -17,9 +17,11 @@ from orchestrator.common.hashing import sha256
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.suggestions import suggestion
 from orchestrator.common.text import value_text
+from orchestrator.common.user_cache import read_cached, write_cached
 from orchestrator.store.cell_state import Marks, read_states
 from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import INCOMPLETE, Run
+from orchestrator.store.tables import cells_content, read_cells
 from tasks.spec.cell import dotted_values
 from tasks.spec.source_digest import digest_of, python_files
 from tasks.spec.status import Status
@@ -28,6 +30,7 @@ from tasks.traces.kernel_classes import classify
 
 _OTHER_FILTERS = ("task", "run", "status")  # columns besides the axes that --where accepts
 _DERIVED_FROM = ("attempts", "samples", "predictions")
+_CACHE, _MOST_CACHED = "cells", 20  # a folder, and its files of about 1 MB for a thousand cells
 # The packages whose code derives cells: all that orchestrator/analysis imports, and what these import.
 CODE = (
     "model",
@@ -98,10 +101,7 @@ def load_results(run: Run, every_version: bool = False) -> Results:
     every_version: also read cells that were measured by an older version of their task, although
         the run has newer ones.
     """
-    results = stored_results(run, cells_key(run, every_version))
-    if results is None:
-        results = derive_results(run, every_version)
-    return results
+    return _load(run, every_version)
 
 
 def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
@@ -111,10 +111,22 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
         the run has newer ones.
     """
     read_samples = cache(partial(run.read, "samples", categories=True))
-    results = stored_results(run, cells_key(run, every_version))
+    return _load(run, every_version, read_samples), read_samples()
+
+
+def _load(
+    run: Run, every_version: bool, read_samples: Callable[[], pd.DataFrame] | None = None
+) -> Results:
+    """Return the results from cells.parquet or the user's cache, or derive and cache them."""
+    key = cells_key(run, every_version)
+    results = stored_results(run, key)
     if results is None:
         results = derive_results(run, every_version, read_samples)
-    return results, read_samples()
+        # Others' runs, and those of an older program, are not written.
+        if cells_key(run, every_version) == key:  # a sweep may be writing
+            content = cells_content(results.cells, key, cells_facts(results))
+            write_cached(_CACHE, key, content, _MOST_CACHED)
+    return results
 
 
 def cells_key(run: Run, every_version: bool) -> str:
@@ -153,8 +165,10 @@ def cells_facts(results: Results) -> dict[str, object]:
 
 
 def stored_results(run: Run, key: str) -> Results | None:
-    """Return the results from cells.parquet, or None if it is missing or has another key."""
+    """Return the results from cells.parquet or the user's cache, or None if both lack the key."""
     found = run.read_cells(key)
+    if found is None and (content := read_cached(_CACHE, key)) is not None:
+        found = read_cells(content, key)
     if found is None:
         return None
     cells, facts = found

@@ -1,4 +1,4 @@
-"""Atomic writes, locks, errors of the disk as RunUnwritable, returned memory, and the cache."""
+"""Atomic writes, locks, errors of the disk as RunUnwritable, and returned memory."""
 
 from __future__ import annotations
 
@@ -118,18 +118,3 @@ def writing(
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
             remedy = f"Move {os.fsdecode(error.filename2 or error.filename)} away"
         raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedy) from error
-
-
-def cache_folder(name: str) -> Path:
-    """Return the path of a folder in the cache. It need not exist, and may be impossible."""
-    root = os.environ.get("XDG_CACHE_HOME") or _default_root()
-    return Path(root) / "transformer-sweep" / name
-
-
-def _default_root() -> Path:
-    try:
-        return Path.home() / ".cache"
-    except RuntimeError:
-        # A container's user may have neither HOME nor a line in /etc/passwd. Nothing can be written
-        # below this path, which is a case that every user of the cache knows.
-        return Path(os.devnull)

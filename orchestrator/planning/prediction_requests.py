@@ -7,7 +7,6 @@ core. Cells that need the same memory share one request.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +18,12 @@ from importlib.metadata import PackageNotFoundError, version
 from queue import LifoQueue
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.files import cache_folder
 from orchestrator.common.hashing import sha256
 from orchestrator.common.output import ProgressLine
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.text import cell_count
 from orchestrator.common.units import GIB
+from orchestrator.common.user_cache import read_cached, write_cached
 from orchestrator.execution.fork_client import ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, nccl_bytes
 from orchestrator.hardware.host import cores_here
@@ -248,19 +247,17 @@ def _may_change(request: PredictionRequest) -> bool:
 
 
 def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged
-        text = (cache_folder("predictions") / f"{key}.json").read_text()
-        digest, _, content = text.partition("\n")
-        if digest != sha256(content):
-            return None
-        found = Prediction.from_json(content)
+    content = read_cached("predictions", f"{key}.json")
+    if content is None:
+        return None
+    with suppress(ValueError, KeyError, TypeError):  # of another program
+        found = Prediction.from_json(content.decode())
         # For a limit that was not asked for before, the peaks are often enough.
         verdicts = {cap: found.plain_verdict(cap) for cap in request.caps_bytes}
         known = {cap: verdict for cap, verdict in verdicts.items() if verdict}
         found = replace(found, verdicts={**known, **found.verdicts})
         if found.verdicts.keys() >= set(request.caps_bytes):
             return found
-        return None
     return None
 
 
@@ -268,13 +265,7 @@ def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) 
     # Without `how` the prediction has failed, perhaps for a reason that passes.
     if not prediction.how or _may_change(request):
         return
-    with suppress(OSError):  # a cache that cannot be written only costs time
-        folder = cache_folder("predictions")
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{key}.{os.getpid()}"
-        content = prediction.to_json()
-        partial.write_text(f"{sha256(content)}\n{content}")
-        partial.rename(folder / f"{key}.json")
+    write_cached("predictions", f"{key}.json", prediction.to_json().encode())
 
 
 def _ask_all(

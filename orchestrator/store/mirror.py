@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from orchestrator.common.errors import RunError
-from orchestrator.common.files import Content, cache_folder, replace_file, try_lock, writing
+from orchestrator.common.files import Content, replace_file, try_lock, writing
 from orchestrator.common.output import warn
+from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.batch_writer import BatchWriter
 from orchestrator.store.layout import (
     ARTIFACTS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,11 +135,16 @@ def write_cells_file(
     folder: Path, cells: pd.DataFrame, key: str, facts: Mapping[str, object]
 ) -> str:
     """Write cells.parquet and return its SHA-256. facts: stored with the cells, as JSON."""
-    table = pa.Table.from_pandas(cells, preserve_index=False)
-    own = {_KEY: key, _FACTS: json.dumps(facts)}
-    content = to_parquet(table.replace_schema_metadata({**table.schema.metadata, **own}))
+    content = cells_content(cells, key, facts)
     replace_file(folder / CELLS_FILE, content)
     return sha256(content)
+
+
+def cells_content(cells: pd.DataFrame, key: str, facts: Mapping[str, object]) -> bytes:
+    """Return the content of cells.parquet. facts: stored with the cells, as JSON."""
+    table = pa.Table.from_pandas(cells, preserve_index=False)
+    own = {_KEY: key, _FACTS: json.dumps(facts)}
+    return to_parquet(table.replace_schema_metadata({**table.schema.metadata, **own}))
 
 
 def read_cells_file(
@@ -149,15 +154,20 @@ def read_cells_file(
 
     digest: the SHA-256 that the file must have.
     """
-    try:
+    with suppress(OSError):
         content = (folder / CELLS_FILE).read_bytes()
         # Damaged bytes may crash pyarrow.
-        if sha256(content) != digest:
-            return None
+        return read_cells(content, key) if sha256(content) == digest else None
+    return None
+
+
+def read_cells(content: bytes, key: str) -> tuple[pd.DataFrame, dict[str, Any]] | None:
+    """Return the cells and facts that were written with a key; None if there are none."""
+    try:
         file = pq.ParquetFile(pa.BufferReader(content))  # `read_table` imports pyarrow.dataset
         if file.schema_arrow.metadata.get(_KEY) != key.encode():
             return None
         table = file.read(use_threads=False)
         return table.to_pandas(), json.loads(table.schema.metadata[_FACTS])
-    except (OSError, ValueError, KeyError, pa.ArrowException):
+    except (ValueError, KeyError, pa.ArrowException):
         return None

@@ -43,11 +43,14 @@ def _one_program() -> Iterator[None]:
 
     Configs of the same text are parsed once, and Parquet files of the same content. Memory stays with the
     process: of one that has torch, to return what is free takes 10 ms, and a report does it several times.
+    No derived cells are cached: a test may have replaced a function that derives them.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orchestrator.planning.request.program_source", cache(program_source))
         patch.setattr("orchestrator.planning.request.git_commit", cache(git_commit))
         patch.setattr(results, "code_digest", cache(results.code_digest))
+        patch.setattr(results, "read_cached", lambda *_: None)
+        patch.setattr(results, "write_cached", lambda *_: None)
         patch.setattr(schema, "load_yaml", lru_cache(maxsize=64)(schema.load_yaml))
         patch.setattr(stored_tables, "read_parquet", _read_parquet_once)
         patch.setattr(files, "_c_library", lambda: None)

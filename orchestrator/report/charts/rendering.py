@@ -7,7 +7,6 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -18,8 +17,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from orchestrator.common.errors import PlatformError
-from orchestrator.common.files import cache_folder, replace_file
 from orchestrator.common.hashing import sha256
+from orchestrator.common.user_cache import read_cached, write_cached
 from orchestrator.report.charts.theme import with_variables
 
 # Pixels per point: sharp in print.
@@ -73,13 +72,12 @@ def _from_cache(source: Any, convert: Callable[[Any], bytes]) -> bytes:
 
     Drawing takes 40 % of the report of 360 cells; most charts are the same after a few more cells.
     """
-    file = cache_folder("pictures") / sha256(json.dumps([source, _renderer()]))[:32]
-    with suppress(OSError, zlib.error):  # absent or damaged: zlib has a checksum
-        return zlib.decompress(file.read_bytes())
+    key = sha256(json.dumps([source, _renderer()]))[:32]
+    stored = read_cached("pictures", key)
+    if stored is not None:
+        return zlib.decompress(stored)
     content = convert(source)
-    with suppress(OSError):  # a cache that cannot be written only costs time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, zlib.compress(content))
+    write_cached("pictures", key, zlib.compress(content))
     return content
 
 

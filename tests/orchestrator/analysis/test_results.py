@@ -13,6 +13,7 @@ import pytest
 from orchestrator.analysis import results
 from orchestrator.analysis.results import CODE, cells_key, load_results, load_with_samples
 from orchestrator.common.errors import RunError
+from orchestrator.common.user_cache import read_cached, write_cached
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
@@ -44,6 +45,25 @@ def test_an_unchanged_run_is_derived_once(run: Run, monkeypatch: pytest.MonkeyPa
     pd.testing.assert_frame_equal(cached.cells, derived.cells, check_exact=True)
     assert (cached.axes, cached.manifest) == (derived.axes, derived.manifest)
     assert cached.cells_without_samples == derived.cells_without_samples == 0
+
+
+def test_cells_without_a_usable_file_are_derived_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a published run, and of one that an older program measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(results, "read_cached", read_cached)
+    monkeypatch.setattr(results, "write_cached", write_cached)
+    stored = load_results(run).cells
+    (run.folder / "cells.parquet").unlink()
+    calls, derive = [], results.derive_cells
+    monkeypatch.setattr(results, "derive_cells", lambda *them: calls.append(1) or derive(*them))
+    for harm in (None, None, lambda text: text[:-9], lambda text: text.replace(b"PAR1", b"PAR2")):
+        for file in (tmp_path / "cache").rglob("cells/*"):
+            file.write_bytes(harm(file.read_bytes()) if harm else file.read_bytes())
+        cells = load_results(run).cells
+        pd.testing.assert_frame_equal(cells, stored, check_exact=True)
+    assert len(calls) == 3  # the first time, and after each harm
 
 
 def test_another_attempt_or_default_is_another_key(run: Run, make_outcome: MakeOutcome) -> None:
