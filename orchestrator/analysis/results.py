@@ -119,13 +119,16 @@ def _load(
 ) -> Results:
     """Return the results from cells.parquet or the user's cache, or derive and cache them."""
     key = cells_key(run, every_version)
-    results = stored_results(run, key)
-    if results is None:
-        results = derive_results(run, every_version, read_samples)
-        # Others' runs, and those of an older program, are not written.
-        if cells_key(run, every_version) == key:  # a sweep may be writing
-            content = cells_content(results.cells, key, cells_facts(results))
-            write_cached(_CACHE, key, content, _MOST_CACHED)
+    found = run.read_cells(key)
+    if found is None and (content := read_cached(_CACHE, key)) is not None:
+        found = read_cells(content, key)
+    if found is not None:
+        return _of_cells(run, *found)
+    results = derive_results(run, every_version, read_samples)
+    # A reader writes into no run. Meanwhile a sweep may have written.
+    if cells_key(run, every_version) == key:
+        content = cells_content(results.cells, key, cells_facts(results))
+        write_cached(_CACHE, key, content, _MOST_CACHED)
     return results
 
 
@@ -165,13 +168,12 @@ def cells_facts(results: Results) -> dict[str, object]:
 
 
 def stored_results(run: Run, key: str) -> Results | None:
-    """Return the results from cells.parquet or the user's cache, or None if both lack the key."""
+    """Return the results from cells.parquet, or None if it is missing or has another key."""
     found = run.read_cells(key)
-    if found is None and (content := read_cached(_CACHE, key)) is not None:
-        found = read_cells(content, key)
-    if found is None:
-        return None
-    cells, facts = found
+    return None if found is None else _of_cells(run, *found)
+
+
+def _of_cells(run: Run, cells: pd.DataFrame, facts: Mapping[str, Any]) -> Results:
     # Damaged predictions raise RunError here too, as they do where the cells are derived.
     list(run.rows("predictions", ["cell"]))
     return Results(

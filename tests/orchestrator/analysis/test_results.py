@@ -55,7 +55,8 @@ def test_cells_without_a_usable_file_are_derived_once(
     monkeypatch.setattr(results, "read_cached", read_cached)
     monkeypatch.setattr(results, "write_cached", write_cached)
     stored = load_results(run).cells
-    (run.folder / "cells.parquet").unlink()
+    cells_file = run.folder / "cells.parquet"
+    cells_file.unlink()
     calls, derive = [], results.derive_cells
     monkeypatch.setattr(results, "derive_cells", lambda *them: calls.append(1) or derive(*them))
     for harm in (None, None, lambda text: text[:-9], lambda text: text.replace(b"PAR1", b"PAR2")):
@@ -64,6 +65,9 @@ def test_cells_without_a_usable_file_are_derived_once(
         cells = load_results(run).cells
         pd.testing.assert_frame_equal(cells, stored, check_exact=True)
     assert len(calls) == 3  # the first time, and after each harm
+    with open_for_writing(run) as writer:  # a driver does not take the cache for the file
+        store_cells(writer)
+    pd.testing.assert_frame_equal(pd.read_parquet(cells_file), stored, check_exact=True)
 
 
 def test_another_attempt_or_default_is_another_key(run: Run, make_outcome: MakeOutcome) -> None:
