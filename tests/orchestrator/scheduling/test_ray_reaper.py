@@ -164,7 +164,8 @@ def test_no_process_lives_five_seconds_after_its_sweep_was_killed(
         assert "Traceback" not in errors
     elif victim != "driver":
         assert driver.returncode == EXIT_USER
-        assert errors.startswith(f"sweep: Ray's {victim} on this machine has died. Run again")
-        assert errors.count("\n") == 1
+        *progress, message = errors.splitlines()
+        assert message.startswith(f"sweep: Ray's {victim} on this machine has died. Run again")
+        assert all(line.startswith("starting Ray: ") for line in progress)  # on a slow machine
     assert {"gcs_server", "raylet"} <= living.keys()
     assert any("Agent" in name for name in living)
