@@ -114,8 +114,7 @@ def _is_too_slow(name: str, own: Checkout, other: Checkout | None, rounds: int) 
     """Measure a command, print a line, and return True if it is above its limit."""
     command = COMMANDS[name]
     # The first call compiles modules, and fills the caches of files and charts.
-    checkouts = [own, other] if other else [own]
-    for checkout in checkouts:
+    for checkout in filter(None, (own, other)):
         checkout.cpu_s(checkout.words_of(command))
     costs_s, ratios, others_s = [], [], []
     for _ in range(rounds):

@@ -95,29 +95,17 @@ class Results:
         return self.read_table(table).merge(self.cells[["cell", "attempt"]])
 
 
-def load_results(run: Run, every_version: bool = False) -> Results:
-    """Read the results of a run.
-
-    every_version: also read cells that were measured by an older version of their task, although
-        the run has newer ones.
-    """
-    return _load(run, every_version)
-
-
-def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
-    """Read the results of a run, and all its samples, with texts as categories.
-
-    every_version: also read cells that were measured by an older version of their task, although
-        the run has newer ones.
-    """
-    read_samples = cache(partial(run.read, "samples", categories=True))
-    return _load(run, every_version, read_samples), read_samples()
-
-
-def _load(
-    run: Run, every_version: bool, read_samples: Callable[[], pd.DataFrame] | None = None
+def load_results(
+    run: Run,
+    every_version: bool = False,
+    read_samples: Callable[[], pd.DataFrame] | None = None,
 ) -> Results:
-    """Return the results from cells.parquet or the user's cache, or derive and cache them."""
+    """Read the results of a run, from cells.parquet or the user's cache, or derive and cache them.
+
+    every_version: also read cells that were measured by an older version of their task, although
+        the run has newer ones.
+    read_samples: see `derive_results`.
+    """
     key = cells_key(run, every_version)
     found = run.read_cells(key)
     if found is None and (content := read_cached(_CACHE, key)) is not None:
@@ -125,11 +113,17 @@ def _load(
     if found is not None:
         return _of_cells(run, *found)
     results = derive_results(run, every_version, read_samples)
-    # A reader writes into no run. Meanwhile a sweep may have written.
+    # A sweep may have written in between: then these are not the results of the key.
     if cells_key(run, every_version) == key:
         content = cells_content(results.cells, key, cells_facts(results))
         write_cached(_CACHE, key, content, _MOST_CACHED)
     return results
+
+
+def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
+    """Read the results of a run (see `load_results`), and all its samples, texts as categories."""
+    read_samples = cache(partial(run.read, "samples", categories=True))
+    return load_results(run, every_version, read_samples), read_samples()
 
 
 def cells_key(run: Run, every_version: bool) -> str:

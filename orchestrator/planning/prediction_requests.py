@@ -250,7 +250,7 @@ def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
     content = read_cached("predictions", f"{key}.json")
     if content is None:
         return None
-    with suppress(ValueError, KeyError, TypeError):  # of another program
+    with suppress(ValueError, KeyError, TypeError):  # that another program wrote
         found = Prediction.from_json(content.decode())
         # For a limit that was not asked for before, the peaks are often enough.
         verdicts = {cap: found.plain_verdict(cap) for cap in request.caps_bytes}

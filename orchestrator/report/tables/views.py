@@ -3,7 +3,7 @@
 A view has at most MAX_KEYS keys, MAX_COLUMNS columns and MAX_ROWS rows. Axes with one value among
 its rows are lifted into the caption. Of a longer table it shows one slice, and says which. A view
 of all rows has all keys that differ, and FEWEST_MEASURES measures even if that makes more columns.
-A view that fits has the most that are no wider than a screen or the text of a page together.
+A view that fits has as many of its columns as a screen, or the text of a page, has room for.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def view_of(
     keys, measures, lifted = grid.keys, grid.measures, {}
     if max_columns is not None:
         lifted = _constants(keys)
-        fewest = max(fewest, 2 if grid.label else 1)  # a name without a number says nothing
+        if grid.label:  # a name of rows without a number says nothing
+            fewest = max(fewest, 2)
         room = max(max_columns - len(keys) + len(lifted), fewest)
         keys = [_with_short_names(one) for one in keys if one.name not in lifted]
         measures = _chosen(measures, room)

@@ -50,7 +50,7 @@ def test_an_unchanged_run_is_derived_once(run: Run, monkeypatch: pytest.MonkeyPa
 def test_cells_without_a_usable_file_are_derived_once(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a published run, and of one that an older program measured."""
+    """Cells of a published run, or of one that an older program measured, have no such file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(results, "read_cached", read_cached)
     monkeypatch.setattr(results, "write_cached", write_cached)
