@@ -6,6 +6,7 @@ core. Cells that need the same memory share one request.
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 from collections import Counter
@@ -24,7 +25,7 @@ from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.common.text import cell_count
 from orchestrator.common.units import GIB
 from orchestrator.common.user_cache import read_cached, write_cached
-from orchestrator.execution.fork_client import ForkServers
+from orchestrator.execution.fork_client import ForkServer, ForkServers
 from orchestrator.hardware.gpu_catalog import GpuModel, nccl_bytes
 from orchestrator.hardware.host import cores_here
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
@@ -39,12 +40,17 @@ from tasks.prediction.records import (
     unknown,
     unsupported_reason,
 )
+from tasks.process.fork_server import PREDICT
 from tasks.spec.axes import leave_out
 from tasks.spec.cell import Cell
 from tasks.spec.source_digest import HUB, digest_of, python_files, source_digest
 from tasks.spec.tables import Sample
 
 Predict = Callable[[Sequence[Cell]], dict[str, Prediction]]  # predictions by cell id
+
+# One server for all predictions of this process: importing torch again takes seconds.
+PREDICTOR_SERVERS = ForkServers()
+atexit.register(PREDICTOR_SERVERS.close)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,16 @@ class PredictedCell:
         return self.prediction.why_oom(self.limit_bytes)
 
 
+def begin_predicting() -> None:
+    """Have a server import what predictors need, without waiting for it."""
+    with suppress(OSError):  # it only saves time
+        _predictor_server().begin_import(PREDICT)
+
+
+def _predictor_server() -> ForkServer:
+    return PREDICTOR_SERVERS.server("", predictor_variables())
+
+
 def predict_memory(
     cells: Sequence[Cell], gpu: GpuModel | None, import_paths: tuple[str, ...]
 ) -> dict[str, Prediction]:
@@ -98,9 +114,8 @@ def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[
     # Last in, first out: a child that runs is used before another one is started.
     idle: LifoQueue[PredictingProcess] = LifoQueue(cores_here())
     with ExitStack() as stack:
-        server = stack.enter_context(closing(ForkServers())).server("", predictor_variables())
         for _ in range(idle.maxsize):
-            idle.put(stack.enter_context(closing(PredictingProcess(server))))
+            idle.put(stack.enter_context(closing(PredictingProcess(_predictor_server()))))
         progress = stack.enter_context(ProgressLine("predicting memory"))
         yield lambda cells: _predict(cells, _Predictor(gpu, import_paths, idle, progress))
 

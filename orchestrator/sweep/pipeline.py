@@ -20,7 +20,12 @@ from orchestrator.hardware.host import gpu_counts
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import Plan, plan_request
 from orchestrator.planning.invocation import ExecutionOptions, write_marks
-from orchestrator.planning.prediction_requests import PredictedCell, cap_bytes, predict_memory
+from orchestrator.planning.prediction_requests import (
+    PredictedCell,
+    begin_predicting,
+    cap_bytes,
+    predict_memory,
+)
 from orchestrator.planning.preflight import (
     CHECKS,
     GPU_CHECKS,
@@ -51,8 +56,10 @@ def open_scheduler(
 ) -> AbstractContextManager[Scheduler]:
     """Open a scheduler that runs attempts like this example.
 
-    While Ray starts, this machine prepares for such attempts.
+    While Ray starts, this machine prepares to predict and to run such attempts.
     """
+    if predictable([example.cell]):
+        begin_predicting()
     if execution.scheduler == "serial":
         return closing(SerialScheduler(notify, example))
     with ProgressLine("starting Ray"):
@@ -105,8 +112,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
                 )
                 if request.model_names:
                     writer.copy_files(request.model_configs())
-                if "cuda" in preflight.slots.by_device:  # no memory of other devices is predicted
-                    preflight = predict_cells(request, plan, preflight, notify)
+                preflight = predict_cells(request, plan, preflight, notify)
                 if preflight.predictions:
                     predicted = preflight.predictions.items()
                     writer.append_predictions({cell: one.samples for cell, one in predicted})

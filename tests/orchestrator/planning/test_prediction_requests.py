@@ -24,7 +24,13 @@ from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import predicting_process, prediction_requests
 from orchestrator.planning.invocation import RunOptions
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
-from orchestrator.planning.prediction_requests import cap_bytes, predict_memory, verdict_of
+from orchestrator.planning.prediction_requests import (
+    PREDICTOR_SERVERS,
+    begin_predicting,
+    cap_bytes,
+    predict_memory,
+    verdict_of,
+)
 from orchestrator.report.formats.terminal import Screen
 from orchestrator.report.tables.registry import lay_out
 from orchestrator.scheduling.scheduler import Scheduler
@@ -267,6 +273,27 @@ def test_a_model_that_patches_torch_or_kills_its_parent_changes_no_other_predict
         assert [other.ask(second).how, child.ask(first).how] == ["tracked", "tracked"]
 
 
+@pytest.fixture
+def own_server() -> Iterator[None]:
+    """A fork server for predictions that no other test has used."""
+    PREDICTOR_SERVERS.close()
+    yield
+    PREDICTOR_SERVERS.close()
+
+
+@pytest.mark.process
+def test_a_server_imports_ahead_and_forks_all_predictors(own_server: None) -> None:
+    begin_predicting()
+    (server,) = PREDICTOR_SERVERS._servers.values()
+    first = server._process
+    assert first is not None
+    for length in (16, 32):
+        assert predict_memory([cell_of(context_length=length)], None, ())
+        assert server._process is first
+        assert list(PREDICTOR_SERVERS._servers.values()) == [server]
+
+
+@pytest.mark.usefixtures("own_server")
 def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     command = (sys.executable, "-c", "import sys; sys.exit('no torch here')")
     monkeypatch.setattr(program, "PROGRAM", command)
@@ -275,6 +302,7 @@ def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> N
     assert reasons == {("", "the predictor died: no torch here")}
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_fork_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     monkeypatch.setattr(program, "PROGRAM", command)
@@ -424,6 +452,7 @@ def test_cells_are_left_out_only_when_asked(
     assert result.counts[Status.OK] == 3
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_prediction_never_stops_a_run(
     write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

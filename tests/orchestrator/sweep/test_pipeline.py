@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pandas as pd
 import pytest
@@ -28,7 +29,7 @@ from orchestrator.common.errors import (
 from orchestrator.common.provenance import program_source
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.cell_decisions import plan_request
-from orchestrator.planning.invocation import RunOptions
+from orchestrator.planning.invocation import ExecutionOptions, RunOptions
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store import batch_writer
 from orchestrator.store.cell_state import read_states
@@ -36,6 +37,7 @@ from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.stored_tables import to_line
+from orchestrator.sweep import pipeline
 from tasks.prediction.records import Prediction, unknown
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -671,6 +673,22 @@ def gpus_here(*names: str) -> FakeScheduler:
         for place, name in enumerate(names)
     ]
     return scheduler
+
+
+@pytest.mark.parametrize(("device", "begun"), [("cuda", 1), ("cpu", 0)])
+def test_predictors_import_torch_while_a_scheduler_opens(
+    make_attempt: Callable[..., Attempt],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    begun: int,
+) -> None:
+    calls = Mock()
+    for name in ("begin_predicting", "SerialScheduler"):
+        monkeypatch.setattr(pipeline, name, getattr(calls, name))
+    attempt = make_attempt(1, device=device)
+    with pipeline.open_scheduler(ExecutionOptions(scheduler="serial"), attempt, print):
+        assert calls.begin_predicting.call_count == begun
+        assert calls.mock_calls[-1] == call.SerialScheduler(print, attempt)
 
 
 @pytest.fixture
