@@ -14,7 +14,9 @@ The same cells are measured in several ways, one after the other, each as a whol
     adaptive    `sweep run --set timing=adaptive`
 
 The loop is that of benchmarks/plain_loop.py. A row without its pipelined steps, which the course
-does not ask for, is printed too. Prints seconds, seconds per cell, and the ratio to the loop.
+does not ask for, is printed too. Prints seconds, seconds per cell, and the ratio to the loop; of each
+sweep also the mean seconds per cell of starting and ending its process, of building, warm-up, timing
+and other instruments, and of everything outside of the cells.
 
 `--fresh N` measures `processes` on a random sample of N cells, the same one each time, and compares
 it with the loop's time for these cells: all 50 take a quarter of an hour on an H200. Exit code 1
@@ -83,6 +85,7 @@ def main() -> None:
             loop_times = WAYS[way](chosen, [*selection_words(options), "--out", str(folder)])
             seconds = time.monotonic() - started_s
             unmeasured += count_unmeasured(folder)
+            profile = "" if loop_times else mean_profile(folder, seconds)
         found = {way: Duration(seconds, len(chosen))}
         if loop_times:
             synced_s = seconds - sum(cell.pipelined_s for cell in loop_times)
@@ -94,7 +97,7 @@ def main() -> None:
         for name, duration in found.items():
             # The fastest round counts: other programs on the machine only add time.
             durations[name] = min(duration, durations.get(name, duration))
-        print(f"{way}: {seconds:.1f} s", flush=True)
+        print(f"{way}: {seconds:.1f} s{profile}", flush=True)
     print(table(durations))
     if unmeasured:
         sys.exit(f"{unmeasured} of the cells were not measured: the ratios are too small")
@@ -123,6 +126,20 @@ def count_unmeasured(folder: Path) -> int:
 
     statuses = [status for (status,) in Run(folder).rows("attempts", ["status"])]
     return len(statuses) - statuses.count(Status.OK)
+
+
+def mean_profile(folder: Path, seconds: float) -> str:
+    """Return the mean seconds of a cell of a sweep, by the parts of its time."""
+    import orchestrator
+    from orchestrator.analysis.cells import TIME_SPENT
+    from orchestrator.store.run import Run
+
+    if not Run(folder).exists:
+        return ""
+    cells = orchestrator.load(folder).cells
+    parts = {part: cells[f"time_{part}_s"].mean() for part in TIME_SPENT}
+    parts["outside of cells"] = (seconds - cells["wall_s"].sum()) / len(cells)
+    return "; per cell " + ", ".join(f"{part} {mean_s:.2f}" for part, mean_s in parts.items())
 
 
 def loop_cells(options: argparse.Namespace) -> list[Values]:

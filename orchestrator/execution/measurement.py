@@ -144,6 +144,12 @@ def fork_purpose(attempt: Attempt) -> str | None:
     return COMPILE if attempt.cell.params.compiled else MEASURE
 
 
+def was_not_forked(outcome: Outcome) -> bool:
+    """Return True if a cell was measured in a new process although it should have been forked."""
+    is_new = outcome.facts.get("start_method") == "spawn"
+    return is_new and fork_purpose(outcome.attempt) is not None
+
+
 def fork_server(attempt: Attempt) -> ForkServer:
     """Return the fork server of this host for attempts like this one. It may not run yet."""
     return FORK_SERVERS.server(attempt.cell.params.device, child_environment(attempt))

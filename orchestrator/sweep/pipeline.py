@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.common.output import Notify, ProgressLine
-from orchestrator.common.text import cell_count
+from orchestrator.common.text import cell_count, shell_path
 from orchestrator.config.cell_labels import shared_settings
 from orchestrator.execution import nsys
+from orchestrator.execution.measurement import was_not_forked
 from orchestrator.hardware.host import gpu_counts
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.cell_decisions import Plan, plan_request
@@ -45,8 +46,13 @@ from orchestrator.sweep.console import Console
 from orchestrator.sweep.interruption import Interruption
 from orchestrator.sweep.outcome_log import OutcomeLog, SweepResult, recover_attempts, store_cells
 from tasks.prediction.records import predictable
-from tasks.spec.attempt import Attempt
+from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.cell import Cell, device_types
+
+_NOT_FORKED = (
+    "a cell was started as a new process, which takes seconds each time, because the fork server"
+    " cannot fork here. The reason is at the beginning of its log"
+)
 
 OpenScheduler = Callable[[ExecutionOptions, Attempt, Notify], AbstractContextManager[Scheduler]]
 
@@ -216,10 +222,15 @@ def measure(
     interruption: Interruption,
 ) -> NoGpuLeft | NoNodeLeft | None:
     """Run the queue until it is empty. Return the error that left no GPU or node, if one did."""
+    is_noted = False
     with closing(console.open_display(queue.total, queue.remaining_s)) as display:
         try:
             for outcome in interruption.until_stopped(scheduler.run(queue, display.started)):
                 log.store(outcome)
+                if not is_noted and was_not_forked(outcome):
+                    is_noted = True
+                    file = outcome.attempt.path / LOG_FILE
+                    console.notify(f"{_NOT_FORKED}: {shell_path(file)}")
                 queue.finished(outcome)
                 display.finished(outcome)
                 for inferred in queue.take_inferred():

@@ -14,6 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+# The main thread writes the record when it fails, and another thread when it answers the minder.
+_WRITING = threading.RLock()
+
 
 def answer_signal(number: int, file: Path) -> None:
     """Have a thread answer a signal, by the flight record and all stacks, and end this process.
@@ -25,6 +28,7 @@ def answer_signal(number: int, file: Path) -> None:
 
     def answer() -> None:
         signal.sigwait({number})
+        _WRITING.acquire()  # until the end, which must not meet a record that is half written
         record_flight(file)
         faulthandler.dump_traceback(all_threads=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -34,7 +38,7 @@ def answer_signal(number: int, file: Path) -> None:
 
 def record_flight(file: Path) -> None:
     """Write which collectives this rank has called. There is no file before the group has met."""
-    with suppress(Exception):  # nothing else must fail with it
+    with suppress(Exception), _WRITING:  # nothing else must fail with it
         from torch._C import _distributed_c10d as recorder
 
         # Each backend has its record: the first one is gloo's. Without calls it is the shorter one.

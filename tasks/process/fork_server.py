@@ -131,7 +131,7 @@ class Server:
         """Import what children need. Return why none can be forked, empty if they work."""
         try:
             with frozen_imports():
-                import_for(purpose, self._device)
+                import_for(purpose)
         except Exception as error:
             traceback.print_exc()
             return f"it cannot import what cells need: {error_text(error)}"
@@ -220,7 +220,7 @@ def _set_read_late(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def import_for(purpose: str, device: str) -> None:
+def import_for(purpose: str) -> None:
     """Import what children need for a purpose, for them to inherit."""
     if purpose in _PREDICTS:
         importlib.import_module("tasks.prediction.service")
@@ -229,9 +229,6 @@ def import_for(purpose: str, device: str) -> None:
     else:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it
         importlib.import_module("torch.profiler")
-        if device == "cuda":
-            # Loads cuDNN without using CUDA. On an H200 host it took each child 0.11 s.
-            importlib.import_module("torch.backends.cudnn").version()
         if purpose == COMPILE:
             importlib.import_module("tasks.harness.compilation").load_compiler()
         for name in ("model", "tasks"):

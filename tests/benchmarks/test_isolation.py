@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import orchestrator
 from orchestrator.store.run import Run
 from tests.conftest import FAST, ROOT
 
@@ -72,6 +74,15 @@ def test_each_way_is_compared_with_the_loop_over_the_same_cells(
         "processes": ["2", "60.00", "30.00", f"{60 / own:.2f}"],
         "processes, without pipelined steps": ["2", "59.00", "29.50", f"{59 / own:.2f}"],
     }
+
+
+def test_the_parts_of_a_cell_add_up_to_the_time_of_the_command(isolation: Any) -> None:
+    folder = ROOT / "results" / "published" / "cpu" / "demo"
+    cells = orchestrator.load(folder).cells
+    line = isolation.mean_profile(folder, 60.0)
+    means_s = [float(word) for word in re.findall(r"\d+\.\d\d", line)]
+    assert [name in line for name in ("process", "warm_up", "outside of cells")] == [True] * 3
+    assert sum(means_s) * len(cells) == pytest.approx(60.0, abs=0.01 * len(means_s) * len(cells))
 
 
 @pytest.mark.parametrize(

@@ -675,6 +675,21 @@ def gpus_here(*names: str) -> FakeScheduler:
     return scheduler
 
 
+@pytest.mark.parametrize(
+    ("asked", "started", "lines"),
+    [(None, "spawn", 1), (None, "fork", 0), ("spawn", "spawn", 0)],
+)
+def test_cells_that_cannot_be_forked_are_noted_once(
+    request_of: Callable[..., SweepRequest], asked: str | None, started: str, lines: int
+) -> None:
+    messages, facts = list[str](), {"start_method": started}
+    scheduler = FakeScheduler(lambda attempt: replace(outcome_of(attempt), facts=facts))
+    go(request_of(), scheduler, messages=messages, start_method=asked)
+    notes = [line for line in messages if "the fork server cannot fork here" in line]
+    assert len(notes) == lines
+    assert all(note.endswith(str(scheduler.begun[0].path / "log.txt")) for note in notes)
+
+
 @pytest.mark.parametrize(("device", "begun"), [("cuda", 1), ("cpu", 0)])
 def test_predictors_import_torch_while_a_scheduler_opens(
     make_attempt: Callable[..., Attempt],
