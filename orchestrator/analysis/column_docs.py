@@ -34,6 +34,8 @@ class ColumnDoc:
     doc: str
 
     def matches(self, column: str) -> bool:
+        if "{" not in self.name:  # most, and a pattern of each would take longer than all the rest
+            return self.name == column
         return name_pattern(self.name).fullmatch(column) is not None
 
 
@@ -75,7 +77,8 @@ def describe_columns(names: Iterable[str]) -> list[ColumnDoc]:
 
 
 def _describe(name: str) -> ColumnDoc:
-    for one in (*cell_columns(), *parameter_columns()):
-        if one.matches(name):
-            return ColumnDoc(name, one.unit, one.doc)
+    for columns in (cell_columns, parameter_columns):  # the second imports all tasks
+        for one in columns():
+            if one.matches(name):
+                return ColumnDoc(name, one.unit, one.doc)
     return ColumnDoc(name, "", PARAMETER)
