@@ -14,9 +14,8 @@ The same cells are measured in several ways, one after the other, each as a whol
     adaptive    `sweep run --set timing=adaptive`
 
 The loop is that of benchmarks/plain_loop.py. A row without its pipelined steps, which the course
-does not ask for, is printed too. Prints seconds, seconds per cell, and the ratio to the loop; of each
-sweep also the mean seconds per cell of starting and ending its process, of building, warm-up, timing
-and other instruments, and of everything outside of the cells.
+does not ask for, is printed too. Prints seconds, seconds per cell, and the ratio to the loop. For a
+sweep it also prints the mean seconds of each part of a cell, and of what is outside of all cells.
 
 `--fresh N` measures `processes` on a random sample of N cells, the same one each time, and compares
 it with the loop's time for these cells: all 50 take a quarter of an hour on an H200. Exit code 1
@@ -132,10 +131,7 @@ def mean_profile(folder: Path, seconds: float) -> str:
     """Return the mean seconds of a cell of a sweep, by the parts of its time."""
     import orchestrator
     from orchestrator.analysis.cells import TIME_SPENT
-    from orchestrator.store.run import Run
 
-    if not Run(folder).exists:
-        return ""
     cells = orchestrator.load(folder).cells
     parts = {part: cells[f"time_{part}_s"].mean() for part in TIME_SPENT}
     parts["outside of cells"] = (seconds - cells["wall_s"].sum()) / len(cells)

@@ -48,7 +48,8 @@ from tasks.spec.tables import Sample
 
 Predict = Callable[[Sequence[Cell]], dict[str, Prediction]]  # predictions by cell id
 
-# One server for all predictions of this process: importing torch again takes seconds.
+# For all predictions of this process, since importing torch again takes seconds. The servers that
+# measure end with each sweep, but a search predicts between its sweeps.
 PREDICTOR_SERVERS = ForkServers()
 atexit.register(PREDICTOR_SERVERS.close)
 

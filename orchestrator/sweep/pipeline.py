@@ -50,8 +50,8 @@ from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.cell import Cell, device_types
 
 _NOT_FORKED = (
-    "a cell was started as a new process, which takes seconds each time, because the fork server"
-    " cannot fork here. The reason is at the beginning of its log"
+    "cells start as new processes, which takes seconds each time, because the fork server cannot"
+    " fork here. The reason is at the beginning of a cell's log"
 )
 
 OpenScheduler = Callable[[ExecutionOptions, Attempt, Notify], AbstractContextManager[Scheduler]]

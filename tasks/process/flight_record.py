@@ -28,7 +28,7 @@ def answer_signal(number: int, file: Path) -> None:
 
     def answer() -> None:
         signal.sigwait({number})
-        _WRITING.acquire()  # until the end, which must not meet a record that is half written
+        _WRITING.acquire()  # never released: this process ends while no record is half written
         record_flight(file)
         faulthandler.dump_traceback(all_threads=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -56,6 +56,7 @@ def test_each_way_is_compared_with_the_loop_over_the_same_cells(
         "processes": lambda cells, command: [loop_times[cell["context_length"]] for cell in cells],
     }
     monkeypatch.setattr(isolation, "WAYS", ways)
+    monkeypatch.setattr(isolation, "mean_profile", lambda folder, seconds: "")
     monkeypatch.setattr(
         sys, "argv", ["isolation.py", "any.yaml", "--ways", "loop,sweep,processes", "--fresh", "2"]
     )

@@ -1,9 +1,10 @@
-"""The record of a rank that is asked for it while it writes it by itself."""
+"""A rank whose minder asks for its flight record while it writes one."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,7 @@ print(broken)
 
 @pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forking is for Linux")
-def test_a_record_is_whole_if_the_minder_asks_while_it_is_written(tmp_path: object) -> None:
-    command = [sys.executable, "-c", ASKED_WHILE_IT_WRITES, f"{tmp_path}/flight.json"]
+def test_a_record_is_whole_if_the_minder_asks_while_it_is_written(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ASKED_WHILE_IT_WRITES, str(tmp_path / "flight.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
