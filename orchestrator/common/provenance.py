@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tasks.spec.source_digest import digest_of, python_files
@@ -50,6 +51,14 @@ def git_commit() -> str | None:
     if commit == "(initial)":  # a repository without a commit
         return None
     return f"{commit[:12]}+" if len(lines) > len(headers) else commit[:12]
+
+
+def package_version(package: str) -> str:
+    """Return the version of an installed package; empty if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def describe_program(source: str | None, commit: str | None) -> str:

@@ -36,6 +36,7 @@ from tasks.spec.registry import all_axes, all_tasks
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # a folder has it
 LONGEST_VARIABLE = 131_071  # bytes of NAME=VALUE: Linux's MAX_ARG_STRLEN, less the final NUL
+_GPUS = "CUDA_VISIBLE_DEVICES"
 # With these no measuring process runs a line of Python. Wrong values of others, such as
 # PYTHONHASHSEED, are named by Python in the row of the cell.
 _NO_PYTHON = ("PYTHONHOME", "LD_TRACE_LOADED_OBJECTS")
@@ -194,6 +195,11 @@ def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
     for name in config.env.keys() & {*_NO_PYTHON}:
         where = source.where(("env", name))
         raise ConfigError(f"{where}: Python does not start with it", "Leave it out")
+    if _GPUS in config.env:
+        # Cells of several slots would be measured on these GPUs at the same time.
+        where = source.where(("env", _GPUS))
+        remedy = f"Set it for the command: {_GPUS}=… sweep run"
+        raise ConfigError(f"{where}: the scheduler gives each cell its GPU", remedy)
     for number, grid in enumerate(config.grids):
         for axis in sorted(grid.fixed.keys() & grid.axes.keys()):
             where = source.where(("grids", number, "fixed", axis))

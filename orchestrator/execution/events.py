@@ -17,7 +17,6 @@ class AttemptStarted:
         gpu: its GPUs as in CUDA_VISIBLE_DEVICES, or empty for a cell on the CPU.
         at_s: time.monotonic() of the host that reports it. Wall clocks jump and differ by host.
         node: Ray's id of the node, or empty without Ray.
-        cpus: CPUs that Ray reserved for the attempt.
     """
 
     attempt: Attempt
@@ -25,7 +24,6 @@ class AttemptStarted:
     gpu: str
     at_s: float
     node: str = ""
-    cpus: float = 0.0
 
 
 @dataclass(frozen=True)

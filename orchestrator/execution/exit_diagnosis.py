@@ -76,7 +76,7 @@ def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Ou
         phase=phase,
         evidence=evidence,
         facts=_facts(first, ended) | (skew_facts(journals) if count > 1 else {}),
-        samples=group_samples([one.samples for one in journals]) if count > 1 else first.samples,
+        samples=group_samples([one.samples for one in journals]),
         started_at=started_at,
         wall_s=ended.wall_s,
         kernels=first.kernels,

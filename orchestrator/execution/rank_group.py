@@ -130,10 +130,8 @@ def group_samples(ranks: Sequence[Sequence[Sample]]) -> tuple[Sample, ...]:
     A duration or a size is the largest of all ranks, and a power their sum. Everything else is of
     the rank with the slowest steps. A step that a rank did not finish is not the group's.
     """
-    if len(ranks) == 1:
-        return tuple(ranks[0])
     by_key = [{_key(sample): sample for sample in samples} for samples in ranks]
-    slowest = max(range(len(ranks)), key=lambda rank: _step_ms(ranks[rank]) or 0.0)
+    slowest = max(range(len(ranks)), key=lambda rank: step_ms(ranks[rank]) or 0.0)
     joined = []
     for key in by_key[slowest]:
         samples = [samples[key] for samples in by_key if key in samples]
@@ -164,19 +162,15 @@ def _durations(samples: Iterable[Sample]) -> list[float]:
     for mode in _TIMED_MODES:
         found = []
         for one in samples:
-            if (one.instrument, one.metric, one.mode, one.phase) == (
-                "timing",
-                "duration",
-                mode,
-                "step",
-            ):
+            if (one.metric, one.mode, one.phase) == ("duration", mode, "step"):
                 found.append(one.value or 0.0)
         if found:
             return found
     return []
 
 
-def _step_ms(samples: Iterable[Sample]) -> float | None:
+def step_ms(samples: Iterable[Sample]) -> float | None:
+    """Return the median of the timed steps in ms, or None if none were timed."""
     durations = _durations(samples)
     return median(durations) if durations else None
 
@@ -212,7 +206,7 @@ def rank_rows(journals: Sequence[JournalContents]) -> tuple[RankRow, ...]:
                 gpu_uuid=_text(facts.get("gpu_uuid")),
                 pinned_cores=_text(facts.get("pinned_cores")),
                 status=str(journal.final.status) if journal.final else "",
-                step_ms=_step_ms(journal.samples),
+                step_ms=step_ms(journal.samples),
                 slowest=sum(durations.index(max(durations)) == rank for durations in steps),
                 peak_allocated_bytes=_largest(journal.samples, "peak_allocated_bytes"),
                 peak_reserved_bytes=_largest(journal.samples, "peak_reserved_bytes"),

@@ -166,14 +166,17 @@ def gpu_from_driver(name: str, memory_bytes: int) -> GpuModel:
     return GpuModel(name, memory_bytes - _data()["context_mib"] * MIB, capability, name)
 
 
-def matches_kind(device: str, kind: str) -> bool:
-    """Return True if the name of a GPU contains all words of this kind, such as `RTX 5090`.
+def matches_kind(device: str, kind: str | None) -> bool:
+    """Return True if the name of a GPU contains all words of this kind, or if there is no kind.
 
     A word such as `Ti` or `Laptop` in the name alone makes it another GPU.
 
     Args:
         device: the name as the driver or Ray writes it, such as `GeForce-RTX-5090`.
+        kind: as in a config, such as `RTX 5090`.
     """
+    if kind is None:
+        return True
     memory_gb = _memory_gb(kind)
     is_same_size = memory_gb is None or memory_gb == _memory_gb(device)
     more_words = _words(device) - _words(kind)

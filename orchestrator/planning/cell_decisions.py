@@ -43,7 +43,7 @@ class Decision:
     repetitions: 0 if the cell is not measured.
     is_marked: from now on, only attempts of this run and later ones count.
     excluded: not measured because the options select other cells.
-    exhausted: not measured because it has failed too often.
+    given_up: the status of a cell that is not measured because it has failed too often.
     """
 
     cell: Cell
@@ -51,7 +51,7 @@ class Decision:
     reason: str
     is_marked: bool = False
     excluded: bool = False
-    exhausted: bool = False
+    given_up: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,11 @@ class Plan:
         """Count the cells by their status before this run."""
         return Counter(self.state(decision.cell).status for decision in self.decisions)
 
+    @property
+    def given_up(self) -> Counter[str]:
+        """Count the cells that failed too often by the status that `--retry` takes."""
+        return Counter(one.given_up for one in self.decisions if one.given_up)
+
     def marks(self, excluded: Collection[Cell]) -> dict[str, int]:
         """Return the marks of the cells that are measured again, without those to exclude."""
         marked = [one.cell for one in self.decisions if one.is_marked and one.cell not in excluded]
@@ -132,8 +137,7 @@ def most_gpus(host_gpus: Iterable[Mapping[str, int]], cell: Cell) -> int:
     """Return the largest number of GPUs of one host that the cell may run on."""
     kind, counts = cell.params.gpu_kind, [0]
     for by_name in host_gpus:
-        names = [name for name in by_name if kind is None or matches_kind(name, kind)]
-        counts.append(sum(by_name[name] for name in names))
+        counts.append(sum(by_name[name] for name in by_name if matches_kind(name, kind)))
     return max(counts)
 
 
@@ -269,8 +273,8 @@ def _decide_by_state(
     if not Status(status).is_retried:
         return Decision(cell, 0, f"done: {status}")
     if state.failures >= max_attempts:
-        given_up = f"given up after {counted(state.failures, 'attempt')}: {status}"
-        return Decision(cell, 0, f"{given_up}; --retry {status} tries again", exhausted=True)
+        tried = f"given up after {counted(state.failures, 'attempt')}: {status}"
+        return Decision(cell, 0, f"{tried}; --retry {status} tries again", given_up=status)
     return Decision(cell, missing, f"retry: was {status}")
 
 

@@ -15,13 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from queue import LifoQueue
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.hashing import sha256
 from orchestrator.common.output import ProgressLine
-from orchestrator.common.provenance import SOURCE_ROOT
+from orchestrator.common.provenance import SOURCE_ROOT, package_version
 from orchestrator.common.text import cell_count
 from orchestrator.common.units import GIB
 from orchestrator.common.user_cache import read_cached, write_cached
@@ -237,14 +236,6 @@ def _code_digest() -> str:
     """Return a digest of the code that is predicted and that predicts: 120 files, 5 ms."""
     files = [*python_files(SOURCE_ROOT / "model"), *python_files(SOURCE_ROOT / "tasks")]
     return digest_of((str(file.relative_to(SOURCE_ROOT)), file) for file in files)
-
-
-def package_version(package: str) -> str:
-    """Return the version of an installed package; empty if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _is_preset(cell: Cell) -> bool:

@@ -19,7 +19,6 @@ from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches
 from orchestrator.hardware.host import (
     Fingerprint,
     Fingerprints,
-    GpuInfo,
     HostInfo,
     gpu_counts,
     gpus_of,
@@ -256,10 +255,8 @@ def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
 
 def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
     """Return the GPU of this kind, or of any, with the least memory. None if there is no such GPU."""
-    models = []
-    for host in hosts:
-        for gpu in _matching_gpus(host, kind):
-            models.append(gpu_from_driver(gpu.name, gpu.memory_bytes))
+    gpus = [gpu for host in hosts for gpu in host.gpus if matches_kind(gpu.name, kind)]
+    models = [gpu_from_driver(gpu.name, gpu.memory_bytes) for gpu in gpus]
     return min(models, key=lambda model: model.usable_bytes, default=None)
 
 
@@ -284,7 +281,3 @@ def _require_one_kind_per_host(hosts: Sequence[HostInfo]) -> None:
                 " to a host only",
                 "Set CUDA_VISIBLE_DEVICES to the GPUs of one kind",
             )
-
-
-def _matching_gpus(host: HostInfo, kind: str | None) -> list[GpuInfo]:
-    return [gpu for gpu in host.gpus if kind is None or matches_kind(gpu.name, kind)]

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.common.provenance import git_commit, program_source
+from orchestrator.common.provenance import git_commit, package_version, program_source
 from orchestrator.common.run_location import RunLocation, is_address, require_name
 from orchestrator.config.grid import (
     REMEDIES_OF_RANKS,
@@ -191,10 +190,7 @@ class SweepRequest:
                 sweep = select(before, (*sweep, "asked"))
         if known := host_gpus or before.get("host_gpus"):
             sweep["host_gpus"] = known
-        try:
-            program = version("transformer-sweep")
-        except PackageNotFoundError:
-            program = "source"
+        program = package_version("transformer-sweep") or "source"
         defaults = {grid.task: default_values(task_params(grid)) for grid in self.config.grids}
         return {
             "name": self.config.name,

@@ -270,7 +270,7 @@ def _has_room(node: Node, cell: Cell) -> bool:
     params = cell.params
     if not params.gpu_count:
         return capacity(node, "CPU") >= 1
-    has_kind = params.gpu_kind is None or matches_kind(gpu_type(node), params.gpu_kind)
+    has_kind = matches_kind(gpu_type(node), params.gpu_kind)
     return has_kind and capacity(node, "GPU") >= params.gpu_count
 
 

@@ -58,12 +58,10 @@ class HostSlots:
 
     def suits(self, cell: Cell) -> bool:
         """Return True if the cell could run here if nothing else did."""
-        kind = cell.params.gpu_kind
         if (self.gpu_type is None) != (cell.params.gpu_count == 0):
             return False
-        return cell.params.slots <= self.slots and (
-            kind is None or matches_kind(self.gpu_type or "", kind)
-        )
+        has_kind = matches_kind(self.gpu_type or "", cell.params.gpu_kind)
+        return has_kind and cell.params.slots <= self.slots
 
 
 @dataclass(frozen=True)

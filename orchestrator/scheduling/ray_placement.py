@@ -153,7 +153,7 @@ class RayPlacement:
         working = [
             int(capacity(node, "GPU")) - self._held(node["NodeID"])
             for node in nodes
-            if kind is None or matches_kind(gpu_type(node), kind)
+            if matches_kind(gpu_type(node), kind)
         ]
         failed = [event.description for _, event in self.holding.values()]
         require_gpus(cell, max(working, default=0), failed)

@@ -74,7 +74,6 @@ class RayScheduler(Scheduler):
         # UUIDs of each host's GPUs by visible name, once the host was probed.
         self._gpus: dict[str, dict[str, str]] = {}
         self._hosts = SweepHosts(FORK_SERVERS.session, self._gpus)
-        self._idle_since, self._has_notified = time.monotonic(), False
 
     def hosts(self) -> list[HostInfo]:
         host = self._session.host
@@ -94,6 +93,8 @@ class RayScheduler(Scheduler):
 
     def run(self, queue: Queue, on_start: OnStart) -> Iterator[Outcome]:
         running: Running = {}
+        # Predictions before it, or a search between two runs, may take minutes.
+        self._idle_since, self._has_notified = time.monotonic(), False
         try:
             while True:
                 self._session.require_alive()

@@ -98,7 +98,7 @@ def _with_attempt(event: Outcome | DeviceLost, attempt: Attempt) -> Outcome | De
 
 @cache
 def with_node(task: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[Event]]:
-    """Return a task that adds its node and its CPUs to AttemptStarted.
+    """Return a task that adds its node to AttemptStarted.
 
     Only the worker knows where Ray has started it.
     """
@@ -109,9 +109,7 @@ def with_node(task: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[Ev
 
         for event in task(*arguments):
             if isinstance(event, AttemptStarted):
-                context = ray.get_runtime_context()
-                assigned = context.get_assigned_resources()  # type: ignore[no-untyped-call]
-                event = replace(event, node=context.get_node_id(), cpus=assigned.get("CPU", 0.0))
+                event = replace(event, node=ray.get_runtime_context().get_node_id())
             yield event
 
     return task_with_node

@@ -43,6 +43,7 @@ from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
 from orchestrator.config.selection import Selection
 from orchestrator.execution.child_environment import SHARED_CACHE
+from orchestrator.execution.exit_diagnosis import signal_name
 from orchestrator.execution.program import lifeline
 from orchestrator.planning.invocation import UNMEASURED
 from orchestrator.store.cell_state import read_states
@@ -284,8 +285,7 @@ def run_child(contest: Contest, turn: Turn) -> int:
     if interruption.reason:
         return EXIT_INTERRUPTED
     if code < 0:
-        name = signal.Signals(-code).name
-        problem = f"side {turn.side.upper()}: `sweep run` was ended by {name}"
+        problem = f"side {turn.side.upper()}: `sweep run` was ended by {signal_name(-code)}"
         raise PlatformError(problem, "Run the same command again to continue")
     if code not in (*COMPLETED, EXIT_TIME_LIMIT, EXIT_INTERRUPTED):
         problem = f"side {turn.side.upper()}: `sweep run` ended with exit code {code}"

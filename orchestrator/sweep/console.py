@@ -5,7 +5,6 @@ See `common.output` for a reader that ends.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from rich.text import Text
 from orchestrator.common.output import continue_unread, say
 from orchestrator.common.text import end_location, failure_reason, format_seconds
 from orchestrator.execution.events import AttemptStarted
+from orchestrator.execution.rank_group import step_ms
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -115,7 +115,8 @@ class LiveDisplay:
         self._label = label
         self._console = console
         self._started_s = time.monotonic()
-        self._running: dict[str, AttemptStarted] = {}
+        # By cell and number of the attempt: repetitions may run at the same time.
+        self._running: dict[tuple[str, int], AttemptStarted] = {}
         self._counts: Counter[Status] = Counter()
         self._last = ""
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
@@ -123,11 +124,13 @@ class LiveDisplay:
 
     def started(self, started: AttemptStarted) -> None:
         """Show a cell among those that run."""
-        self._running[started.attempt.cell.id] = started
+        attempt = started.attempt
+        self._running[attempt.cell.id, attempt.number] = started
 
     def finished(self, outcome: Outcome) -> None:
         """Show how a cell ended; the line of a failure stays."""
-        self._running.pop(outcome.attempt.cell.id, None)
+        attempt = outcome.attempt
+        self._running.pop((attempt.cell.id, attempt.number), None)
         self._counts[outcome.status] += 1
         self._last = _result_line(outcome, self._label)
         if outcome.status not in _EXPECTED and self._failures() <= _MOST_FAILURE_LINES:
@@ -191,14 +194,8 @@ def _words(status: Status) -> str:
 def _result_line(outcome: Outcome, label: Label) -> str:
     """Return the status, label, step time, duration and reason of a failure in one line."""
     line = f"{outcome.status:<8} {label(outcome.attempt.cell)}"
-    # Steps without a synchronisation between them are what training takes.
-    durations_ms: dict[str, list[float]] = {"pipelined": [], "synced": []}
-    for sample in outcome.samples:
-        is_step = (sample.phase, sample.metric) == ("step", "duration")
-        if is_step and sample.mode in durations_ms and sample.value:
-            durations_ms[sample.mode].append(sample.value)
-    if steps_ms := durations_ms["pipelined"] or durations_ms["synced"]:
-        line += f"  step {statistics.median(steps_ms):.2f} ms"
+    if found_ms := step_ms(outcome.samples):
+        line += f"  step {found_ms:.2f} ms"
     line += f"  {outcome.wall_s:.1f} s"
     if outcome.stage:
         line += f" in {end_location(outcome.stage, outcome.phase)}"

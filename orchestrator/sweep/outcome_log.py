@@ -107,7 +107,8 @@ class SweepResult:
     measured: ids of the cells that were measured at least once.
     queue: what was left.
     excluded: cells that the preflight excluded.
-    before: cells by status before the sweep. exhausted: cells that had failed too often before.
+    before: cells by status before the sweep.
+    given_up: cells that had failed too often before, by the status that `--retry` takes.
     quality: measured cells by quality flag.
     recovered: outcomes of an earlier driver that was killed.
     stop_reason: what interrupted the sweep. error: what made it impossible to continue.
@@ -119,7 +120,7 @@ class SweepResult:
     queue: QueueState = field(default_factory=QueueState)
     excluded: tuple[Exclusion, ...] = ()
     before: Mapping[str, int] = field(default_factory=dict)
-    exhausted: int = 0
+    given_up: Mapping[str, int] = field(default_factory=dict)
     quality: Mapping[str, int] = field(default_factory=dict)
     recovered: int = 0
     stop_reason: StopReason | None = None

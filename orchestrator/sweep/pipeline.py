@@ -145,7 +145,7 @@ def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
             queue=queue.state(),
             excluded=preflight.excluded,
             before=plan.statuses(),
-            exhausted=sum(decision.exhausted for decision in plan.decisions),
+            given_up=plan.given_up,
             quality={flag: len(cells & log.measured) for flag, cells in quality.items()},
             recovered=recovered,
             stop_reason=interruption.reason,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.common.errors import ConfigError, PlatformError, SweepError
+from orchestrator.common.errors import ConfigError, PlatformError
 from orchestrator.common.provenance import SOURCE_ROOT
 
 SIDES = ("a", "b")  # folders of their runs
@@ -146,7 +146,7 @@ def prepare_sides(sides: Mapping[str, Side], config: Path, worktrees: Path) -> d
     """
     try:
         return {name: prepare(side, config, worktrees, f"--{name}") for name, side in sides.items()}
-    except SweepError:
+    except BaseException:
         remove_worktrees(config, worktrees)
         raise
 
@@ -163,7 +163,9 @@ def prepare(side: Side, config: Path, worktrees: Path, option: str) -> Program:
         root = Path(_git(config, "rev-parse", "--show-toplevel", option=option))
         side = replace(side, commit=_resolve_commit(config, side.commit, option))
         tree = _check_out(config, side.commit, worktrees, option)
-        own_config = tree / config.resolve().relative_to(root.resolve())
+        # A config that is a link is the link in the commit, wherever it points.
+        own_folder = config.parent.resolve().relative_to(root.resolve())
+        own_config = tree / own_folder / config.name
         if not own_config.is_file():
             problem = f"{option}: commit {side.commit[:12]} has no {own_config.relative_to(tree)}"
             raise ConfigError(problem, "Commit the config first, or copy it into both commits")

@@ -261,7 +261,9 @@ def _require_readable(file: Path) -> None:
     words = [sys.executable, "-P", "-c", _READ_PICKLE, str(limit_s), str(file)]
     environment = {**os.environ, "PYTHONPATH": import_path()}
     if subprocess.run(words, env=environment, capture_output=True).returncode < 0:
-        raise ValueError(f"{file}: not a memory snapshot: reading it takes more than {limit_s} s")
+        raise ValueError(
+            f"{file}: not a memory snapshot: reading it crashes, or takes more than {limit_s} s"
+        )
 
 
 def _read_snapshot(file: Path, options: ImportOptions) -> Mapping[str, _Measured]:

@@ -10,7 +10,7 @@ request is a connection with one line of JSON, `{KIND: {…}}`, and so are its a
 measure and predict belong to a forked child from then on, which ends with them:
 
     import    import what a purpose needs: {"broken": REASON}, empty if forked children will work
-    probe     what this host can measure on, or {"broken": REASON}
+    probe     what this host can measure on
     measure   a minder runs the attempt: {"minder": PID, "ranks": PIDS}, then its RankExits
     predict   a child answers one request after another: {"predictor": PID}, then a line for each
 """
@@ -117,9 +117,12 @@ class Server:
     def _answer(self, request: Mapping[str, dict[str, object]], connection: socket.socket) -> None:
         if "import" in request:
             purpose = str(request["import"]["purpose"])
-            if purpose not in self._broken:
-                self._broken[purpose] = self._import(purpose)
-            send(connection, {"broken": self._broken[purpose]})
+            try:
+                if purpose not in self._broken:
+                    self._broken[purpose] = self._import(purpose)
+                send(connection, {"broken": self._broken[purpose]})
+            except OSError as error:  # the probe could not be forked now
+                _send_error(connection, error)
         elif "probe" in request:
             self._fork(partial(_send_probe, connection, request["probe"]), connection)
         elif "measure" in request:
@@ -141,7 +144,7 @@ class Server:
         try:
             pid = os.fork()
         except OSError as error:
-            send(connection, {"errno": error.errno, "error": error.strerror})
+            _send_error(connection, error)
             return
         if pid == 0:
             self._listener.close()
@@ -170,6 +173,7 @@ class Server:
         """Return the reason why a forked child cannot compute here, empty if it can."""
         pid = os.fork()
         if pid == 0:
+            self._listener.close()  # or a client would connect to it when the server is gone
             os.setpgid(0, 0)
             exit_after(partial(check_device, self._device))
         deadline = time.monotonic() + _PROBE_TIMEOUT_S
@@ -185,6 +189,10 @@ class Server:
         os.kill(pid, signal.SIGKILL)
         self._children.add(pid)
         return f"a forked child did not end its first computation in {_PROBE_TIMEOUT_S:g} s"
+
+
+def _send_error(connection: socket.socket, error: OSError) -> None:
+    send(connection, {"errno": error.errno, "error": error.strerror})
 
 
 def require_own_user(connection: socket.socket) -> None:

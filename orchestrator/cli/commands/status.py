@@ -58,17 +58,16 @@ def show(run_folder: RunLocation, cell: str | None, with_traceback: bool) -> Non
     from orchestrator.store.open import open_run
     from orchestrator.store.run_collection import is_publication
 
-    if cell is None:
-        with ProgressLine("reading the run"):
-            lines = list(list_cells(open_run(run_folder)))
-        click.echo("\n".join(lines))
-        return
-    name, separator, cell_of_run = cell.partition(RUN_SEPARATOR)
+    name, separator, cell_of_run = (cell or "").partition(RUN_SEPARATOR)
     if separator and is_publication(run_folder):
         run_folder, cell = Path(run_folder) / name, cell_of_run
     with ProgressLine("reading the run"):
-        lines = list(describe_cell(open_run(run_folder), cell, with_traceback))
+        run = open_run(run_folder)
+        if cell is None:
+            lines = list(list_cells(run))
+        else:
+            lines = list(describe_cell(run, cell, with_traceback))
     click.echo("\n".join(lines))
-    if not with_traceback:
-        for line in changes_of_stored(open_run(run_folder), cell):
+    if cell is not None and not with_traceback:
+        for line in changes_of_stored(run, cell):
             click.echo(line)

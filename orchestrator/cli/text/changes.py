@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from orchestrator.analysis.results import read_attempts
 from orchestrator.common.text import shell_word
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver
@@ -62,7 +64,12 @@ def changes_of_stored(run: Run, prefix: str) -> Iterator[str]:
     last = attempts[attempts["cell"] == found].sort_values("attempt").iloc[-1]
     if last["status"] not in (Status.OOM, Status.OOM_INFERRED):
         return
-    cell, facts = make_cell(last["task"], json.loads(last["params"])), json.loads(last["facts"])
+    try:
+        cell = make_cell(last["task"], json.loads(last["params"]))
+    except (KeyError, ValidationError):  # it has a task or a parameter that is gone
+        yield f"cell {found}: another version measured it, so that no changes can be predicted"
+        return
+    facts = json.loads(last["facts"])
     gpu = None
     if facts.get("gpu") and facts.get("gpu_memory_bytes"):
         gpu = gpu_from_driver(facts["gpu"], facts["gpu_memory_bytes"])

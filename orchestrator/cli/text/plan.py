@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.common import text
+from orchestrator.common.provenance import package_version
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.host import gpus_of
 from orchestrator.hardware.nvml import gpu_names
@@ -82,12 +83,7 @@ def plan_records(
 
     predictions: by cell id. A cell that has one also has `memory`.
     """
-    from orchestrator.planning.prediction_requests import (
-        cap_bytes,
-        package_version,
-        reason_of,
-        verdict_of,
-    )
+    from orchestrator.planning.prediction_requests import cap_bytes, reason_of, verdict_of
 
     for decision in plan.decisions:
         cell = decision.cell
@@ -259,12 +255,11 @@ def _continuation(run: Run, plan: Plan, to_run: int) -> str:
 
 def _given_up(run: Run, plan: Plan) -> str:
     """Return how many cells failed too often, and the command that tries them again."""
-    exhausted = [decision.cell for decision in plan.decisions if decision.exhausted]
-    if not exhausted:
+    if not plan.given_up:
         return ""
-    statuses = sorted({str(plan.state(cell).since_mark.status) for cell in exhausted})
+    statuses = sorted(plan.given_up)
     retry = [word for status in statuses for word in ("--retry", status)]
-    failed = f"{text.cell_count(len(exhausted))} failed too often"
+    failed = f"{text.cell_count(plan.given_up.total())} failed too often"
     return f"; {failed}. To try again: {command_with(run, retry, statuses)}"
 
 

@@ -34,7 +34,6 @@ _FLAGS = {
     ),
 }
 OUT_OF_MEMORY = ("oom", "oom_inferred")
-_FAILURES = ("failed", "crashed", "timeout", "host_oom", "lost")
 
 
 def conclude(result: SweepResult, command: str, again: str) -> tuple[list[str], int]:
@@ -58,13 +57,13 @@ def conclude(result: SweepResult, command: str, again: str) -> tuple[list[str], 
         if count := result.quality.get(flag):
             lines += [f"{cell_count(count)} {note}: {again} {options}"]
     lines += [f"tables: sweep report {folder}"]
-    if result.exhausted:
-        retry = " ".join(f"--retry {name}" for name in _FAILURES if name in result.before)
+    if result.given_up:
+        retry = " ".join(f"--retry {status}" for status in sorted(result.given_up))
         lines += [
-            f"skipped {cell_count(result.exhausted)}, which failed too often before."
+            f"skipped {cell_count(sum(result.given_up.values()))}, which failed too often before."
             f" To try again: {again} {retry}"
         ]
-    if result.exhausted or set(_FAILURES) & set(result.counts):
+    if result.given_up or any(status.is_retried for status in result.counts):
         return [*lines, f"what failed: sweep status {folder}"], EXIT_FAILURES
     return lines, 0
 

@@ -151,6 +151,14 @@ def test_a_variable_with_which_python_does_not_start_is_refused(name: str) -> No
     assert complaint(text).startswith(f"my.yaml:8: env.{name}: Python does not start with it")
 
 
+def test_the_gpus_of_a_cell_are_no_variable_of_a_config() -> None:
+    """Each cell would be measured on them, also those that run at the same time."""
+    text = GOOD + "env: {CUDA_VISIBLE_DEVICES: '1'}"
+    assert complaint(text).startswith(
+        "my.yaml:8: env.CUDA_VISIBLE_DEVICES: the scheduler gives each cell its GPU. Set it for the"
+    )
+
+
 def test_any_text_may_be_a_value_in_the_environment() -> None:
     config, _ = parse_config(GOOD + 'env: {A: "", B: "a=b\\nc é"}', "my.yaml")
     assert config.env == {"A": "", "B": "a=b\nc é"}

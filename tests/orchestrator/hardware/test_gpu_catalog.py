@@ -198,9 +198,10 @@ def test_a_gpu_that_is_here_has_the_memory_of_its_driver(
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090", False),
         ("NVIDIA GeForce RTX 2080 Ti", "2080 ti", True),
         ("", "H100", False),
+        ("NVIDIA H200", None, True),
     ],
 )
 def test_a_gpu_of_a_cell_is_matched_by_the_same_words(
-    device: str, kind: str, matches: bool
+    device: str, kind: str | None, matches: bool
 ) -> None:
     assert matches_kind(device, kind) is matches

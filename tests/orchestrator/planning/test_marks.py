@@ -128,7 +128,8 @@ def test_cells_that_only_fail_in_a_retry_are_counted_as_exhausted(
         go(request_of(), fails, ALL_AGAIN)
     assert lengths_of(fails) == [16, 32, 64] * request_of().config.limits.attempts
     last = FakeScheduler(outcome_of)
-    assert go(request_of(), last, ALL_AGAIN).exhausted == 2
+    result = go(request_of(), last, ALL_AGAIN)
+    assert (result.before, result.given_up) == ({"ok": 4}, {"failed": 2})
     assert lengths_of(last) == [64, 128]
 
 

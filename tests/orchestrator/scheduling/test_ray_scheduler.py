@@ -27,6 +27,7 @@ from click.testing import Result
 from orchestrator.common.errors import NoNodeLeft, PlatformError
 from orchestrator.execution.attempt_archive import AttemptArchive
 from orchestrator.execution.events import AttemptStarted
+from orchestrator.execution.exit_diagnosis import lost_outcome
 from orchestrator.execution.host_probe import TIMEOUT_S
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.open import open_run
@@ -649,6 +650,27 @@ def test_a_private_ray_that_begins_no_cell_ends_the_sweep(
         RayScheduler._require_start(scheduler, running)
     # On a cluster, others may have what the cell waits for: one notice says so.
     assert notices == cluster * ["waiting for a host with enough GPUs or cores that nobody uses"]
+
+
+def test_time_before_a_run_is_no_wait_for_its_first_cell(
+    make_attempt: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Predictions may take longer than Ray may take to begin a cell."""
+    scheduler = RayScheduler.__new__(RayScheduler)
+    attempt, ended = make_attempt(1), lost_outcome(make_attempt(1), "", 0.0)
+    running = {"it": AttemptStarted(attempt, "", "", 0.0)}
+    vars(scheduler).update(
+        _session=SimpleNamespace(host="here", require_alive=lambda: None),
+        _placement=SimpleNamespace(note_end=lambda started: None),
+        _health=SimpleNamespace(find_lost=lambda running, stuck: []),
+        _submit_while_free=lambda queue, running_: running_.update(running),
+        _next_events=lambda running: [("it", ended)],
+        _cancel=lambda running: None,
+    )
+    for _ in range(2):
+        now = time.monotonic() + 100 * PREPARATION_S
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        assert next(scheduler.run(ListQueue([]), lambda started: None)) is ended
 
 
 def test_an_address_without_a_cluster_is_refused(

@@ -58,6 +58,19 @@ def test_the_live_lines_hold_the_counts_the_running_cells_and_the_last_one() -> 
     assert last.startswith(f"last   oom      {cell_of(512).id}")
 
 
+def test_repetitions_of_a_cell_that_run_at_the_same_time_have_a_line_each() -> None:
+    display = LiveDisplay(2, lambda: None, lambda cell: cell.id, terminal())
+    first, second = (Attempt(cell_of(128), number, "", Settings()) for number in (1, 2))
+    try:
+        for gpu, attempt in enumerate((first, second)):
+            display.started(AttemptStarted(attempt, "host", str(gpu), 0.0))
+        assert len(rendered(display).splitlines()) == 3
+        display.finished(replace(outcome_of(128, Status.OK), attempt=first))
+        assert rendered(display).splitlines()[1].startswith("GPU 1 ")
+    finally:
+        display.close()
+
+
 def test_a_line_of_the_display_never_wraps_so_that_it_stays_in_place() -> None:
     display = LiveDisplay(4, lambda: None, lambda cell: "a long label " * 20, terminal())
     try:

@@ -258,9 +258,9 @@ def test_cells_that_failed_too_often_are_counted(
     )
     for _ in range(request_of().config.limits.attempts):
         result = go(request_of(), failing)
-        assert (result.exhausted, result.counts[Status.FAILED]) == (0, 1)
+        assert (result.given_up, result.counts[Status.FAILED]) == ({}, 1)
     result = go(request_of(), failing)
-    assert (result.exhausted, result.counts) == (1, {})
+    assert (result.given_up, result.counts) == ({"failed": 1}, {})
 
 
 @pytest.mark.parametrize("end", [Status.FAILED, Status.OOM])

@@ -113,6 +113,31 @@ def test_a_side_that_fails_leaves_no_commit_checked_out(repository: Path) -> Non
     assert "trees" not in git(repository, "worktree", "list")
 
 
+def test_a_config_that_is_a_link_out_of_the_repository_is_that_of_the_commit(
+    repository: Path,
+) -> None:
+    outside, config = repository.parent / "mine.yaml", Path("configs/link.yaml")
+    outside.write_text("name: mine\n")
+    config.symlink_to(outside)
+    git(repository, "add", str(config))
+    git(repository, "commit", "--quiet", "--message", "link")
+    program = prepare(Side(commit="HEAD"), config, repository.parent / "trees", "--a")
+    assert program.config == program.folder / config
+
+
+def test_a_side_that_breaks_off_leaves_no_commit_checked_out(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sides, "_probe", probe)
+    trees = repository.parent / "trees"
+    with pytest.raises(KeyboardInterrupt):
+        prepare_sides({"a": Side(commit="HEAD")}, Path("configs/mine.yaml"), trees)
+    assert not trees.exists()
+
+
 def test_a_side_without_a_commit_measures_here(repository: Path) -> None:
     config = Path("configs/mine.yaml")
     program = prepare(Side(env={"A": "1"}), config, repository / "trees", "--a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,20 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tests.orchestrator.analysis.test_comparison import write
+
+
+@pytest.mark.parametrize(("task", "more"), [("gone", {}), ("train_step", {"gone": 3})])
+def test_nothing_is_predicted_for_a_cell_that_this_version_cannot_make(
+    task: str, more: dict[str, int], tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    failed = make_outcome(Status.OOM, device="cuda")
+    values = {**failed.attempt.cell.params.values(), **more}
+    cell = SimpleNamespace(
+        id="old", task=task, version=1, params=SimpleNamespace(values=lambda: values)
+    )
+    run = write(tmp_path / "run", replace(failed, attempt=replace(failed.attempt, cell=cell)))
+    (line,) = changes.changes_of_stored(run, "old")
+    assert line == "cell old: another version measured it, so that no changes can be predicted"
 
 
 @pytest.mark.parametrize("model", ["hf:mine/small", "mine:Model"])

@@ -66,9 +66,9 @@ CASES: dict[str, tuple[SweepResult, list[str], int]] = {
         1,
     ),
     "a cell failed too often before": (
-        SweepResult(folder="out", before={"ok": 3, "failed": 1}, exhausted=1),
+        SweepResult(folder="out", before={"ok": 4}, given_up={"failed": 1}),
         [
-            "nothing to measure: of 4 cells 1 failed, 3 ok; results in out",
+            "nothing to measure: of 4 cells 4 ok; results in out",
             TABLES,
             "skipped 1 cell, which failed too often before. To try again: sweep run c.yaml --retry failed",
             "what failed: sweep status out",
