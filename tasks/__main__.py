@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -36,6 +37,7 @@ from tasks.spec.attempt import (
 )
 from tasks.spec.messages import error_text, message_of
 from tasks.spec.registry import all_tasks
+from tasks.spec.source_digest import is_clone
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 
@@ -342,5 +344,12 @@ def _memory_at_death(attempt: Attempt) -> dict[str, object]:
         return {"memory_evidence": f"unreadable: {error_text(broken)}", **limit}
 
 
+def _leave_clone() -> None:
+    """Import this program's packages, and look for the user's modules outside of its clone."""
+    import_module("model")
+    sys.path[:] = [folder for folder in sys.path if not is_clone(folder)]
+
+
 if __name__ == "__main__":
+    _leave_clone()
     main()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from orchestrator.common.provenance import SOURCE_ROOT
+from tasks.spec.source_digest import is_clone
 
 # -P: a `model.py` or `tasks.py` in the current folder must not be imported instead of ours.
 PROGRAM = (sys.executable, "-P", "-m", "tasks")
@@ -30,6 +31,23 @@ def import_path(others: str | None = None) -> str:
     if others:
         names += others.split(os.pathsep)
     return os.pathsep.join(dict.fromkeys(names))
+
+
+def search_path(folders: Sequence[str], variable: str | None = None) -> list[str]:
+    """Return the folders in which `python -m tasks` looks for a user's modules, in this order.
+
+    Args:
+        folders: those with the user's models, which come last.
+        variable: the PYTHONPATH of that process; by default that of this one.
+    """
+    if variable is None:
+        variable = os.environ.get("PYTHONPATH", "")
+    # This process may have found its own packages, or a script, in a folder that the other one skips.
+    only_here = ("", os.getcwd())
+    names = [*filter(None, variable.split(os.pathsep))]
+    names += [name for name in sys.path if name not in only_here]
+    names = [name for name in names if not is_clone(name)]
+    return list(dict.fromkeys([*names, *folders]))
 
 
 class ProcessNotStarted(OSError):

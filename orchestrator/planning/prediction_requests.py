@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from orchestrator.common.text import cell_count
 from orchestrator.common.units import GIB
 from orchestrator.common.user_cache import read_cached, write_cached
 from orchestrator.execution.fork_client import ForkServer, ForkServers
+from orchestrator.execution.program import search_path
 from orchestrator.hardware.gpu_catalog import GpuModel, nccl_bytes
 from orchestrator.hardware.host import cores_here
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
@@ -226,7 +226,7 @@ def _key(cell: Cell, gpu: GpuModel | None, import_paths: tuple[str, ...]) -> str
     identity += [_capability(gpu)]
     model = str(cell.params.values().get("model"))
     if model.startswith(HUB):
-        config = None if _is_preset(cell) else source_digest(model, [*sys.path, *import_paths])
+        config = None if _is_preset(cell) else source_digest(model, search_path(import_paths))
         identity += [package_version("transformers"), config]
     return sha256(json.dumps(identity, sort_keys=True))[:32]
 
@@ -250,7 +250,7 @@ def _may_change(request: PredictionRequest) -> bool:
     if not model.startswith(HUB):
         return True
     is_class = model.removeprefix(HUB).isidentifier()  # of transformers, such as hf:llama
-    return not is_class and source_digest(model, [*sys.path, *request.import_paths]) is None
+    return not is_class and source_digest(model, search_path(request.import_paths)) is None
 
 
 def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:

@@ -6,8 +6,6 @@ new one where it changes something.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +26,7 @@ from orchestrator.config.grid_checks import task_params
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import Source
+from orchestrator.execution.program import search_path
 from orchestrator.planning.invocation import (
     MEASUREMENT_SETTINGS,
     ExecutionOptions,
@@ -108,8 +107,7 @@ class SweepRequest:
     @property
     def search_path(self) -> list[str]:
         """All folders that measuring processes import from, like sys.path."""
-        variable = {**os.environ, **self.config.env}.get("PYTHONPATH", "")
-        return [*sys.path, *filter(None, variable.split(os.pathsep)), *self.import_paths]
+        return search_path(self.import_paths, self.config.env.get("PYTHONPATH"))
 
     @property
     def settings(self) -> Settings:

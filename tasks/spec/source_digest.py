@@ -82,6 +82,11 @@ def shadowed_spec(name: str, paths: Sequence[str]) -> ModuleSpec | None:
     return None
 
 
+def is_clone(folder: str) -> bool:
+    """Return True for the clone that this program runs from: a file in it is not the user's."""
+    return Path(folder).resolve() == _PROGRAM_ROOT and not _is_installed(_PROGRAM_ROOT)
+
+
 def _files_of(spec: ModuleSpec | None) -> list[Path]:
     """Return the files of a top-level module or package, or none if it is installed."""
     if spec is None:

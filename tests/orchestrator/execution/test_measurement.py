@@ -28,6 +28,7 @@ from tasks.process.journal import Journal, read_journal
 from tasks.process.minder import RankExits
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
+from tasks.spec.source_digest import source_digest
 from tasks.spec.status import Status
 from tests.conftest import ROOT, has_ended
 
@@ -486,6 +487,20 @@ def test_all_descendants_die_when_their_supervisor_is_killed(
             os.kill(supervisor.pid, number)
             supervisor.wait(10)
     _wait_until_dead(*descendants)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_module_of_the_user_is_not_hidden_by_a_file_in_the_clone_of_this_program(
+    method: str, make_attempt: MakeAttempt, tmp_path: Path
+) -> None:
+    """The clone has a package `tests`, too."""
+    (tmp_path / "tests.py").write_text("from misbehaving import Model")
+    folders = (str(tmp_path), TESTS)
+    settings = {"import_paths": folders, "start_method": method}
+    outcome = execute(make_attempt(size=None, model="tests:Model", settings=settings))
+    assert outcome.status is Status.OK, outcome.evidence
+    assert outcome.facts["model_source"] == source_digest("tests:Model", folders)
 
 
 @pytest.mark.process

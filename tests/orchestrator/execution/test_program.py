@@ -12,8 +12,21 @@ import pytest
 
 from orchestrator.common.provenance import SOURCE_ROOT
 from orchestrator.execution.child_environment import child_environment
-from orchestrator.execution.program import PROGRAM, import_path
+from orchestrator.execution.program import PROGRAM, import_path, search_path
 from tasks.spec.attempt import Attempt
+
+
+def test_modules_are_looked_up_where_the_measuring_process_finds_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root, here = str(SOURCE_ROOT), str(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [here, root, "/lib"])
+    monkeypatch.setenv("PYTHONPATH", f"{root}:/mine")
+    assert search_path([here, "/configs"]) == ["/mine", "/lib", here, "/configs"]
+    assert search_path([here, "/configs"], "/other") == ["/other", "/lib", here, "/configs"]
+    # A sweep that is run in the clone finds the models that are there.
+    assert search_path(["/configs", root]) == ["/mine", "/lib", "/configs", root]
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ def request_of(
     (tmp_path / "broken.py").write_text("import torch\nclass (\n")
     (tmp_path / "needs.py").write_text("import not_on_this_machine\nclass Model: ...\n")
     (tmp_path / "two-words.py").write_text("class Model: ...\n")
+    (tmp_path / "tests.py").write_text("class Model: ...\n")  # the clone has such a package
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("from .gpt import *\n")
     (tmp_path / "pkg" / "gpt.py").write_text("def make(width=8): ...\n")
@@ -54,6 +55,7 @@ def request_of(
         "pkg.gpt:make",
         "space.x:Y",
         "two-words:Model",
+        "tests:Model",
         "hf:gpt2",
     ],
 )
