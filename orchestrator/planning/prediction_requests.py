@@ -285,9 +285,8 @@ def _ask_all(
     # sympy remembers in a child what it simplified, and other precisions have the same indices.
     if len(groups) > idle.maxsize:
         groups = _groups(requests, ("pass", "precision"))
-    # Sorted, because a child must fork whenever a request needs other code of the user. Compiled
-    # cells come first: then the children inherit the compiler instead of importing it themselves.
-    ordered = sorted(groups, key=_order)
+    # Compiled cells come first: then the children inherit the compiler instead of importing it.
+    ordered = sorted(groups, key=lambda group: not generates_code(group[0][1].cell))
     threads = ThreadPoolExecutor(min(len(groups), idle.maxsize))
     try:
         for answers in threads.map(lambda group: _ask_one(idle, group), ordered):
@@ -317,11 +316,6 @@ def _groups(
 def _precision_and_pass(item: tuple[str, PredictionRequest]) -> tuple[str, str]:
     values = item[1].cell.params.values()
     return str(values.get("precision")), str(values.get("pass"))
-
-
-def _order(group: Sequence[tuple[str, PredictionRequest]]) -> tuple[tuple[str, ...], bool]:
-    _, first = group[0]
-    return first.foreign_code, not generates_code(first.cell)
 
 
 def _ask_one(

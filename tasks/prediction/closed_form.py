@@ -104,9 +104,16 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
     return ClosedForm(tuple(found), tuple(sums))
 
 
-def of_parameters(params: TrainStepParams, count: int, trained: int) -> ClosedForm:
-    """Return the terms of any model: `trained` of its `count` parameters have gradients."""
+def of_parameters(
+    params: TrainStepParams, count: int, trained: int, nbytes: int | None = None
+) -> ClosedForm:
+    """Return the terms of any model: `trained` of its `count` parameters have gradients.
+
+    nbytes: of the parameters, if their dtypes may be others than the cell's.
+    """
     state = state_bytes(count, trained, _holding_phases(params), _element_bytes(params))
+    if nbytes is not None:
+        state["parameters"] = nbytes
     formulas = _state_formulas(params, count)
     terms = []
     for name, nbytes in state.items():

@@ -86,6 +86,7 @@ def write_out(small: Trace, large: Trace, more: int) -> Trace:
         trace.module_bytes[name] = nbytes + (large.module_bytes[name] - nbytes) * more
     trace.eager_functions |= large.eager_functions
     trace.unfollowed |= large.unfollowed
+    trace.caveats |= large.caveats
     return trace
 
 

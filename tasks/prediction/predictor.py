@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +39,15 @@ from tasks.prediction.records import (
     unknown,
     unsupported_reason,
 )
-from tasks.prediction.replay import Replay, Step, Trace, held_by_nccl, highest, replay
+from tasks.prediction.replay import (
+    Replay,
+    Step,
+    Trace,
+    held_by_nccl,
+    highest,
+    left_behind_bytes,
+    replay,
+)
 from tasks.prediction.resizing import trace_by_layers
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
@@ -61,6 +71,7 @@ Predictable = TrainStepParams | AttentionParams
 # other blocks are free by then, so that it may reserve more: 6.8 % for Qwen2.5-0.5B with Adafactor
 # on an H200, where a fourth one reserved nothing.
 _TRACED_MICRO_BATCHES = 3
+_PASSED_STEPS = 10  # before the steady step
 _LONGEST_REASON = 120  # characters of what torch's compiler raised
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
@@ -121,7 +132,7 @@ class Predictor:
         temporary = temporary_by_part(trace, highest(peaks, "steady")[1])
         module_bytes = {**trace.module_bytes, **temporary}
         prediction = Prediction(how, reason, samples, verdicts, module_bytes)
-        prediction = prediction.without(trace.unfollowed)
+        prediction = prediction.without(trace.unfollowed).with_caveats(_caveats(trace))
         if not trace.eager_functions:
             return prediction
         return prediction.with_eager_functions(trace.eager_functions)
@@ -155,6 +166,17 @@ class Predictor:
         trace = by_layers or trace_whole(params)
         self._last = (params, gpu, trace)
         return trace
+
+
+def _caveats(trace: Trace) -> set[str]:
+    """Return why later steps may take more than the traced ones."""
+    more = left_behind_bytes(trace)
+    if more <= 0:
+        return trace.caveats
+    grows = (
+        f"each step leaves {more / 2**20:,.1f} MiB more than the one before it, and two are counted"
+    )
+    return {*trace.caveats, grows}
 
 
 def _why_not_compiled(error: BaseException) -> str:
@@ -235,7 +257,10 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
         steps: tuple[Step, ...] = ("first", "steady")
         if _replaces_buckets(params):
             steps = ("first", "second", "steady")
+        stack.enter_context(_noticing_draws(tracker.trace, params.seed, is_compiled))
         for step in steps:
+            if step == "steady":
+                _pass_steps(optimizers)
             tracker.begin(step)
             with _Forward(emulation) as forward:
                 watchers: list[Watcher] = [tracker, forward, functions]
@@ -246,6 +271,7 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
             tracker.label(_state_of(optimizers), "optimizer state")
     tracker.trace.eager_functions |= functions.eager
     tracker.trace.unfollowed |= emulation.unfollowed
+    tracker.trace.caveats |= emulation.caveats
     if not is_compiled:
         tracker.trace.saved += saved.samples
         sizes.update(saved.module_bytes)
@@ -253,6 +279,32 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
     if isinstance(params, TrainStepParams):
         tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace
+
+
+@contextmanager
+def _noticing_draws(trace: Trace, seed: int, is_compiled: bool) -> Iterator[None]:
+    """Add a caveat to the trace if a generator of random numbers is used on the CPU."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+    def states() -> Sequence[object]:
+        found = [random.getstate(), str(np.random.get_state())]
+        # Compiled code draws the seeds of its dropout.
+        return found if is_compiled else [*found, torch.get_rng_state().tolist()]
+
+    before = states()
+    yield
+    if states() != before:
+        trace.caveats.add("it draws random numbers, and with others it may do something else")
+
+
+def _pass_steps(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Count steps of the optimizers as if they were made: RAdam takes more from the sixth one on."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            step = state.get("step")
+            if isinstance(step, Tensor) and not step.is_meta:
+                step.add_(_PASSED_STEPS)
 
 
 def _replaces_buckets(params: Predictable) -> bool:
@@ -419,13 +471,23 @@ def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -
         model = train_step.build_on(NoData(), alone).model
         if model is None:
             return unknown(reason)
-        count = trained = 0
+        count = trained = nbytes = 0
         for parameter in model.parameters():
             count += parameter.numel()
             trained += parameter.numel() * parameter.requires_grad
-        found = of_parameters(params, count, trained)
+            nbytes += parameter.nbytes
+        found = of_parameters(params, count, trained, nbytes)
         if found.nbytes:
-            verdicts: dict[int, Verdict] = {cap: "oom" for cap in caps_bytes if found.nbytes > cap}
+            # A parameter that the loss does not use has no gradient, so that alone the parameters
+            # are certain.
+            surely = found.terms[0].nbytes
+            verdicts: dict[int, Verdict] = {
+                cap: "oom" if surely > cap else "unlikely"
+                for cap in caps_bytes
+                if found.nbytes > cap
+            }
+            if "unlikely" in verdicts.values():
+                reason += "; with a gradient for each trained parameter it is too large"
             samples = (*unknown(reason).samples, *found.samples())
             return Prediction(CLOSED_FORM, reason, samples, verdicts)
     return unknown(reason)

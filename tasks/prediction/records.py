@@ -83,7 +83,8 @@ class Prediction:
         model of fused kernels. `compiled`: every storage of the code that torch's compiler generates
         was followed. `as blocks`: the same for compiled blocks, where the model is compiled as a
         whole. `as eager`: an upper bound for most compiled cells. `as eager, may take more`: for
-        the others. `may take more`: every storage was followed, but not the memory of some kernels.
+        the others. `may take more`: every storage was followed, but not the memory of some kernels, or
+        of later steps.
         `closed form`: memory of parameters, gradients and AdamW's moments, a lower
         bound for a model that does not run without data. Empty: nothing is known.
     reason: why there is no peak, or why a compiled cell is predicted as eager.
@@ -155,6 +156,18 @@ class Prediction:
         reason = f"kernels of CUDA's libraries have memory of unknown size: {named}"
         reason = "; ".join(filter(None, (reason, self.reason)))
         verdicts = {cap: self._unless_close(cap, verdict) for cap, verdict in self.verdicts.items()}
+        return replace(self._named(INCOMPLETE), reason=reason, verdicts=verdicts)
+
+    def with_caveats(self, caveats: Iterable[str]) -> Prediction:
+        """Return the prediction of a cell whose later steps may take more: it never surely fits."""
+        reasons = [*sorted(caveats), self.reason]
+        if len(reasons) == 1:
+            return self
+        verdicts: dict[int, Verdict] = {
+            cap: "perhaps" if verdict == "fits" else verdict
+            for cap, verdict in self.verdicts.items()
+        }
+        reason = "; ".join(filter(None, reasons))
         return replace(self._named(INCOMPLETE), reason=reason, verdicts=verdicts)
 
     def _unless_close(self, cap_bytes: int, verdict: Verdict) -> Verdict:

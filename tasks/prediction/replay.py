@@ -56,6 +56,7 @@ class Trace:
         Layers are added up: `layers.*.ffn: SiluBackward0`.
     eager_functions: names of functions that are compiled on a GPU, but ran eagerly here.
     unfollowed: names of operations that a GPU computes in kernels with memory of unknown size.
+    caveats: reasons why a later step may take more than the traced ones.
     sent: storages that a collective sends for which nobody waits: see `held_by_nccl`.
     """
 
@@ -69,12 +70,13 @@ class Trace:
     module_bytes: dict[str, int] = field(default_factory=dict)
     eager_functions: set[str] = field(default_factory=set)
     unfollowed: set[str] = field(default_factory=set)
+    caveats: set[str] = field(default_factory=set)
     sent: set[int] = field(default_factory=set)
 
     def without(self, phase: str) -> Trace:
         """Return the trace as if this phase had not run."""
         others = Trace(self.sizes_bytes, self.labels, flops=self.flops, saved=self.saved)
-        others.unfollowed = self.unfollowed
+        others.unfollowed, others.caveats = self.unfollowed, self.caveats
         others.module_bytes = self.module_bytes
         for step, spans in self.spans.items():
             others.spans[step] = [span for span in spans if span.phase != phase]
@@ -223,16 +225,28 @@ class _Player:
         return Peaks(requested, allocated, reserved, allocator.allocated, at, number)
 
 
+def left_behind_bytes(trace: Trace) -> int:
+    """Return by how much the steady step leaves more memory in use than there was before it."""
+    taken, left = _inherited(trace)
+    sizes = trace.sizes_bytes
+    return sum(sizes[event] for event in left) - sum(sizes[event] for event in taken)
+
+
 def _successors(trace: Trace) -> dict[int, int] | None:
     """Match the storages that a step inherits, such as gradients, with those that it leaves behind.
 
     None if their sizes differ: a third step cannot be derived then.
     """
-    first = {event for step in ("first", "second") for event in trace.events(step) if event >= 0}
-    steady = set(trace.events("steady"))
-    gone = {~event for event in steady if event < 0}
-    taken, left = sorted(first & gone), sorted(event for event in steady - gone if event >= 0)
+    taken, left = _inherited(trace)
     sizes = trace.sizes_bytes
     if [sizes[event] for event in taken] != [sizes[event] for event in left]:
         return None
     return dict(zip(taken, left, strict=True))
+
+
+def _inherited(trace: Trace) -> tuple[list[int], list[int]]:
+    """Return the storages of earlier steps that the steady step releases, and those that it leaves."""
+    first = {event for step in ("first", "second") for event in trace.events(step) if event >= 0}
+    steady = set(trace.events("steady"))
+    gone = {~event for event in steady if event < 0}
+    return sorted(first & gone), sorted(event for event in steady - gone if event >= 0)

@@ -1,8 +1,8 @@
 """The predictor: a process that answers requests for predictions, one line of JSON after another.
 
 It is forked by a fork server that has imported torch, and answers the requests of one connection.
-Its client opens another connection for other code of the user, so that a model that changes a function of
-torch changes it for no other model.
+Its client opens another connection for each request with code of the user, so that a model that changes a
+function of torch, or remembers a tensor, does so for no other cell.
 """
 
 from __future__ import annotations

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 import torch
 import torch._dynamo  # imported here: an import within an operation would keep its tensors alive
 from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from tasks.harness.workload import Workload
@@ -36,6 +40,7 @@ from tasks.prediction.operations.shapes import (
     Keywords,
     Operation,
     ShapeMemory,
+    tensors_of,
 )
 from tasks.prediction.replay import Label, Step, TensorLifetime, Trace
 
@@ -62,6 +67,9 @@ _SUFFIXES = {
 }
 # A sort needs several times its input as scratch: too little to matter for the ids of experts.
 _SMALL_SORT_BYTES = 1 << 20
+# Constants that a model puts on the device may be made on the CPU. They are seen when they are copied.
+_SMALL_ON_CPU_BYTES = 1 << 20
+_ON_CPU = "it makes tensors of more than 1 MiB on the CPU, which are not counted"
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 _PUT_COPY, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
 _GROUPED = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
@@ -71,6 +79,7 @@ _NO_KEYWORDS: Keywords = {}
 # Namespaces of operations that make no tensors. Their results are no part of the shape memory.
 _WITHOUT_TENSORS = frozenset({"c10d", "profiler"})
 _NAMES: dict[int, str] = {}  # of operations, by id because they are slow to hash
+_RESIZES: dict[int, bool] = {}
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
 
 
@@ -103,6 +112,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._role = ""
         self._known: dict[int, _Reference] = {}
         self._threads: set[bool] = set()
+        self._hooks = ExitStack()
+        self.updating = 0  # steps of optimizers that run now
         self._event: Callable[[int], None] = _ignore
         self._values = KnownValues()
         self.flops = FlopCount()  # of the current step
@@ -129,8 +140,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return number
         result, made = _call(func, args, keywords)
         for tensor in made:
-            if tensor.is_meta:
-                self._see(tensor)
+            self._see(tensor)
+        self._see_resized(func, args, keywords)
         self._values.follow(func, args, keywords, result)
         self.flops.add(func, args, keywords, result, self._phase)
         if name in MULTIPLIES:
@@ -143,11 +154,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
+        self._hooks.enter_context(_counting_updates(self))
         torch.UntypedStorage.resize_ = lambda *args: self._resize(*args)  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._hooks.close()
         torch.UntypedStorage.resize_ = _RESIZE  # type: ignore[method-assign]
         self._event = _ignore  # the workload itself is released after this
 
@@ -253,6 +266,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._square_label = self._label._replace(part="attention squares")
 
     def _see(self, tensor: Tensor) -> None:
+        if not tensor.is_meta:
+            if tensor.nbytes > _SMALL_ON_CPU_BYTES:
+                self.trace.caveats.add(_ON_CPU)
+            return
         if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
             return  # its own storage is nominal, and the tensors in it are seen
         storage = tensor.untyped_storage()
@@ -280,6 +297,20 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._event(~before)
         _RESIZE(storage, nbytes)
 
+    def _see_resized(self, func: Operation, args: Arguments, kwargs: Keywords) -> None:
+        """Record new memory for storages that torch has resized within an operation."""
+        if not _may_resize(func):
+            return
+        for tensor in tensors_of((args[:1], kwargs)):
+            storage = tensor.untyped_storage()
+            reference = self._known.get(storage._cdata)
+            if reference is None or reference.index is None:
+                continue
+            before, nbytes = reference.index, storage.nbytes()
+            if nbytes != self.trace.sizes_bytes[before]:
+                reference.index = self._allocate(nbytes, self._label_of(tensor))
+                self._event(~before)
+
     def _allocate(self, nbytes: int, label: Label) -> int:
         index = len(self.trace.sizes_bytes)
         self.trace.sizes_bytes.append(nbytes)
@@ -305,7 +336,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._values.read(tensor)
         # In an optimizer it is a norm that scales the step: no size depends on it. The optimizer
         # may run within the backward pass.
-        is_update = self._phase in ("optimizer", "backward")
+        is_update = self._phase == "optimizer" or self.updating > 0
         is_scale = is_update and tensor.is_meta and tensor.is_floating_point()
         return 1.0 if known is None and is_scale else known
 
@@ -352,7 +383,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _unwatched(func: Operation, args: Arguments) -> Operation:
     """Return the operation that autograd would call if nothing watched it: it works in place."""
-    if func is _PUT_COPY and in_backward():  # index_backward in FunctionsManual.cpp
+    # index_backward in FunctionsManual.cpp, unless a checkpoint runs a forward pass there
+    if func is _PUT_COPY and in_backward() and not torch.is_grad_enabled():
         return _PUT_IN_PLACE
     is_sum = func is ADD and in_backward() and is_made_in_place(args)
     return ADD_IN_PLACE if is_sum else func
@@ -396,6 +428,30 @@ def _call(func: Operation, args: Arguments, kwargs: Keywords) -> tuple[object, I
         product = grouped_product(args[0], args[1], offsets)
         return product, (product,)
     return _MEMORY.call(func, args, kwargs)
+
+
+def _may_resize(func: Operation) -> bool:
+    """Return True for an operation that writes into a tensor of another size."""
+    if id(func) not in _RESIZES:
+        has_result = any(argument.is_out for argument in func._schema.arguments)
+        _RESIZES[id(func)] = has_result or _name(func).startswith("resize_")
+    return _RESIZES[id(func)]
+
+
+@contextmanager
+def _counting_updates(tracker: StorageTracker) -> Iterator[None]:
+    """Have the tracker know when an optimizer works, which may be within a backward pass."""
+
+    def count(more: int) -> None:
+        tracker.updating += more
+
+    begin = register_optimizer_step_pre_hook(lambda *_: count(1))
+    end = register_optimizer_step_post_hook(lambda *_: count(-1))
+    try:
+        yield
+    finally:
+        begin.remove()
+        end.remove()
 
 
 def _ignore(event: int) -> None:

@@ -35,7 +35,7 @@ _EXPLAINED = 3  # a sweep of more cells gets only the table
 _HOW = {
     "tracked": "every tensor is followed",
     "modelled": "every tensor is followed, and those within fused attention are modelled",
-    records.INCOMPLETE: "every tensor is followed, but not the memory of the kernels that its note names",
+    records.INCOMPLETE: "every tensor is followed, but not what its note names",
     records.COMPILED: "every tensor of the code that torch's compiler generates is followed",
     records.AS_BLOCKS: "compiled as a whole, predicted as compiled blocks: borderline is within 6 %",
     records.AS_EAGER: "compiled, but predicted as eager for the reason in its note: it usually needs less",
@@ -47,8 +47,7 @@ _COUNTED = {
     "fits": ("fits", "fit"),
     "borderline": 2 * (f"borderline (within {100 * records.MARGIN:g} %)",),
     "perhaps": 2 * ("perhaps (see its note)",),
-    "unlikely": 2
-    * (f"unlikely (predicted as eager: more than {records.MOST_OVERGUESS} times the limit)",),
+    "unlikely": 2 * ("unlikely (see its note)",),
     "oom": ("does not fit", "do not fit"),
     "bounded": 2 * ("with only a lower bound, which fits; whether activations fit is not known",),
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),

@@ -6,6 +6,8 @@ within composite functions, too.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -16,6 +18,7 @@ from contextlib import (
 )
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -37,6 +40,8 @@ from tasks.prediction.operations.kernels import FusedRMSNorm, SdpaCall, fused_at
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
 _CUDA = "cuda"
+_TASKS = Path(__file__).resolve().parents[2]
+_PROGRAM = (f"{_TASKS}{os.sep}", f"{_TASKS.with_name('model')}{os.sep}")  # folders of our own code
 
 
 @contextmanager
@@ -62,6 +67,16 @@ def gpu_emulated(
     ) -> _Autocast:
         return _Autocast(emulation, dtype, enabled, cache_enabled)
 
+    def cuda_autocast(
+        enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool | None = True
+    ) -> _Autocast:
+        return _Autocast(emulation, dtype, enabled, cache_enabled)
+
+    def is_available() -> bool:
+        if _is_asked_by_user():
+            emulation.caveats.add("its code asks torch.cuda for a GPU, which does not exist here")
+        return False
+
     # The backward pass leaves all modes. The Python code that it calls, such as a checkpoint's, may
     # be code of a forward pass.
     def apply(node: object, *args: object) -> object:
@@ -84,6 +99,9 @@ def gpu_emulated(
         # Checkpoints read the state in the forward pass, and restore it later.
         "torch.amp.autocast": autocast,
         "torch.amp.autocast_mode.autocast": autocast,
+        "torch.cuda.amp.autocast": cuda_autocast,
+        "torch.cuda.amp.autocast_mode.autocast": cuda_autocast,
+        "torch.cuda.is_available": is_available,
         "torch.amp.is_autocast_available": lambda device_type: True,
         "torch.is_autocast_cache_enabled": lambda: emulation.caches,
         "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
@@ -96,6 +114,7 @@ def gpu_emulated(
     with ExitStack() as stack:
         for name, replacement in replaced.items():
             stack.enter_context(patch(name, replacement))
+        stack.enter_context(patch.object(torch.Tensor, "is_cuda", property(_is_cuda)))
         yield emulation
 
 
@@ -149,6 +168,7 @@ class GpuFunctions:
     enabled, dtype, caches, depth: state of autocast. cache: its copies of weights, by the id of the
     weight; each entry also holds the weight itself, so that no other tensor gets its id.
     unfollowed: operations that a GPU computes in kernels whose memory is not known.
+    caveats: see `Trace`.
     """
 
     def __init__(
@@ -161,6 +181,7 @@ class GpuFunctions:
         self.depth = 0
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.unfollowed: set[str] = set()
+        self.caveats: set[str] = set()
         self._labelling = labelling
         self._rules = AutocastRules()
         self._entered: list[AbstractContextManager[None]] = []
@@ -211,6 +232,21 @@ class GpuFunctions:
             with self._labelling("autocast weight copies"):
                 self.cache[id(tensor)] = tensor, tensor.to(dtype)
         return self.cache[id(tensor)][1]
+
+
+def _is_cuda(tensor: Tensor) -> bool:
+    """Return what user code finds on a GPU. Torch itself must not call CUDA."""
+    return tensor.is_meta and _is_asked_by_user()
+
+
+def _is_asked_by_user() -> bool:
+    """Return True if a function of an emulation is called by a function that is not installed.
+
+    Scripts ask for the device when they are imported, too, and seldom use it in a model.
+    """
+    code = sys._getframe(2).f_code
+    is_installed = "site-packages" in code.co_filename or code.co_filename.startswith(_PROGRAM)
+    return not is_installed and code.co_name != "<module>"
 
 
 _ACTIVE: list[GpuFunctions] = []  # those that were entered, innermost last
