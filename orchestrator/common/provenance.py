@@ -11,10 +11,10 @@ from tasks.spec.source_digest import digest_of, python_files
 PACKAGES = ("model", "tasks", "orchestrator")
 SOURCE_ROOT = Path(__file__).resolve().parents[2]  # the folder that contains PACKAGES
 PROGRAM_SOURCE = "program_source"  # the key in a row's facts and in run.json
-# Prints the commit, other headers, and a line for each edited file.
+# Prints the commit, other headers, and a line for each file that was edited or added.
 _STATUS = (
     "git", "-C", str(SOURCE_ROOT),
-    "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--",
+    "status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--",
 )  # fmt: skip
 _COMMIT = "# branch.oid "
 # These packages read stored results or parse the command line. Their code cannot change a number
@@ -37,7 +37,7 @@ def program_source() -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of this checkout, with "+" if files were edited; None without git."""
+    """Return the commit of this checkout, with "+" if files were edited or added; None without git."""
     try:
         # Git on a network file system may hang; the commit is not worth waiting longer.
         done = subprocess.run(

@@ -130,6 +130,8 @@ def group_samples(ranks: Sequence[Sequence[Sample]]) -> tuple[Sample, ...]:
     A duration or a size is the largest of all ranks, and a power their sum. Everything else is of
     the rank with the slowest steps. A step that a rank did not finish is not the group's.
     """
+    if len(ranks) == 1:
+        return tuple(ranks[0])
     by_key = [{_key(sample): sample for sample in samples} for samples in ranks]
     slowest = max(range(len(ranks)), key=lambda rank: step_ms(ranks[rank]) or 0.0)
     joined = []

@@ -30,6 +30,7 @@ from orchestrator.hardware.host import cores_here
 from orchestrator.planning.predicting_process import PredictingProcess, predictor_variables
 from tasks.prediction.allocator import attention_capability, cublas_workspace_bytes
 from tasks.prediction.records import (
+    INCOMPLETE,
     Prediction,
     PredictionRequest,
     Verdict,
@@ -260,7 +261,8 @@ def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
     with suppress(ValueError, KeyError, TypeError):  # that another program wrote
         found = Prediction.from_json(content.decode())
         # For a limit that was not asked for before, the peaks are often enough.
-        verdicts = {cap: found.plain_verdict(cap) for cap in request.caps_bytes}
+        caps = request.caps_bytes if found.how != INCOMPLETE else ()
+        verdicts = {cap: found.plain_verdict(cap) for cap in caps}
         known = {cap: verdict for cap, verdict in verdicts.items() if verdict}
         found = replace(found, verdicts={**known, **found.verdicts})
         if found.verdicts.keys() >= set(request.caps_bytes):

@@ -184,8 +184,7 @@ class Prediction:
         """Return the prediction of a compiled cell from that of the eager one: never `oom`."""
         if self.how in ("", CLOSED_FORM):  # compiled or not, the parameters are there
             return self
-        if self.how != INCOMPLETE:
-            reason = "; ".join(filter(None, (reason, self.reason)))
+        reason = "; ".join(filter(None, (reason, self.reason)))
         if how == AS_EAGER:
             reason += f"; the cell may take as little as 1/{MOST_OVERGUESS} of this"
         verdicts = dict(self.verdicts)

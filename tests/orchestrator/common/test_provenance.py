@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -27,14 +28,18 @@ def copy(tmp_path: Path) -> Path:
 
 
 def source_of(copy: Path) -> str:
+    return source_and_commit(copy)[0]
+
+
+def source_and_commit(copy: Path) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", PRINT_SOURCE],
         cwd=copy,
-        env={"PYTHONPATH": str(copy)},
+        env={**os.environ, "PYTHONPATH": str(copy)},
         capture_output=True,
         text=True,
     )
-    return done.stdout.split()[0] if done.returncode == 0 else done.stderr
+    return done.stdout.split() if done.returncode == 0 else [done.stderr, ""]
 
 
 def test_the_digest_does_not_depend_on_the_folder(copy: Path) -> None:
@@ -60,6 +65,18 @@ def test_the_digest_changes_with_code_that_measures(copy: Path, file: str, chang
 def test_the_program_source_changes_when_a_file_is_added(copy: Path) -> None:
     (copy / "model" / "another.py").write_text((copy / "model" / "__init__.py").read_text())
     assert source_of(copy) != program_source()
+
+
+def test_a_commit_has_a_plus_if_a_file_was_edited_or_added(copy: Path) -> None:
+    """The commit alone cannot measure the cells of a new task."""
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "--message", "all")):
+        subprocess.run(["git", *identity, *words], cwd=copy, check=True)
+    (copy / ".gitignore").write_text("__pycache__\n")
+    commit = source_and_commit(copy)[1]
+    assert len(commit) == 12
+    (copy / "tasks" / "another.py").touch()
+    assert source_and_commit(copy)[1] == f"{commit}+"
 
 
 def test_the_digest_ignores_files_of_editors(copy: Path) -> None:

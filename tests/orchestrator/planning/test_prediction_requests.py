@@ -118,6 +118,24 @@ def test_each_need_is_asked_for_once(asked: list[PredictionRequest]) -> None:
     assert len(asked) == 2
 
 
+def test_a_step_that_may_take_more_fits_no_limit_by_its_peaks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caps: list[tuple[int, ...]] = []
+
+    def answer(child: object, request: PredictionRequest) -> Prediction:
+        caps.append(request.caps_bytes)
+        verdicts: dict[int, Verdict] = dict.fromkeys(request.caps_bytes, "fits")
+        return a_prediction(2.0, verdicts).with_caveats(["it grows"])
+
+    monkeypatch.setattr(PredictingProcess, "ask", answer)
+    cells = [cell_of(memory_limit_gib=limit) for limit in (9.0, 10.0)]
+    for cell in cells:
+        found = predict_memory([cell], None, ())[cell.id]
+        assert (verdict_of(cell, found, None), found.reason) == ("perhaps", "it grows")
+    assert caps == [(9 * GIB,), (10 * GIB,)]
+
+
 def test_predictions_are_not_remembered_for_other_code_of_this_program(
     asked: list[PredictionRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,8 +575,7 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
         "how: `tracked`: every tensor is followed; `modelled`: every tensor is followed, and those"
         " within fused attention are modelled; `as eager`: compiled, but predicted as eager for"
         " the reason in its note: it usually needs less",
-        "2 fit, 2 borderline (within 3 %), 2 unlikely (predicted as eager: more than 2.11 times the"
-        " limit), 2 do not fit",
+        "2 fit, 2 borderline (within 3 %), 2 unlikely (see its note), 2 do not fit",
     ]
     assert (
         list(describe_memory(request, None, Screen()))[-1]

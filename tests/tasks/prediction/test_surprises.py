@@ -21,6 +21,8 @@ from tests.conftest import ROOT
 WIDTH, BATCH, LENGTH, VOCABULARY = 32, 2, 64, 100
 MIB = 2**20
 MORE_BYTES = 64 * MIB
+FEW_BYTES = 1024  # two blocks; with torch 2.11 the first trace of a process has one more number
+FORWARD = {"pass": "forward"}
 
 
 def more(device: torch.device) -> Tensor:
@@ -191,12 +193,13 @@ def test_a_model_that_asks_torch_for_a_gpu_is_named() -> None:
 
 
 def test_a_storage_that_torch_resizes_counts() -> None:
-    assert abs(peak("out", **{"pass": "forward"}) - peak("no out", **{"pass": "forward"})) <= 1024
+    assert peak("out", **FORWARD) == pytest.approx(peak("no out", **FORWARD), abs=FEW_BYTES)
     assert peak("resized") >= peak("") + MORE_BYTES - 10 * MIB
 
 
 def test_the_older_name_of_autocast_is_the_same() -> None:
-    assert peak("cuda.amp", precision="bf16") == peak("amp", precision="bf16")
+    old, new = (peak(how, precision="bf16") for how in ("cuda.amp", "amp"))
+    assert old == pytest.approx(new, abs=FEW_BYTES)
 
 
 def test_what_a_checkpoint_computes_again_is_not_made_in_place() -> None:
