@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tasks import attention, train_step
 from tasks.attention import AttentionParams
@@ -51,7 +51,7 @@ from tasks.prediction.replay import (
 from tasks.prediction.resizing import trace_by_layers
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
-from tasks.spec.axes import Affects, axes_without
+from tasks.spec.axes import Affects, Values, axes_without
 from tasks.spec.messages import shorten, typed_error_text
 from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
@@ -257,6 +257,7 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
         steps: tuple[Step, ...] = ("first", "steady")
         if _replaces_buckets(params):
             steps = ("first", "second", "steady")
+        attributes: list[Values] = []  # after each step
         stack.enter_context(_noticing_draws(tracker.trace, params.seed, is_compiled))
         for step in steps:
             if step == "steady":
@@ -269,9 +270,10 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
                     watchers.append(saved)
                 run_step(workload, Progress(), *watchers)
             tracker.label(_state_of(optimizers), "optimizer state")
+            attributes.append(_plain_attributes(model))
     tracker.trace.eager_functions |= functions.eager
     tracker.trace.unfollowed |= emulation.unfollowed
-    tracker.trace.caveats |= emulation.caveats
+    tracker.trace.caveats |= emulation.caveats | _changed_attributes(attributes)
     if not is_compiled:
         tracker.trace.saved += saved.samples
         sizes.update(saved.module_bytes)
@@ -296,6 +298,26 @@ def _noticing_draws(trace: Trace, seed: int, is_compiled: bool) -> Iterator[None
     yield
     if states() != before:
         trace.caveats.add("it draws random numbers, and with others it may do something else")
+
+
+def _plain_attributes(model: nn.Module | None) -> Values:
+    """Return the numbers and texts that the modules of a model have as attributes."""
+    found: dict[str, object] = {}
+    for path, module in model.named_modules() if model is not None else ():
+        for name, value in vars(module).items():
+            if isinstance(value, int | float | str):
+                found[f"{path}.{name}".removeprefix(".")] = value
+    return found
+
+
+def _changed_attributes(after_steps: Sequence[Values]) -> set[str]:
+    """Return a caveat if attributes of the model change from step to step, such as a counter."""
+    first, last = after_steps[0], after_steps[-1]
+    changed = sorted(name for name, value in last.items() if first.get(name, value) != value)
+    if not changed:
+        return set()
+    names = shorten(", ".join(changed), _LONGEST_REASON)
+    return {f"it may do something else in later steps, because these attributes change: {names}"}
 
 
 def _pass_steps(optimizers: Iterable[torch.optim.Optimizer]) -> None:

@@ -82,7 +82,7 @@ class Model(nn.Module):
 
     def __init__(self, how: str = "") -> None:
         super().__init__()
-        self.how, self.kept = how, list[Tensor]()
+        self.how, self.kept, self.calls = how, list[Tensor](), 0
         self.table, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
         self.layers = nn.ModuleList(Block(how) for _ in range(2))
         self.norm = nn.BatchNorm1d(WIDTH)
@@ -115,6 +115,10 @@ class Model(nn.Module):
     def _keeps_the_last(self, x: Tensor) -> Tensor:
         self.kept = [x.detach()]
         return x
+
+    def _counts(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + more(x.device).sum() if self.calls % 4 == 0 else x
 
     def _asks_the_tensor(self, x: Tensor) -> Tensor:
         return x + more(x.device).sum() if x.is_cuda else x
@@ -181,6 +185,10 @@ def test_what_a_model_holds_after_each_step_is_named() -> None:
     size = BATCH * LENGTH * WIDTH * 4 / MIB
     require_caveat(predicted("grows"), f"each step leaves {size:.1f} MiB more than the one before")
     peak("keeps the last")
+
+
+def test_a_model_that_counts_its_steps_is_named() -> None:
+    require_caveat(predicted("counts"), "in later steps, because these attributes change: calls")
 
 
 def test_a_model_that_asks_a_tensor_for_its_device_does_what_it_does_on_a_gpu() -> None:
