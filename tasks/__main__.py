@@ -344,12 +344,12 @@ def _memory_at_death(attempt: Attempt) -> dict[str, object]:
         return {"memory_evidence": f"unreadable: {error_text(broken)}", **limit}
 
 
-def _leave_clone() -> None:
-    """Import this program's packages, and look for the user's modules outside of its clone."""
+def _hide_clone() -> None:
+    """Import this program's packages, and then find no other module in its clone."""
     import_module("model")
     sys.path[:] = [folder for folder in sys.path if not is_clone(folder)]
 
 
 if __name__ == "__main__":
-    _leave_clone()
+    _hide_clone()
     main()

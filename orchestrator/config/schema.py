@@ -36,10 +36,19 @@ from tasks.spec.registry import all_axes, all_tasks
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # a folder has it
 LONGEST_VARIABLE = 131_071  # bytes of NAME=VALUE: Linux's MAX_ARG_STRLEN, less the final NUL
-_GPUS = "CUDA_VISIBLE_DEVICES"
-# With these no measuring process runs a line of Python. Wrong values of others, such as
-# PYTHONHASHSEED, are named by Python in the row of the cell.
-_NO_PYTHON = ("PYTHONHOME", "LD_TRACE_LOADED_OBJECTS")
+# Variables that `env` may not have: what is wrong with them, and the remedy. With the first two no
+# measuring process runs a line of Python; wrong values of others, such as PYTHONHASHSEED, are named
+# by Python in the row of the cell. With the last one, cells that run at the same time would share
+# GPUs.
+_NO_PYTHON = ("Python does not start with it", "Leave it out")
+_REFUSED = {
+    "PYTHONHOME": _NO_PYTHON,
+    "LD_TRACE_LOADED_OBJECTS": _NO_PYTHON,
+    "CUDA_VISIBLE_DEVICES": (
+        "the scheduler gives each cell its GPU",
+        "Set it for the command: CUDA_VISIBLE_DEVICES=… sweep run",
+    ),
+}
 _PIPE_S = 10.0  # longest wait for the next piece of a config from a pipe
 LONGEST_S = 1e8  # a time limit of about three years: some timers overflow at 68 years
 
@@ -192,14 +201,9 @@ def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
         )
     if config.env:
         _check_env_size(config.env, source)
-    for name in config.env.keys() & {*_NO_PYTHON}:
-        where = source.where(("env", name))
-        raise ConfigError(f"{where}: Python does not start with it", "Leave it out")
-    if _GPUS in config.env:
-        # Cells of several slots would be measured on these GPUs at the same time.
-        where = source.where(("env", _GPUS))
-        remedy = f"Set it for the command: {_GPUS}=… sweep run"
-        raise ConfigError(f"{where}: the scheduler gives each cell its GPU", remedy)
+    for name in config.env.keys() & _REFUSED.keys():
+        problem, remedy = _REFUSED[name]
+        raise ConfigError(f"{source.where(('env', name))}: {problem}", remedy)
     for number, grid in enumerate(config.grids):
         for axis in sorted(grid.fixed.keys() & grid.axes.keys()):
             where = source.where(("grids", number, "fixed", axis))

@@ -42,7 +42,7 @@ def search_path(folders: Sequence[str], variable: str | None = None) -> list[str
     """
     if variable is None:
         variable = os.environ.get("PYTHONPATH", "")
-    # This process may have found its own packages, or a script, in a folder that the other one skips.
+    # With -P, that process does not look in the current folder first.
     only_here = ("", os.getcwd())
     names = [*filter(None, variable.split(os.pathsep))]
     names += [name for name in sys.path if name not in only_here]

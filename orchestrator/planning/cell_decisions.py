@@ -43,7 +43,7 @@ class Decision:
     repetitions: 0 if the cell is not measured.
     is_marked: from now on, only attempts of this run and later ones count.
     excluded: not measured because the options select other cells.
-    given_up: the status of a cell that is not measured because it has failed too often.
+    failed_as: the status of a cell that is not measured because it has failed too often.
     """
 
     cell: Cell
@@ -51,7 +51,7 @@ class Decision:
     reason: str
     is_marked: bool = False
     excluded: bool = False
-    given_up: str = ""
+    failed_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Plan:
     @property
     def given_up(self) -> Counter[str]:
         """Count the cells that failed too often by the status that `--retry` takes."""
-        return Counter(one.given_up for one in self.decisions if one.given_up)
+        return Counter(one.failed_as for one in self.decisions if one.failed_as)
 
     def marks(self, excluded: Collection[Cell]) -> dict[str, int]:
         """Return the marks of the cells that are measured again, without those to exclude."""
@@ -273,8 +273,8 @@ def _decide_by_state(
     if not Status(status).is_retried:
         return Decision(cell, 0, f"done: {status}")
     if state.failures >= max_attempts:
-        tried = f"given up after {counted(state.failures, 'attempt')}: {status}"
-        return Decision(cell, 0, f"{tried}; --retry {status} tries again", given_up=status)
+        given_up = f"given up after {counted(state.failures, 'attempt')}: {status}"
+        return Decision(cell, 0, f"{given_up}; --retry {status} tries again", failed_as=status)
     return Decision(cell, missing, f"retry: was {status}")
 
 

@@ -33,7 +33,7 @@ def predictor_variables() -> dict[str, str]:
 
 
 class PredictingProcess:
-    """A predicting process. It starts with the first request, and again for each with the user's code.
+    """A predicting process. It starts with the first request, and again after each with the user's code.
 
     server: its fork server.
     """
@@ -42,7 +42,6 @@ class PredictingProcess:
         self._server = server
         self._connection: Connection | None = None
         self._pid = 0
-        self._has_foreign_code = False
         self._output = tempfile.NamedTemporaryFile(prefix="sweep-predictor-")  # noqa: SIM115
 
     def ask(self, request: PredictionRequest) -> Prediction:
@@ -63,11 +62,8 @@ class PredictingProcess:
 
     def _answer(self, request: PredictionRequest) -> str:
         """Raises TimeoutError, OSError or ForkServerLost."""
-        # What code of the user remembers of one cell must not be missing in the next one's trace.
-        if self._connection is None or request.foreign_code or self._has_foreign_code:
-            self._stop()
+        if self._connection is None:
             self._start(PREDICT_COMPILED if generates_code(request.cell) else PREDICT)
-            self._has_foreign_code = bool(request.foreign_code)
         assert self._connection is not None
         self._connection.send(request.to_json())
         try:
@@ -76,6 +72,10 @@ class PredictingProcess:
             raise TimeoutError(
                 f"no answer within {_TIMEOUT_S:g} s. It is faster on an idle machine"
             ) from error
+        finally:
+            # The user's code may remember tensors, which would be missing in the next trace.
+            if request.foreign_code:
+                self._stop()
 
     def _start(self, purpose: str) -> None:
         if reason := self._server.broken(purpose):

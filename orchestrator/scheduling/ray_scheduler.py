@@ -93,7 +93,7 @@ class RayScheduler(Scheduler):
 
     def run(self, queue: Queue, on_start: OnStart) -> Iterator[Outcome]:
         running: Running = {}
-        # Predictions before it, or a search between two runs, may take minutes.
+        # Counted from here: predictions before a run, or between those of a search, take minutes.
         self._idle_since, self._has_notified = time.monotonic(), False
         try:
             while True:

@@ -163,7 +163,7 @@ def prepare(side: Side, config: Path, worktrees: Path, option: str) -> Program:
         root = Path(_git(config, "rev-parse", "--show-toplevel", option=option))
         side = replace(side, commit=_resolve_commit(config, side.commit, option))
         tree = _check_out(config, side.commit, worktrees, option)
-        # A config that is a link is the link in the commit, wherever it points.
+        # Only its folder is resolved: if the config is a link, the commit has the link.
         own_folder = config.parent.resolve().relative_to(root.resolve())
         own_config = tree / own_folder / config.name
         if not own_config.is_file():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -55,6 +57,7 @@ from tasks.spec.axes import Affects, Values, axes_without
 from tasks.spec.messages import shorten, typed_error_text
 from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
+from tasks.spec.source_digest import is_of_user
 from tasks.spec.tables import Sample
 from tasks.training.hugging_face import NoModelError
 from tasks.training.model_sources import build_model
@@ -71,7 +74,7 @@ Predictable = TrainStepParams | AttentionParams
 # other blocks are free by then, so that it may reserve more: 6.8 % for Qwen2.5-0.5B with Adafactor
 # on an H200, where a fourth one reserved nothing.
 _TRACED_MICRO_BATCHES = 3
-_PASSED_STEPS = 10  # before the steady step
+_PASSED_STEPS = 10  # that an optimizer counts before the steady step, without making them
 _LONGEST_REASON = 120  # characters of what torch's compiler raised
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
@@ -173,9 +176,7 @@ def _caveats(trace: Trace) -> set[str]:
     more = left_behind_bytes(trace)
     if more <= 0:
         return trace.caveats
-    grows = (
-        f"each step leaves {more / 2**20:,.1f} MiB more than the one before it, and two are counted"
-    )
+    grows = f"each step leaves {more / 2**20:,.1f} MiB more than the one before, and only two count"
     return {*trace.caveats, grows}
 
 
@@ -233,6 +234,7 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
     eager = torch.compiler.set_stance("force_eager")
     with ExitStack() as stack:
         stack.enter_context(eager)
+        stack.enter_context(_answering_for_a_gpu(tracker.trace))
         emulation = stack.enter_context(gpu_emulated(tracker.labelling, capability=capability))
         compiler = function_compiler(emulation) if function_compiler else None
         functions = stack.enter_context(functions_compiled(compiler))
@@ -273,7 +275,7 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
             attributes.append(_plain_attributes(model))
     tracker.trace.eager_functions |= functions.eager
     tracker.trace.unfollowed |= emulation.unfollowed
-    tracker.trace.caveats |= emulation.caveats | _changed_attributes(attributes)
+    tracker.trace.caveats |= _changed_attributes(attributes)
     if not is_compiled:
         tracker.trace.saved += saved.samples
         sizes.update(saved.module_bytes)
@@ -281,6 +283,34 @@ def track(params: Predictable, workspace_bytes: int = 0, capability: float = 9.0
     if isinstance(params, TrainStepParams):
         tracker.trace.flops += _flops(params, tracker.flops)
     return tracker.trace
+
+
+@contextmanager
+def _answering_for_a_gpu(trace: Trace) -> Iterator[None]:
+    """Answer the user's code that asks for a GPU. Torch itself must not call CUDA."""
+
+    def is_cuda(tensor: Tensor) -> bool:
+        return tensor.is_meta and _is_asked_by_user()
+
+    def is_available() -> bool:
+        if _is_asked_by_user():
+            trace.caveats.add("its code asks torch.cuda for a GPU, which does not exist here")
+        return False
+
+    with (
+        patch("torch.Tensor.is_cuda", property(is_cuda)),
+        patch("torch.cuda.is_available", is_available),
+    ):
+        yield
+
+
+def _is_asked_by_user() -> bool:
+    """Return True if a function of the user calls the caller of this one.
+
+    Scripts ask for the device when they are imported, too, and seldom use it in a model.
+    """
+    code = sys._getframe(2).f_code
+    return is_of_user(code.co_filename) and code.co_name != "<module>"
 
 
 @contextmanager
@@ -321,7 +351,7 @@ def _changed_attributes(after_steps: Sequence[Values]) -> set[str]:
 
 
 def _pass_steps(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Count steps of the optimizers as if they were made: RAdam takes more from the sixth one on."""
+    """Have the optimizers count further steps: RAdam takes more memory from the sixth one on."""
     for optimizer in optimizers:
         for state in optimizer.state.values():
             step = state.get("step")
@@ -500,9 +530,8 @@ def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -
             nbytes += parameter.nbytes
         found = of_parameters(params, count, trained, nbytes)
         if found.nbytes:
-            # A parameter that the loss does not use has no gradient, so that alone the parameters
-            # are certain.
-            surely = found.terms[0].nbytes
+            # Only the parameters are certain: one that the loss does not use has no gradient.
+            (surely,) = (term.nbytes for term in found.terms if term.name == "parameters")
             verdicts: dict[int, Verdict] = {
                 cap: "oom" if surely > cap else "unlikely"
                 for cap in caps_bytes

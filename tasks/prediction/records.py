@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -158,16 +158,15 @@ class Prediction:
         verdicts = {cap: self._unless_close(cap, verdict) for cap, verdict in self.verdicts.items()}
         return replace(self._named(INCOMPLETE), reason=reason, verdicts=verdicts)
 
-    def with_caveats(self, caveats: Iterable[str]) -> Prediction:
+    def with_caveats(self, caveats: Collection[str]) -> Prediction:
         """Return the prediction of a cell whose later steps may take more: it never surely fits."""
-        reasons = [*sorted(caveats), self.reason]
-        if len(reasons) == 1:
+        if not caveats:
             return self
         verdicts: dict[int, Verdict] = {
             cap: "perhaps" if verdict == "fits" else verdict
             for cap, verdict in self.verdicts.items()
         }
-        reason = "; ".join(filter(None, reasons))
+        reason = "; ".join(filter(None, (*sorted(caveats), self.reason)))
         return replace(self._named(INCOMPLETE), reason=reason, verdicts=verdicts)
 
     def _unless_close(self, cap_bytes: int, verdict: Verdict) -> Verdict:

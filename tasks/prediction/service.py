@@ -1,7 +1,7 @@
 """The predictor: a process that answers requests for predictions, one line of JSON after another.
 
 It is forked by a fork server that has imported torch, and answers the requests of one connection.
-Its client opens another connection for each request with code of the user, so that a model that changes a
+Its client opens another connection after a request with code of the user, so that a model that changes a
 function of torch, or remembers a tensor, does so for no other cell.
 """
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils.hooks import RemovableHandle
 
 from tasks.harness.workload import Workload
 from tasks.prediction.operations.flops import FlopCount
@@ -79,7 +80,7 @@ _NO_KEYWORDS: Keywords = {}
 # Namespaces of operations that make no tensors. Their results are no part of the shape memory.
 _WITHOUT_TENSORS = frozenset({"c10d", "profiler"})
 _NAMES: dict[int, str] = {}  # of operations, by id because they are slow to hash
-_RESIZES: dict[int, bool] = {}
+_RESIZES: dict[int, bool] = {}  # results of `_may_resize`, by the id of the operation
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
 
 
@@ -112,8 +113,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._role = ""
         self._known: dict[int, _Reference] = {}
         self._threads: set[bool] = set()
-        self._hooks = ExitStack()
-        self.updating = 0  # steps of optimizers that run now
+        self._hooks: list[RemovableHandle] = []
+        self._updates = 0  # steps of optimizers that run now
         self._event: Callable[[int], None] = _ignore
         self._values = KnownValues()
         self.flops = FlopCount()  # of the current step
@@ -154,13 +155,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._hooks.enter_context(_counting_updates(self))
+        # An optimizer may work within a backward pass.
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda *_: self._count_updates(1)),
+            register_optimizer_step_post_hook(lambda *_: self._count_updates(-1)),
+        ]
         torch.UntypedStorage.resize_ = lambda *args: self._resize(*args)  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._hooks.close()
+        for hook in self._hooks:
+            hook.remove()
         torch.UntypedStorage.resize_ = _RESIZE  # type: ignore[method-assign]
         self._event = _ignore  # the workload itself is released after this
 
@@ -297,6 +303,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._event(~before)
         _RESIZE(storage, nbytes)
 
+    def _count_updates(self, more: int) -> None:
+        self._updates += more
+
     def _see_resized(self, func: Operation, args: Arguments, kwargs: Keywords) -> None:
         """Record new memory for storages that torch has resized within an operation."""
         if not _may_resize(func):
@@ -334,9 +343,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _number(self, tensor: Tensor) -> int | float | bool | None:
         """Return the number that `tensor.item()` reads without data, or None if it is unknown."""
         known = self._values.read(tensor)
-        # In an optimizer it is a norm that scales the step: no size depends on it. The optimizer
-        # may run within the backward pass.
-        is_update = self._phase == "optimizer" or self.updating > 0
+        # In an optimizer it is a norm that scales the step: no size depends on it.
+        is_update = self._phase == "optimizer" or self._updates > 0
         is_scale = is_update and tensor.is_meta and tensor.is_floating_point()
         return 1.0 if known is None and is_scale else known
 
@@ -436,22 +444,6 @@ def _may_resize(func: Operation) -> bool:
         has_result = any(argument.is_out for argument in func._schema.arguments)
         _RESIZES[id(func)] = has_result or _name(func).startswith("resize_")
     return _RESIZES[id(func)]
-
-
-@contextmanager
-def _counting_updates(tracker: StorageTracker) -> Iterator[None]:
-    """Have the tracker know when an optimizer works, which may be within a backward pass."""
-
-    def count(more: int) -> None:
-        tracker.updating += more
-
-    begin = register_optimizer_step_pre_hook(lambda *_: count(1))
-    end = register_optimizer_step_post_hook(lambda *_: count(-1))
-    try:
-        yield
-    finally:
-        begin.remove()
-        end.remove()
 
 
 def _ignore(event: int) -> None:

@@ -120,9 +120,10 @@ class Server:
             try:
                 if purpose not in self._broken:
                     self._broken[purpose] = self._import(purpose)
-                send(connection, {"broken": self._broken[purpose]})
             except OSError as error:  # the probe could not be forked now
                 _send_error(connection, error)
+                return
+            send(connection, {"broken": self._broken[purpose]})
         elif "probe" in request:
             self._fork(partial(_send_probe, connection, request["probe"]), connection)
         elif "measure" in request:

@@ -87,6 +87,14 @@ def is_clone(folder: str) -> bool:
     return Path(folder).resolve() == _PROGRAM_ROOT and not _is_installed(_PROGRAM_ROOT)
 
 
+@lru_cache(maxsize=1024)  # asked for each call of an emulated function
+def is_of_user(file: str) -> bool:
+    """Return True for a file that is neither installed nor in a package of this program."""
+    path = Path(file)
+    is_own = any(path.is_relative_to(_PROGRAM_ROOT / package) for package in _OWN_PACKAGES)
+    return not is_own and not _is_installed(path)
+
+
 def _files_of(spec: ModuleSpec | None) -> list[Path]:
     """Return the files of a top-level module or package, or none if it is installed."""
     if spec is None:

@@ -6,8 +6,6 @@ within composite functions, too.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -18,7 +16,6 @@ from contextlib import (
 )
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -40,8 +37,6 @@ from tasks.prediction.operations.kernels import FusedRMSNorm, SdpaCall, fused_at
 from tasks.prediction.operations.shapes import Arguments, Keywords, Operation
 
 _CUDA = "cuda"
-_TASKS = Path(__file__).resolve().parents[2]
-_PROGRAM = (f"{_TASKS}{os.sep}", f"{_TASKS.with_name('model')}{os.sep}")  # folders of our own code
 
 
 @contextmanager
@@ -56,26 +51,6 @@ def gpu_emulated(
     where autocast copies weights. capability: see `fused_attention`.
     """
     emulation = GpuFunctions(labelling, capability)
-
-    # Without a GPU `torch.autocast("cuda")` switches itself off, and the CPU's autocast has other
-    # lists.
-    def autocast(
-        device_type: str,
-        dtype: torch.dtype | None = None,
-        enabled: bool = True,
-        cache_enabled: bool | None = True,
-    ) -> _Autocast:
-        return _Autocast(emulation, dtype, enabled, cache_enabled)
-
-    def cuda_autocast(
-        enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool | None = True
-    ) -> _Autocast:
-        return _Autocast(emulation, dtype, enabled, cache_enabled)
-
-    def is_available() -> bool:
-        if _is_asked_by_user():
-            emulation.caveats.add("its code asks torch.cuda for a GPU, which does not exist here")
-        return False
 
     # The backward pass leaves all modes. The Python code that it calls, such as a checkpoint's, may
     # be code of a forward pass.
@@ -95,13 +70,12 @@ def gpu_emulated(
     replaced = {
         "torch.autograd.function.BackwardCFunction.apply": apply,
         "torch.autograd.graph.saved_tensors_hooks.__init__": make_hooks,
-        "torch.autocast": autocast,
+        "torch.autocast": emulation.autocast,
         # Checkpoints read the state in the forward pass, and restore it later.
-        "torch.amp.autocast": autocast,
-        "torch.amp.autocast_mode.autocast": autocast,
-        "torch.cuda.amp.autocast": cuda_autocast,
-        "torch.cuda.amp.autocast_mode.autocast": cuda_autocast,
-        "torch.cuda.is_available": is_available,
+        "torch.amp.autocast": emulation.autocast,
+        "torch.amp.autocast_mode.autocast": emulation.autocast,
+        "torch.cuda.amp.autocast": emulation.cuda_autocast,
+        "torch.cuda.amp.autocast_mode.autocast": emulation.cuda_autocast,
         "torch.amp.is_autocast_available": lambda device_type: True,
         "torch.is_autocast_cache_enabled": lambda: emulation.caches,
         "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
@@ -114,7 +88,6 @@ def gpu_emulated(
     with ExitStack() as stack:
         for name, replacement in replaced.items():
             stack.enter_context(patch(name, replacement))
-        stack.enter_context(patch.object(torch.Tensor, "is_cuda", property(_is_cuda)))
         yield emulation
 
 
@@ -168,7 +141,6 @@ class GpuFunctions:
     enabled, dtype, caches, depth: state of autocast. cache: its copies of weights, by the id of the
     weight; each entry also holds the weight itself, so that no other tensor gets its id.
     unfollowed: operations that a GPU computes in kernels whose memory is not known.
-    caveats: see `Trace`.
     """
 
     def __init__(
@@ -181,7 +153,6 @@ class GpuFunctions:
         self.depth = 0
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.unfollowed: set[str] = set()
-        self.caveats: set[str] = set()
         self._labelling = labelling
         self._rules = AutocastRules()
         self._entered: list[AbstractContextManager[None]] = []
@@ -196,6 +167,27 @@ class GpuFunctions:
     def __exit__(self, *_: object) -> None:
         _ACTIVE.pop()
         self._entered.pop().__exit__(None, None, None)
+
+    # Without a GPU `torch.autocast("cuda")` switches itself off, and the CPU's autocast has other
+    # lists.
+    def autocast(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = True,
+    ) -> _Autocast:
+        """Stand in for `torch.autocast`."""
+        return _Autocast(self, dtype, enabled, cache_enabled)
+
+    def cuda_autocast(
+        self,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        cache_enabled: bool | None = True,
+    ) -> _Autocast:
+        """Stand in for `torch.cuda.amp.autocast`, whose arguments have another order."""
+        return _Autocast(self, dtype, enabled, cache_enabled)
 
     def resumed(self) -> AbstractContextManager[object]:
         """Return a context in which the emulation is active, in whatever state it is now."""
@@ -232,21 +224,6 @@ class GpuFunctions:
             with self._labelling("autocast weight copies"):
                 self.cache[id(tensor)] = tensor, tensor.to(dtype)
         return self.cache[id(tensor)][1]
-
-
-def _is_cuda(tensor: Tensor) -> bool:
-    """Return what user code finds on a GPU. Torch itself must not call CUDA."""
-    return tensor.is_meta and _is_asked_by_user()
-
-
-def _is_asked_by_user() -> bool:
-    """Return True if a function of an emulation is called by a function that is not installed.
-
-    Scripts ask for the device when they are imported, too, and seldom use it in a model.
-    """
-    code = sys._getframe(2).f_code
-    is_installed = "site-packages" in code.co_filename or code.co_filename.startswith(_PROGRAM)
-    return not is_installed and code.co_name != "<module>"
 
 
 _ACTIVE: list[GpuFunctions] = []  # those that were entered, innermost last
